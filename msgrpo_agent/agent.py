@@ -1,0 +1,128 @@
+"""The LAP (Lθ, G, T, ψ) and the protocol of everything that can play.
+
+An agent answers one turn at a time: `await agent.act(view)`. Whoever plays many episodes runs them concurrently;
+an agent that is faster in batches collects the turns that wait (see `models/local.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from msgrpo_agent.game import Game, Scenario
+from msgrpo_agent.parse import ParseFailure, parse_action
+from msgrpo_agent.prompt import Prompt, PromptTemplate
+
+OnText = Callable[[str], None]
+FinishReason = Literal["stop", "length", "content_filter"]
+
+
+class Sampling(BaseModel):
+    """G, the generation settings. Temperature 0 is greedy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int = Field(256, ge=1)
+
+
+@dataclass(frozen=True)
+class View:
+    """One player's turn. A language agent reads `observation` only; `game` is for players that search."""
+
+    scenario: Scenario
+    player: str
+    observation: str
+    game: Game
+    seed: int  # of this turn's sampling: the same turn of a resumed run draws the same answer
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What Lθ returned for one prompt. Token ids and log-probabilities are there where the engine gives them."""
+
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    latency_s: float = 0.0
+    reasoning: str | None = None
+    action_probabilities: dict[str, float] | None = None
+    retries: int = 0
+    prompt_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()  # of the sampled tokens, at the sampling temperature
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What an agent answered: an action, or ⊥ (None) and why."""
+
+    action: str | None
+    failure: ParseFailure | None = None
+    prompt: Prompt | None = None
+    completion: Completion | None = None
+
+
+class LanguageModel(Protocol):
+    """Lθ. `complete` raises EndpointError when there is no answer; `actions` asks for their probabilities."""
+
+    name: str
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        seed: int,
+        *,
+        actions: Sequence[str] = (),
+        on_text: OnText | None = None,
+    ) -> Completion: ...
+
+    async def close(self) -> None: ...
+
+
+class Agent(Protocol):
+    """Anything that plays: a language agent, a reference, a DQN, a person."""
+
+    spec: str
+
+    def settings(self) -> dict[str, Any]:
+        """What a record must hold so that the play can be judged: model, sampling, prompt template."""
+        ...
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class LanguageAgent:
+    """A language-agent policy: L = `model`, G = `sampling`, T = `template`, ψ = `parse_action`."""
+
+    spec: str
+    model: LanguageModel
+    sampling: Sampling = field(default_factory=Sampling)
+    template: PromptTemplate = field(default_factory=PromptTemplate)
+    show_probabilities: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "model": self.model.name,
+            "sampling": self.sampling.model_dump(),
+            "template": self.template.hash,
+        }
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        prompt = self.template.render(view.scenario, view.observation)
+        actions = view.game.actions if self.show_probabilities else ()
+        completion = await self.model.complete(prompt, self.sampling, view.seed, actions=actions, on_text=on_text)
+        parsed = parse_action(completion.text, view.game.actions)
+        return Decision(parsed.action, parsed.failure, prompt, completion)
+
+    async def close(self) -> None:
+        await self.model.close()

@@ -1,0 +1,93 @@
+"""Turn and Episode: what happened, and its append-only record (one JSON line an episode)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from msgrpo_agent.agent import Completion, FinishReason
+from msgrpo_agent.errors import RecordError
+from msgrpo_agent.game import Outcome
+from msgrpo_agent.parse import ParseFailure
+
+SCHEMA = 1
+
+
+class Turn(BaseModel):
+    """One answer of one player and what came of it. Players that move at once have turns with the same `step`."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    step: int
+    player: str
+    state: str  # the observation; the prompt is the episode's `prefix` and this
+    answer: str | None = None  # the raw text; None for players that are no language model
+    action: str | None = None
+    failure: ParseFailure | None = None
+    reward: float = 0.0
+    shaping: float = 0.0
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    latency_s: float = 0.0
+    retries: int = 0
+    reasoning: str | None = None
+    action_probabilities: dict[str, float] | None = None
+    completion: Completion | None = Field(None, exclude=True, repr=False)  # with token ids, for training
+
+
+class Episode(BaseModel):
+    """One play of a scenario, complete enough to be simulated again without any model."""
+
+    schema_version: int = SCHEMA
+    scenario: str
+    start_seed: int
+    chance_seed: int
+    sampling_seed: int
+    agents: dict[str, str]  # player -> agent spec
+    settings: dict[str, dict[str, Any]]  # player -> model, sampling, template hash
+    prefix: dict[str, str] = {}  # player -> the fixed part of every prompt
+    turns: list[Turn] = []
+    outcome: Outcome = Outcome.PLAYING
+    success: bool | None = None
+    returns: dict[str, float] = {}
+    error: str | None = None  # kind of the failure that ended it; such an episode has no result
+    error_message: str | None = None
+    versions: dict[str, str] = {}
+
+    def turns_of(self, player: str) -> list[Turn]:
+        return [turn for turn in self.turns if turn.player == player]
+
+
+def versions() -> dict[str, str]:
+    """The versions a record needs to be reproduced."""
+    found = {"python": platform.python_version()}
+    for package in ("msgrpo", "gymnasium", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree that is not installed
+            found[package] = "source"
+    return found
+
+
+def read_episodes(path: Path) -> Iterator[Episode]:
+    """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield Episode.model_validate_json(line)
+        except ValidationError as error:
+            if number == len(lines):
+                return
+            first = error.errors()[0]
+            raise RecordError(f"{path}:{number} is no episode: {first['msg']} at {first['loc']}") from error

@@ -1,0 +1,65 @@
+"""One tree of exceptions. Each says what happened, with the value seen, and what mends it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MsgrpoError(Exception):
+    """What a person caused or can mend. The command line prints it without a traceback and exits with 2."""
+
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return self.message if self.fix is None else f"{self.message}\n  {self.fix}"
+
+
+class UsageError(MsgrpoError):
+    """A wrong name, option or value."""
+
+
+class GameError(MsgrpoError):
+    """A game was used against its contract (a step after the end, an unknown player)."""
+
+
+class ModelError(MsgrpoError):
+    """A language model, tokenizer or adapter cannot be loaded or run."""
+
+
+class MissingExtraError(MsgrpoError):
+    """A part of msgrpo needs packages that are not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs packages that are not installed.", fix=f"pip install 'msgrpo[{extra}]'")
+
+
+class EndpointError(MsgrpoError):
+    """An OpenAI-compatible endpoint gave no answer that counts; never turned into a move.
+
+    `kind` is the column of the table that the failure belongs to; `fatal` means that asking again,
+    or asking for another episode, is useless (wrong key, unknown model).
+    """
+
+    def __init__(self, message: str, *, kind: str, fatal: bool = False, fix: str | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.kind = kind
+        self.fatal = fatal
+
+
+class RecordError(MsgrpoError):
+    """An episode record cannot be read, or does not replay to what it says."""
+
+
+class RunError(MsgrpoError):
+    """A training run, its folder or its checkpoints are not what they should be."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean …?` for an unknown name, or the list of the known ones."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,160 @@
+"""The TSMG contract: a stochastic game (S, A, Ω, O, P, R) that a player only sees as text.
+
+A game is single-use: there is no reset, `Scenario.new` gives a fresh one. It knows no model, no tokenizer
+and no prompt. Positions in every text are (x, y) with (0, 0) at the bottom left, as in FastSnake.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+
+from msgrpo_agent.errors import GameError
+
+Split = Literal["train", "eval"]
+EVAL_SHARE = 4  # one start in four, by the hash of the start itself, is held out of every training
+
+
+class Outcome(StrEnum):
+    """Gymnasium's distinction: a game ends by its own rules (terminated) or by the step limit (truncated)."""
+
+    PLAYING = "playing"
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+
+
+@dataclass(frozen=True)
+class Board:
+    """A plain view for a screen: rows of one-character cells, top row first, and what each character means."""
+
+    cells: tuple[tuple[str, ...], ...]
+    legend: Mapping[str, str]
+
+    def text(self) -> str:
+        """The board with axis labels, y on the left and x below, one space between cells."""
+        height = len(self.cells)
+        rows = [f"{height - 1 - i} {' '.join(row)}" for i, row in enumerate(self.cells)]
+        return "\n".join([*rows, "  " + " ".join(str(x) for x in range(len(self.cells[0])))])
+
+
+class Game(ABC):
+    """One play of a scenario.
+
+    `step` takes one action for each player; `None` is ⊥, no legal action found: the step counts, nothing is
+    chosen in its place. Subclasses implement `observe`, `_advance`, `board`, and set `_over` when a rule ends
+    the game. Random numbers come from `stream(seed, purpose)`, never from a global generator.
+    """
+
+    players: tuple[str, ...] = ("player",)
+    actions: tuple[str, ...] = ("up", "down", "left", "right")
+
+    def __init__(self, step_limit: int) -> None:
+        self.step_limit = step_limit
+        self.steps = 0
+        self.returns = dict.fromkeys(self.players, 0.0)
+        self._over = False
+
+    @property
+    def outcome(self) -> Outcome:
+        if self._over:
+            return Outcome.TERMINATED
+        return Outcome.TRUNCATED if self.steps >= self.step_limit else Outcome.PLAYING
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the goal was reached; None where the game has no goal but its return."""
+        return None
+
+    @abstractmethod
+    def observe(self, player: str) -> str:
+        """O: S → Ω, what `player` sees of the current state, as text."""
+
+    @abstractmethod
+    def board(self) -> Board:
+        """The current state as cells, for a screen."""
+
+    @abstractmethod
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        """One transition of P; the reward R of each player."""
+
+    def step(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        """Play one simultaneous move of all players and return each one's reward.
+
+        Raises GameError after the end, for a missing or unknown player, and for an illegal action.
+        """
+        if self.outcome is not Outcome.PLAYING:
+            raise GameError(f"the game is over ({self.outcome}) after {self.steps} steps; start a new one")
+        if set(actions) != set(self.players):
+            raise GameError(f"step needs one action for each of {self.players}, not {sorted(actions)}")
+        for player, action in actions.items():
+            if action is not None and action not in self.actions:
+                raise GameError(f"{action!r} of {player} is no action; legal: {', '.join(self.actions)}")
+        rewards = self._advance(actions)
+        self.steps += 1
+        for player, reward in rewards.items():
+            self.returns[player] += reward
+        return rewards
+
+    def copy(self) -> Game:
+        """An independent game in the same state with the same luck ahead."""
+        return copy.deepcopy(self)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A named, fixed setting of a game, and the source of its numbers.
+
+    `make(start_seed, chance_seed)`: two seeds, because a group shares its *start* and not its luck.
+    `family` says which game it is (`frozen-lake`, `snake`); `one_start` that every start is the same.
+    """
+
+    id: str
+    family: str
+    rules: str
+    step_limit: int
+    source: str
+    make: Callable[[int, int], Game] = field(repr=False)
+    one_start: bool = False
+    goal: bool = False
+
+    def new(self, start_seed: int, chance_seed: int) -> Game:
+        return self.make(start_seed, chance_seed)
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        return self.new(0, 0).players
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        return self.new(0, 0).actions
+
+    def start_key(self, start_seed: int) -> str:
+        """A hash of the start itself: two seeds that draw the same start have the same key."""
+        game = self.new(start_seed, 0)
+        return hashlib.sha256(game.observe(game.players[0]).encode()).hexdigest()
+
+    def starts(self, split: Split, first_seed: int = 0) -> Iterator[int]:
+        """Start seeds from `first_seed` on whose *start* belongs to `split`.
+
+        Random draws coincide often (of 300 random 4x4 lakes 217 are distinct), so training and evaluation are
+        kept apart by the start, not by the seed. A scenario with one start has nothing to hold out.
+        """
+        seed = first_seed
+        while True:
+            held_out = int(self.start_key(seed)[:8], 16) % EVAL_SHARE == 0
+            if self.one_start or held_out == (split == "eval"):
+                yield seed
+            seed += 1
+
+
+def stream(seed: int, purpose: str) -> np.random.Generator:
+    """A generator of its own for one purpose: what one consumes never shifts another."""
+    key = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:4], "big")
+    return np.random.default_rng([seed, key])

@@ -1,0 +1,96 @@
+"""Loading a causal LM and its tokenizer from a folder, a hub name or the package, with clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from msgrpo_agent.errors import ModelError
+from msgrpo_agent.models.local import LocalModel
+
+NANO = "nano"
+NANO_DIR = Path(__file__).parents[1] / "nano"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def base_path(base: str) -> str:
+    """Where the weights of a base are: `nano` is in the package, anything else is a folder or a hub name."""
+    return str(NANO_DIR) if base == NANO else base
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_base(base: str, *, device: torch.device | None = None, dtype: str = "auto") -> tuple[Any, Any]:
+    """(model, tokenizer). `dtype` auto is bfloat16 on a GPU (nano: float32) and float32 on a CPU.
+
+    Raises ModelError when it cannot be found or reached, or is no causal language model.
+    """
+    device = device or default_device()
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" or base == NANO else "bfloat16"
+    path = base_path(base)
+    if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
+        raise ModelError(
+            f"the base model {base!r} is no folder and no hub name",
+            fix="use nano, a folder with config.json and safetensors, or a name like Qwen/Qwen2.5-3B-Instruct",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"the base model {base!r} cannot be loaded: {reason}",
+            fix="check the name and the network, or give the folder of a causal language model",
+        ) from error
+    return model.to(device).eval(), tokenizer
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The adapter's own config, after checking that the folder holds a complete adapter."""
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"{folder} is no complete adapter: {name} is missing",
+                fix="train one: msgrpo train --out " + str(folder),
+            )
+    try:
+        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
+    if not config.get("base_model_name_or_path"):
+        raise ModelError(f"{folder / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
+    return config
+
+
+def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str = "auto") -> tuple[Any, Any]:
+    """(model, tokenizer) of an adapter on its base; merged into the weights where these are float32.
+
+    In bfloat16 merging would round small changes away, so there the adapter stays beside the weights.
+    """
+    from peft import PeftModel
+
+    config = read_adapter_config(folder)
+    model, tokenizer = load_base(config["base_model_name_or_path"], device=device, dtype=dtype)
+    try:
+        adapted = PeftModel.from_pretrained(model, str(folder)).eval()
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"the adapter {folder} does not fit its base: {reason}") from error
+    return (adapted.merge_and_unload() if model.dtype == torch.float32 else adapted), tokenizer
+
+
+def nano() -> LocalModel:
+    """The embedded model."""
+    return LocalModel(NANO, *load_base(NANO))
+
+
+def adapted(folder: Path) -> LocalModel:
+    """A trained run's model, named after its folder."""
+    return LocalModel(folder.resolve().name, *load_adapted(folder))

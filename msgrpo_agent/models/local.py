@@ -1,0 +1,283 @@
+"""A causal language model in this process (transformers, PEFT), answering waiting turns in lock-step batches."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from msgrpo_agent.agent import Completion, OnText, Sampling
+from msgrpo_agent.errors import ModelError
+from msgrpo_agent.models.shared_prefix import (
+    common_prefix_length,
+    left_pad,
+    positions,
+    prefix_cache,
+    with_prefix,
+)
+from msgrpo_agent.prompt import Prompt
+
+_MARK = "\u241fcontent\u241f"
+
+
+class ChatFormat:
+    """Prompt → token ids through the tokenizer's chat template, which is rendered once, not every turn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        if tokenizer.chat_template is None:
+            raise ModelError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template",
+                fix="use an instruction-tuned model",
+            )
+        rendered = tokenizer.apply_chat_template(
+            [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
+        )
+        self._head, _, self._tail = rendered.partition(_MARK)
+
+    def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        texts = [self._head + p.prefix + p.state + self._tail for p in prompts]
+        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return encoded
+
+
+@dataclass
+class _Waiting:
+    prompt: Prompt
+    sampling: Sampling
+    seed: int
+    actions: tuple[str, ...]
+    on_text: OnText | None
+    answer: asyncio.Future[Completion]
+
+
+class LocalModel:
+    """Lθ over a transformers causal LM (an adapter may be inside).
+
+    `complete` calls that wait at the same time are answered as one batch. Sampling is counter-based: the n-th
+    token of a turn depends on the turn's seed and n alone, never on what else is in the batch.
+    """
+
+    def __init__(self, name: str, model: Any, tokenizer: Any, *, max_batch: int = 256) -> None:
+        self.name = name
+        self.model = model
+        self.tokenizer = tokenizer
+        self.chat = ChatFormat(tokenizer)
+        self.max_batch = max_batch
+        self._waiting: list[_Waiting] = []
+        self._flush: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self.stop_ids = _stop_ids(model, tokenizer)
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.stop_ids)
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        seed: int,
+        *,
+        actions: Sequence[str] = (),
+        on_text: OnText | None = None,
+    ) -> Completion:
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(prompt, sampling, seed, tuple(actions), on_text, loop.create_future())
+        self._waiting.append(waiting)
+        if self._flush is None or self._flush.done():
+            self._flush = loop.create_task(self._answer_waiting())
+        return await waiting.answer
+
+    async def close(self) -> None:
+        if self._flush is not None and not self._flush.done():
+            await asyncio.wait([self._flush])
+
+    async def _answer_waiting(self) -> None:
+        await asyncio.sleep(0)  # let every coroutine that is ready add its turn
+        while self._waiting:
+            batch = [w for w in self._waiting if not w.answer.cancelled()]
+            self._waiting = []
+            groups: dict[tuple[str, Sampling], list[_Waiting]] = defaultdict(list)
+            for waiting in batch:
+                groups[waiting.prompt.prefix, waiting.sampling].append(waiting)
+            for (_, sampling), group in groups.items():
+                for i in range(0, len(group), self.max_batch):
+                    await self._answer_group(group[i : i + self.max_batch], sampling)
+            await asyncio.sleep(0)
+
+    async def _answer_group(self, group: list[_Waiting], sampling: Sampling) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stream(row: int, text: str) -> None:
+            hook = group[row].on_text
+            if hook is not None:
+                loop.call_soon_threadsafe(hook, text)
+
+        try:
+            completions = await asyncio.to_thread(
+                self.generate,
+                [w.prompt for w in group],
+                sampling,
+                [w.seed for w in group],
+                actions=[w.actions for w in group],
+                stream=stream if any(w.on_text for w in group) else None,
+            )
+        except Exception as error:
+            for waiting in group:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(error)
+            return
+        for waiting, completion in zip(group, completions, strict=True):
+            if not waiting.answer.done():
+                waiting.answer.set_result(completion)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        *,
+        actions: Sequence[tuple[str, ...]] | None = None,
+        stream: Any = None,
+    ) -> list[Completion]:
+        """Answer prompts that share a prefix, as one batch."""
+        began = time.perf_counter()
+        rows = self.chat.ids(prompts)
+        with self._lock, torch.inference_mode():
+            generated = self._generate_ids(rows, sampling, seeds, stream)
+            probabilities = [
+                self._action_probabilities(row, ids, asked) if asked else None
+                for row, (ids, _), asked in zip(rows, generated, actions or [()] * len(rows), strict=True)
+            ]
+        elapsed = time.perf_counter() - began
+        completions = []
+        for row, (ids, logprobs), known in zip(rows, generated, probabilities, strict=True):
+            stopped = bool(ids) and ids[-1] in self.stop_ids
+            completions.append(
+                Completion(
+                    text=self.tokenizer.decode(ids, skip_special_tokens=True),
+                    finish_reason="stop" if stopped else "length",
+                    prompt_tokens=len(row),
+                    completion_tokens=len(ids),
+                    latency_s=elapsed,
+                    action_probabilities=known,
+                    prompt_ids=tuple(row),
+                    token_ids=tuple(ids),
+                    logprobs=tuple(logprobs),
+                )
+            )
+        return completions
+
+    def _generate_ids(
+        self, rows: list[list[int]], sampling: Sampling, seeds: Sequence[int], stream: Any
+    ) -> list[tuple[list[int], list[float]]]:
+        base, head = trunk_and_head(self.model)
+        shared = common_prefix_length(rows)
+        ids, mask = left_pad([row[shared:] for row in rows], self.pad_id, self.model.device)
+        cache = prefix_cache(base, rows[0][:shared], len(rows), room=ids.shape[1] + sampling.max_tokens)
+        place = positions(mask, shared)
+        full_mask = with_prefix(mask, shared)
+        out: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
+        alive = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
+        stops = torch.tensor(sorted(self.stop_ids), device=self.model.device)
+        for n in range(sampling.max_tokens):
+            hidden = base(
+                input_ids=ids,
+                attention_mask=full_mask,
+                position_ids=place,
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state[:, -1]
+            tokens, logprobs = sample(head(hidden).float(), sampling, uniforms(seeds, n))
+            for i, (token, logprob, going) in enumerate(
+                zip(tokens.tolist(), logprobs.tolist(), alive.tolist(), strict=True)
+            ):
+                if going:
+                    out[i][0].append(token)
+                    out[i][1].append(logprob)
+                    if stream is not None:
+                        stream(i, self.tokenizer.decode(out[i][0], skip_special_tokens=True))
+            alive = alive & ~torch.isin(tokens, stops)
+            if not bool(alive.any()):
+                break
+            ids = tokens[:, None]
+            place = place[:, -1:] + 1
+            full_mask = torch.cat([full_mask, full_mask.new_ones(len(rows), 1)], dim=1)
+        return out
+
+    def _action_probabilities(
+        self, prompt_ids: list[int], answer_ids: list[int], actions: tuple[str, ...]
+    ) -> dict[str, float] | None:
+        """P(action | prompt, the answer up to its last action tag), over the legal actions; None without a tag."""
+        text = self.tokenizer.decode(answer_ids, skip_special_tokens=True)
+        before, tag, _ = text.rpartition("<action>")
+        if not tag:
+            return None
+        tails = [
+            self.tokenizer(f"{before}<action>{action}</action>", add_special_tokens=False)["input_ids"]
+            for action in actions
+        ]
+        logits = [
+            self.model(torch.tensor([prompt_ids + tail], device=self.model.device)).logits[0].float()
+            for tail in tails
+        ]
+        start = len(prompt_ids) + common_prefix_length(tails)
+        scores = []
+        for tail, row in zip(tails, logits, strict=True):
+            targets = torch.tensor((prompt_ids + tail)[start:], device=row.device)
+            scores.append(row[start - 1 : -1].log_softmax(-1).gather(1, targets[:, None]).sum())
+        return dict(zip(actions, torch.stack(scores).softmax(0).tolist(), strict=True))
+
+
+def uniforms(seeds: Sequence[int], n: int) -> Tensor:
+    """One number in [0, 1) a row, a pure function of (seed, n): SplitMix64's output function."""
+    with np.errstate(over="ignore"):
+        z = np.array(seeds, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(n + 1)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return torch.from_numpy((z >> np.uint64(11)).astype(np.float64) / 2.0**53)
+
+
+def sample(logits_NV: Tensor, sampling: Sampling, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (N) by inversion of the cumulative distribution, and their log-probabilities (N).
+
+    The log-probabilities are those of the distribution sampled from (after temperature and top-p); greedy
+    decoding reports them at temperature 1.
+    """
+    if sampling.temperature == 0:
+        tokens = logits_NV.argmax(-1)
+        return tokens, logits_NV.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    logprobs = (logits_NV / sampling.temperature).log_softmax(-1)
+    if sampling.top_p < 1:
+        logprobs = _nucleus(logprobs, sampling.top_p)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    target = uniforms_N.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=logits_NV.shape[1] - 1)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+
+
+def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
+    ranked, order = logprobs_NV.sort(-1, descending=True)
+    before = ranked.exp().cumsum(-1) - ranked.exp()
+    dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
+    return logprobs_NV.masked_fill(dropped, -math.inf).log_softmax(-1)
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    listed = configured if isinstance(configured, list) else [configured]
+    return frozenset(i for i in [*listed, tokenizer.eos_token_id] if i is not None)
+
+
+def trunk_and_head(model: Any) -> tuple[Any, Any]:
+    """The transformer without its head, and the head; an adapter's layers inside stay active."""
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    return inner.base_model, inner.get_output_embeddings()

@@ -1,0 +1,118 @@
+"""Playing episodes: one coroutine an episode, any number at once, any agents."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+
+from msgrpo_agent.agent import Agent, Decision, OnText, View
+from msgrpo_agent.episode import Episode, Turn, versions
+from msgrpo_agent.errors import EndpointError
+from msgrpo_agent.game import Game, Outcome, Scenario
+from msgrpo_agent.rewards import Shaping
+
+NO_SHAPING = Shaping()
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from anything printable: the same parts give the same seed on every machine."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def new_episode(
+    scenario: Scenario, agents: Mapping[str, Agent], start_seed: int, chance_seed: int, sampling_seed: int
+) -> Episode:
+    """An episode without turns, with all that its record says about who plays what."""
+    return Episode(
+        scenario=scenario.id,
+        start_seed=start_seed,
+        chance_seed=chance_seed,
+        sampling_seed=sampling_seed,
+        agents={player: agent.spec for player, agent in agents.items()},
+        settings={player: agent.settings() for player, agent in agents.items()},
+        versions=versions(),
+    )
+
+
+def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int) -> View:
+    seed = derive_seed(sampling_seed, game.steps, player)
+    return View(scenario, player, game.observe(player), game, seed)
+
+
+def apply_turn(
+    episode: Episode,
+    game: Game,
+    views: Mapping[str, View],
+    decisions: Mapping[str, Decision],
+    shaping: Shaping,
+) -> None:
+    """Step the game with everybody's decision and write one turn for each player."""
+    step = game.steps
+    rewards = game.step({player: decision.action for player, decision in decisions.items()})
+    for player, decision in decisions.items():
+        completion = decision.completion
+        turn = Turn(
+            step=step,
+            player=player,
+            state=views[player].observation,
+            action=decision.action,
+            failure=decision.failure,
+            reward=rewards[player],
+            shaping=shaping(decision.failure),
+            completion=completion,
+        )
+        if completion is not None:
+            turn.answer = completion.text
+            turn.finish_reason = completion.finish_reason
+            turn.prompt_tokens = completion.prompt_tokens
+            turn.completion_tokens = completion.completion_tokens
+            turn.latency_s = completion.latency_s
+            turn.retries = completion.retries
+            turn.reasoning = completion.reasoning
+            turn.action_probabilities = completion.action_probabilities
+        if decision.prompt is not None:
+            episode.prefix[player] = decision.prompt.prefix
+        episode.turns.append(turn)
+    episode.outcome = game.outcome
+    episode.success = game.success
+    episode.returns = dict(game.returns)
+
+
+async def decide(
+    agents: Mapping[str, Agent], views: Mapping[str, View], on_text: Mapping[str, OnText] | None = None
+) -> dict[str, Decision]:
+    """All players answer at the same time, none sees another's choice."""
+    hooks = on_text or {}
+    answers = await asyncio.gather(*(agents[p].act(view, on_text=hooks.get(p)) for p, view in views.items()))
+    return dict(zip(views, answers, strict=True))
+
+
+async def play_episode(
+    scenario: Scenario,
+    agents: Mapping[str, Agent],
+    *,
+    start_seed: int,
+    chance_seed: int,
+    sampling_seed: int,
+    shaping: Shaping = NO_SHAPING,
+) -> Episode:
+    """Play from the start to the end.
+
+    An endpoint's failure is never turned into a move: the episode ends with `error` set and has no result.
+    A fatal one (wrong key, unknown model) is raised.
+    """
+    game = scenario.new(start_seed, chance_seed)
+    episode = new_episode(scenario, agents, start_seed, chance_seed, sampling_seed)
+    while game.outcome is Outcome.PLAYING:
+        views = {player: view_of(game, scenario, player, sampling_seed) for player in game.players}
+        try:
+            decisions = await decide(agents, views)
+        except EndpointError as error:
+            if error.fatal:
+                raise
+            episode.error, episode.error_message = error.kind, error.message
+            break
+        apply_turn(episode, game, views, decisions, shaping)
+    return episode

@@ -1,0 +1,47 @@
+"""One way to name an agent everywhere: `nano`, `random`, `optimal`, `adapter:DIR`, `dqn:DIR`, `endpoint:URL#model`.
+
+Packages that an agent needs are imported when it is made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgrpo_agent.agent import Agent, LanguageAgent, Sampling
+from msgrpo_agent.errors import MissingExtraError, UsageError, nearest
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+
+PLAIN = ("random", "optimal", "human", "nano")
+GRAMMAR = "random, optimal, human, nano, adapter:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
+DEFAULT_SAMPLING = Sampling()
+
+
+def make_agent(spec: str, sampling: Sampling = DEFAULT_SAMPLING, *, show_probabilities: bool = False) -> Agent:
+    """The agent that `spec` names. Raises UsageError for a wrong spec, MissingExtraError for missing packages."""
+    kind, _, rest = spec.partition(":")
+    if spec == "random":
+        return RandomAgent()
+    if spec == "optimal":
+        return OptimalAgent()
+    if spec == "human":
+        raise UsageError("a person plays in the terminal app only", fix="msgrpo play SCENARIO --agent human")
+    if spec == "nano" or (kind == "adapter" and rest):
+        try:
+            from msgrpo_agent.models import loading
+        except ImportError as error:
+            raise MissingExtraError(f"the agent {spec!r}", "train") from error
+        model = loading.nano() if spec == "nano" else loading.adapted(Path(rest))
+        return LanguageAgent(spec, model, sampling, show_probabilities=show_probabilities)
+    if kind == "endpoint" and "#" in rest:
+        from msgrpo_agent.models.endpoint import EndpointModel
+
+        url, _, model_name = rest.rpartition("#")
+        return LanguageAgent(spec, EndpointModel(url, model_name), sampling, show_probabilities=show_probabilities)
+    if kind == "dqn" and rest:
+        try:
+            from msgrpo_agent.models.dqn import DQNAgent
+        except ImportError as error:
+            raise MissingExtraError(f"the agent {spec!r}", "dqn") from error
+        return DQNAgent(spec, Path(rest))
+    hint = nearest(spec, PLAIN) if ":" not in spec else "grammar: " + GRAMMAR
+    raise UsageError(f"no agent is named {spec!r}", fix=f"{hint}; one of {GRAMMAR}" if ":" not in spec else hint)
