@@ -1,5 +1,7 @@
 """Snake: what must hold in every game, and the simultaneous moves one by one."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_invariants(id: str, start: int, chance: int, moves: list[tuple[str | No
             assert len(game.items[item.name]) == item.count, "what is eaten comes back"
         for name, body in game.bodies.items():
             assert len(body) in (0, before[name], before[name] + 1)
-            assert all(abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for a, b in zip(body, body[1:], strict=False))
+            assert all(abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for a, b in pairwise(body))
         for player, reward in rewards.items():
             if not game.alive(player):
                 assert reward == game.setting.death

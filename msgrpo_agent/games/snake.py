@@ -184,7 +184,8 @@ def rules(setting: SnakeSetting) -> str:
     return (
         f"Snake on a {setting.size}x{setting.size} board. Positions are (x,y); (0,0) is at the bottom left, "
         f"({last},{last}) at the top right; up is y+1. On the board . is empty. {glyphs} {worth} "
-        f"What is eaten appears again elsewhere, and the snake grows by one cell. {company} Moving off the board or into a body, your own included, kills: "
+        f"What is eaten appears again elsewhere, and the snake grows by one cell. {company} "
+        f"Moving off the board or into a body, your own included, kills: "
         f"{setting.death:+g} point, and the game ends. A tail cell that moves away is free. "
         f"There are {setting.step_limit} steps. An answer without a legal action keeps your direction."
     )
