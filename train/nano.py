@@ -32,7 +32,7 @@ from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.games.frozen_lake import MOVE, FrozenLake
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
 from msgrpo_agent.models.local import ChatFormat
-from msgrpo_agent.models.shared_prefix import common_prefix_length, hidden_states
+from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.references import best_actions
 
@@ -235,14 +235,8 @@ def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> _Encoded:
 
 def answer_loss(model: Qwen2ForCausalLM, prefix: list[int], batch: list[tuple[list[int], list[int]]]) -> torch.Tensor:
     """Mean cross-entropy over the answers' tokens; the prompt's tokens carry no loss."""
-    sequences = [[*rest, *answer][:-1] for rest, answer in batch]
-    hidden, _ = hidden_states(model.model, prefix, sequences, model.config.pad_token_id)
-    longest = max(len(answer) for _, answer in batch)
-    targets = torch.full((len(batch), longest), -100)
-    for i, (_, answer) in enumerate(batch):
-        targets[i, longest - len(answer) :] = torch.tensor(answer)
-    logits = model.lm_head(hidden[:, -longest:])
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device))
+    logprobs, mask = answer_logprobs(model.model, model.lm_head, prefix, batch, model.config.pad_token_id)
+    return -logprobs.sum() / mask.sum()
 
 
 def _optimizers(model: Qwen2ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
