@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import torch
 from typer.testing import CliRunner
 
 from evals.run import evaluate
+from msgrpo_agent.agent import Agent
 from msgrpo_agent.cli import app
 from msgrpo_agent.errors import ModelError, RunError, UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.dqn import DQNAgent, read_card
+from msgrpo_agent.references import RandomAgent
 from msgrpo_agent.rollout import play_episode
 from msgrpo_agent.specs import make_agent
 from train.dqn import CHECKPOINTS, Tuning, newest_checkpoint, train, tuning_for
@@ -137,3 +140,22 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train-dqn", "frozen-lake", "--out", str(tmp_path / "d"), "--steps", "8"])
     assert result.exit_code == 0, result.output
     assert DQNAgent("d", tmp_path / "d").card["steps"] == 8
+
+
+@pytest.mark.slow
+async def test_it_learns(tmp_path: Path) -> None:
+    """Ten seconds of training solve most lakes that it never saw; random play solves next to none."""
+    tuning = Tuning(
+        steps=10_000, batch=128, learning_starts=500, target_update=400, buffer=20_000, learning_rate=1e-3
+    )
+    train("frozen-lake", tmp_path, tuning=tuning, say=quiet)
+
+    async def successes(agent: Agent) -> int:
+        episodes = [
+            await play_episode(LAKE, {"player": agent}, start_seed=seed, chance_seed=0, sampling_seed=seed)
+            for seed in itertools.islice(LAKE.starts("eval"), 60)
+        ]
+        return sum(bool(episode.success) for episode in episodes)
+
+    assert await successes(RandomAgent()) < 10
+    assert await successes(DQNAgent("d", tmp_path)) >= 40

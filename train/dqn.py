@@ -36,7 +36,7 @@ class Tuning:
     `exploration_final` over `exploration_fraction` of the run.
     """
 
-    steps: int = 400_000
+    steps: int = 200_000
     environments: int = 8
     learning_rate: float = 5e-4
     gamma: float = 0.99
