@@ -111,8 +111,12 @@ def run(options: Options, console: Console) -> leaderboard.Leaderboard:
     prices = options.prices()
     write_run(options.out, {spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
     progress = Progress()
-    with shown(progress, console):
-        asyncio.run(_play(agents, scenarios, episodes, options, progress))
+    try:
+        with shown(progress, console):
+            asyncio.run(_play(agents, scenarios, episodes, options, progress))
+    except KeyboardInterrupt:
+        console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
+        raise
     plays, notes = leaderboard.load([options.out], mix=True)
     asked = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
     chosen = leaderboard.only(plays, asked, specs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.endpoint import EndpointModel
 from msgrpo_agent.references import RandomAgent
-from tests.fake_server import Behaviour, FakeServer, Request, answer, player, reply, reset
+from tests.fake_server import Behaviour, FakeServer, Request, answer, hang, player, reply, reset
 
 LAKE = get_scenario("frozen-lake")
 
@@ -284,3 +285,28 @@ def test_folder_names_differ_where_specs_do() -> None:
     assert folder_name("nano") == "nano"
     assert folder_name("adapter:runs/a") != folder_name("adapter:runs_a")
     assert "/" not in folder_name("endpoint:http://h:1/v1#m")
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", *arguments]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) -> None:
+    async with FakeServer(then=hang) as server:
+        spec = f"endpoint:{server.url}#fake"
+        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, said = await asyncio.to_thread(child.communicate)
+    assert child.returncode == 130
+    assert "start the same command again" in said
+    assert "Traceback" not in said
+    async with FakeServer(then=reply(401, {"error": "wrong key"})) as server:
+        spec = f"endpoint:{server.url}#fake"
+        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path / "b"))
+        _, said = await asyncio.to_thread(child.communicate)
+    assert child.returncode == 2
+    assert "MSGRPO_API_KEY" in said
+    assert "Traceback" not in said
