@@ -64,7 +64,8 @@ REPLAY = """<h2>Replays</h2>
 def html(board: Leaderboard, plays: Sequence[Play]) -> str:
     """The whole page. Everything that agents wrote is escaped or set as text."""
     parts = [
-        f"<h1>msgrpo leaderboard</h1><p>Suite version {board.suite_version}; bars are means, lines 95 % intervals."
+        f"<h1>msgrpo leaderboard</h1><p>Suite version {board.suite_version}. "
+        "Bars are means, lines their 95 % intervals.</p>"
     ]
     parts += [f'<p class="note">{escape(note)}</p>' for note in board.notes]
     for scenario, (rows, pairs) in by_scenario(board).items():
@@ -93,9 +94,11 @@ def _pairs(pairs: Sequence[Pair]) -> str:
 
 
 def chart(rows: Sequence[Row]) -> str:
-    """Mean returns as bars from zero with their intervals, one line an agent, and the exact optimum as a mark."""
-    lows = [min(0.0, row.return_low) for row in rows]
-    highs = [max(0.0, row.return_high, row.optimum or 0.0) for row in rows]
+    """Means as bars from zero with their intervals, one line an agent: success where there is a goal (with the
+    exact optimum as a mark), return elsewhere."""
+    estimates = [_estimate(row) for row in rows]
+    lows = [min(0.0, low) for _, low, _ in estimates]
+    highs = [max(0.0, high, row.optimum or 0.0) for row, (_, _, high) in zip(rows, estimates, strict=True)]
     least, most = min(lows), max(highs)
     span = (most - least) or 1.0
     left, width, height = 230, 560, 26
@@ -104,25 +107,32 @@ def chart(rows: Sequence[Row]) -> str:
         return round(left + (value - least) / span * width, 1)
 
     marks = []
-    for i, row in enumerate(rows):
+    for i, (row, (mean, least_likely, most_likely)) in enumerate(zip(rows, estimates, strict=True)):
         y = i * height + 4
-        start, end = sorted((x(0), x(row.return_mean)))
-        low, high, middle = x(row.return_low), x(row.return_high), y + 9
+        start, end = sorted((x(0), x(mean)))
+        low, high, middle = x(least_likely), x(most_likely), y + 9
         marks.append(
             f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(_short(row.agent))}</text>'
             f'<rect x="{start}" y="{y}" width="{round(end - start, 1)}" height="18" fill="var(--bar)" opacity=".55"/>'
             f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}" stroke="currentColor" stroke-width="2"/>'
-            f'<text x="{left + width + 10}" y="{y + 13}">{row.return_mean:+.3f}</text>'
+            f'<text x="{left + width + 10}" y="{y + 13}">{mean:+.3f}</text>'
         )
         if row.optimum is not None:
             marks.append(f'<circle cx="{x(row.optimum)}" cy="{middle}" r="4" fill="var(--dot)"/>')
-    note = " (dot: the exact optimum)" if any(row.optimum is not None for row in rows) else ""
+    what = "Success (dot: the exact optimum)" if rows[0].success_rate is not None else "Mean return"
     total = len(rows) * height + 8
     zero = f'<line x1="{x(0)}" x2="{x(0)}" y1="0" y2="{total}" stroke="var(--line)"/>'
     return (
-        f'<p>Mean return{note}</p><svg viewBox="0 0 {left + width + 80} {total}" width="{left + width + 80}" '
-        f'style="max-width:100%" role="img" aria-label="mean return by agent">{zero}{"".join(marks)}</svg>'
+        f'<p>{what}</p><svg viewBox="0 0 {left + width + 80} {total}" width="{left + width + 80}" '
+        f'style="max-width:100%" role="img" aria-label="{what} by agent">{zero}{"".join(marks)}</svg>'
     )
+
+
+def _estimate(row: Row) -> tuple[float, float, float]:
+    """(mean, low, high) of what the chart shows."""
+    if row.success_rate is not None and row.success_low is not None and row.success_high is not None:
+        return row.success_rate, row.success_low, row.success_high
+    return row.return_mean, row.return_low, row.return_high
 
 
 def _short(name: str) -> str:

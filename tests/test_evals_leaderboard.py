@@ -195,11 +195,20 @@ def test_the_page_needs_nothing_else_and_runs_no_answer() -> None:
 
 
 def test_a_chart_spans_negative_and_positive_returns() -> None:
-    worse = play([False], returns={"player": -1.0})
-    svg = report.chart(build([worse, play([True], "b")]).rows)
+    (row,) = build([play([True])]).rows
+    solo = row.model_copy(update={"success_rate": None, "optimum": None, "return_mean": -1.0, "return_low": -2.0})
+    svg = report.chart([solo, solo.model_copy(update={"return_mean": 0.5})])
     assert svg.count("<rect") == 2
+    assert "Mean return" in svg
     assert "-1.000" in svg
     assert not re.search(r'(width|x|cx)="-', svg)
+
+
+def test_a_chart_of_a_goal_shows_success_and_the_optimum() -> None:
+    svg = report.chart(build([play([True, False])]).rows)
+    assert "Success" in svg
+    assert svg.count("<circle") == 1
+    assert "+0.500" in svg
 
 
 # ── the commands ──
