@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 READY = b"r"
-_SHARED_MEMORY = "/dev/shm/"
+_SHARED_MEMORY = "/dev/shm/"  # where Linux keeps it
 _GONE_S = 5.0  # how long killed processes may take to disappear
 
 
@@ -54,26 +54,32 @@ def end_session(session: int) -> None:
 
 
 def shared_memory(session: int, since_ns: int) -> set[str]:
-    """The files below /dev/shm that processes of a session have mapped and that are newer than it."""
-    found = set()
+    """The files of /dev/shm that processes of a session have mapped and that are newer than it.
+
+    Found by inode: a named semaphore is created under another name and then linked.
+    """
+    inodes = set()
     for pid in session_processes(session):
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                _, slash, name = line.partition(_SHARED_MEMORY)
-                if slash and os.stat(slash + name).st_ctime_ns >= since_ns:
-                    found.add(slash + name)
+            maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            inodes |= {int(line.split()[4]) for line in maps if _SHARED_MEMORY in line}
+    found = set()
+    for entry in os.scandir(_SHARED_MEMORY):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.inode() in inodes and entry.stat().st_ctime_ns >= since_ns:
+                found.add(entry.path)
     return found
 
 
 def supervise(command: list[str], drain_s: float) -> int:
     """Run `command` until it ends or standard input does. Returns its exit status (negative: a signal)."""
-    me, began_ns = os.getpid(), time.time_ns()
+    me, began_ns = os.getpid(), time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)  # the clock of file times
     memory: set[str] = set()
     child = None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop_now)
     with tempfile.TemporaryDirectory(prefix="msgrpo-") as scratch:
-        environment = os.environ | {"VLLM_RPC_BASE_PATH": scratch}  # its sockets, removed with it
+        environment = os.environ | {"TMPDIR": scratch}  # its sockets and rendezvous files, removed with it
         try:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
             ready = _wait_for_end(child)
