@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -32,6 +33,7 @@ class Server:
         self.launch = launch
         self.log = log
         self._supervisor: subprocess.Popen[bytes] | None = None
+        self._began_ns = 0
 
     def __enter__(self) -> Self:
         return self
@@ -49,8 +51,10 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         program = Path(supervisor.__file__)
         with self.log.open("wb") as output:
+            self._began_ns = os.fstat(output.fileno()).st_ctime_ns
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", str(program), str(DRAIN_S + 1), *self.launch.command],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -71,8 +75,8 @@ class Server:
                 if missing:
                     raise ServeError(f"{self.launch.url} does not serve {missing[0]}, but {', '.join(served)}")
                 assert child.stdin is not None
-                child.stdin.write(supervisor.READY)
-                child.stdin.flush()
+                with contextlib.suppress(BrokenPipeError):  # it ended just now: the next wait says so
+                    child.stdin.write(supervisor.READY)
                 return
             on_stage(stage(self.log.read_text(errors="replace")))
             time.sleep(_POLL_S)
@@ -96,7 +100,7 @@ class Server:
             child.terminate()
             child.wait(STOP_S)
         finally:
-            supervisor.end_session(child.pid)  # the supervisor itself may have been killed
+            supervisor.end_session(child.pid, self._began_ns)  # the supervisor itself may have been killed
             self._supervisor = None
 
     def _running(self) -> subprocess.Popen[bytes]:

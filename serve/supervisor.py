@@ -43,17 +43,7 @@ def session_processes(session: int) -> list[int]:
     return found
 
 
-def end_session(session: int) -> None:
-    """Kill every process of a session but its leader, and wait until they are gone."""
-    deadline = time.monotonic() + _GONE_S
-    while (processes := session_processes(session)) and time.monotonic() < deadline:
-        for pid in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-
-
-def shared_memory(session: int, since_ns: int) -> set[str]:
+def shared_memory(session: int, since_ns: int) -> frozenset[str]:
     """The files of /dev/shm that processes of a session have mapped and that are newer than it.
 
     Found by inode: a named semaphore is created under another name and then linked.
@@ -68,34 +58,48 @@ def shared_memory(session: int, since_ns: int) -> set[str]:
         with contextlib.suppress(FileNotFoundError):
             if entry.inode() in inodes and entry.stat().st_ctime_ns >= since_ns:
                 found.add(entry.path)
-    return found
+    return frozenset(found)
+
+
+def end_session(session: int, since_ns: int, memory: frozenset[str] = frozenset()) -> None:
+    """Kill every process of a session but its leader, wait until they are gone, and remove their shared memory.
+
+    `memory` names files of processes that are gone already.
+    """
+    memory = memory | shared_memory(session, since_ns)
+    deadline = time.monotonic() + _GONE_S
+    while (processes := session_processes(session)) and time.monotonic() < deadline:
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    for name in memory:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
 
 
 def supervise(command: list[str], drain_s: float) -> int:
     """Run `command` until it ends or standard input does. Returns its exit status (negative: a signal)."""
-    me, began_ns = os.getpid(), time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)  # the clock of file times
-    memory: set[str] = set()
+    me = os.getpid()
+    memory: frozenset[str] = frozenset()
     child = None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop_now)
     with tempfile.TemporaryDirectory(prefix="msgrpo-") as scratch:
+        began_ns = os.stat(scratch).st_ctime_ns
         environment = os.environ | {"TMPDIR": scratch}  # its sockets and rendezvous files, removed with it
         try:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
-            ready = _wait_for_end(child)
-            memory |= shared_memory(me, began_ns)
-            if ready and child.poll() is None:
+            became_ready = _next_byte(child) == READY
+            memory = shared_memory(me, began_ns)
+            if became_ready and _next_byte(child) == b"":
                 child.terminate()
                 child.wait(drain_s)
         except (_StopNowError, subprocess.TimeoutExpired):
             pass  # ended below, as everything that is left
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            memory |= shared_memory(me, began_ns)
-            end_session(me)
-            for name in memory:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
+            end_session(me, began_ns, memory)
     return child.wait() if child is not None else -signal.SIGTERM
 
 
@@ -103,18 +107,12 @@ def _stop_now(number: int, frame: FrameType | None) -> None:
     raise _StopNowError
 
 
-def _wait_for_end(child: subprocess.Popen[bytes]) -> bool:
-    """Return when the child has ended or the parent's pipe has; whether it had become ready."""
-    ready = False
+def _next_byte(child: subprocess.Popen[bytes]) -> bytes | None:
+    """What the parent writes next: b"" once its end of the pipe is closed; None when the child ends first."""
     pidfd = os.pidfd_open(child.pid)
     try:
-        while True:
-            readable, _, _ = select.select([0, pidfd], [], [])
-            if pidfd in readable:
-                return ready
-            if not os.read(0, 1):
-                return ready
-            ready = True
+        readable, _, _ = select.select([0, pidfd], [], [])
+        return None if pidfd in readable else os.read(0, 1)
     finally:
         os.close(pidfd)
 
