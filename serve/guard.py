@@ -91,7 +91,7 @@ class Guard:
         """The request with its folder resolved, so that what was checked is what is loaded."""
         assert self._root is not None
         try:
-            request = json.loads(body)
+            request: dict[str, Any] = json.loads(body)
             name, asked = request["lora_name"], Path(request["lora_path"])
         except (ValueError, KeyError, TypeError) as error:
             raise RefusedError(400, "give lora_name and lora_path as JSON") from error
@@ -112,8 +112,7 @@ class Guard:
             raise RefusedError(400, error.message) from error
         self._check_unchanged(weights)
         request["lora_path"] = str(folder)
-        checked: str = json.dumps(request)
-        return checked.encode()
+        return json.dumps(request).encode()
 
     def _check_unchanged(self, weights: Path) -> None:
         # vLLM keys its prefix cache by adapter name and path: other weights there would meet stale entries.

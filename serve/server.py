@@ -34,6 +34,7 @@ class Server:
         self.log = log
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._began_ns = 0
+        self._memory: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +76,7 @@ class Server:
                 if missing:
                     raise ServeError(f"{self.launch.url} does not serve {missing[0]}, but {', '.join(served)}")
                 assert child.stdin is not None
+                self._memory = supervisor.shared_memory(child.pid, self._began_ns)
                 with contextlib.suppress(BrokenPipeError):  # it ended just now: the next wait says so
                     child.stdin.write(supervisor.READY)
                 return
@@ -100,7 +102,8 @@ class Server:
             child.terminate()
             child.wait(STOP_S)
         finally:
-            supervisor.end_session(child.pid, self._began_ns)  # the supervisor itself may have been killed
+            # The supervisor has done this, unless it was killed or saw its child die too early.
+            supervisor.end_session(child.pid, self._began_ns, self._memory)
             self._supervisor = None
 
     def _running(self) -> subprocess.Popen[bytes]:

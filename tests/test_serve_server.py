@@ -102,7 +102,7 @@ def test_a_server_that_dies_later_is_one_error(tmp_path: Path) -> None:
         with pytest.raises(ServeError, match=r"vLLM ended \(exit status 137\)"):
             server.wait()
         assert supervisor.session_processes(session) == []  # its worker is gone too
-        assert not memory.exists()
+    assert not memory.exists()
 
 
 def test_ready_means_that_every_model_is_there(tmp_path: Path) -> None:
