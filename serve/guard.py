@@ -91,7 +91,7 @@ class Guard:
         """The request with its folder resolved, so that what was checked is what is loaded."""
         assert self._root is not None
         try:
-            request: dict[str, Any] = json.loads(body)
+            request = json.loads(body)
             name, asked = request["lora_name"], Path(request["lora_path"])
         except (ValueError, KeyError, TypeError) as error:
             raise RefusedError(400, "give lora_name and lora_path as JSON") from error
@@ -130,7 +130,7 @@ async def _read(receive: Receive) -> bytes:
         message = await receive()
         if message["type"] != "http.request":
             raise RefusedError(400, "the request ended early")
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if len(body) > _LONGEST_LOAD_REQUEST:
             raise RefusedError(413, "the request is too long")
         if not message.get("more_body"):
