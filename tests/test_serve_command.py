@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from msgrpo_agent.errors import MsgrpoError, UsageError
+from msgrpo_agent import cli
+from msgrpo_agent.errors import ModelError, MsgrpoError, ServeError, UsageError
 from msgrpo_agent.models.paths import NANO_DIR
-from serve import terminal
+from serve import checks, terminal
 from serve.adapters import Adapter, read_adapter
 from serve.command import ENTRY, Launch, Request, build, child_environment, common_base, is_loopback
 from tests.serve_fakes import write_adapter
@@ -186,3 +190,160 @@ def test_an_adapter_may_be_named_on_the_command_line(tmp_path: Path) -> None:
     assert terminal.parse_adapter(f"fl={folder}").name == "fl"
     with pytest.raises(MsgrpoError, match="there is no adapter folder"):
         terminal.parse_adapter(f"fl={tmp_path / 'nothing'}")
+
+
+def test_serving_imports_neither_torch_nor_vllm() -> None:
+    program = (
+        "import sys, serve.terminal, serve.guard, serve.supervisor, msgrpo_agent.cli;"
+        "print([name for name in ('torch', 'transformers', 'peft', 'vllm', 'safetensors') if name in sys.modules])"
+    )
+    environment = {"PYTHONPATH": str(Path(terminal.__file__).parents[1])}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("without_vllm")
+def test_without_vllm_the_message_has_the_commands_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_CUDA_DEVICE", tmp_path / "none")
+    with pytest.raises(ServeError, match="vLLM is not installed") as caught:
+        terminal.prepare(Request(), Console())
+    assert caught.value.fix is not None
+    steps = [line.split("#")[0].strip() for line in caught.value.fix.splitlines()[1:]]
+    assert steps == [
+        "pip install torch==2.13.0",
+        "pip install 'msgrpo[serve-cpu]'",
+        "pip uninstall -y torchvision torchaudio torchcodec",
+    ]
+    monkeypatch.setattr(checks, "_CUDA_DEVICE", tmp_path)  # it exists: a GPU
+    with pytest.raises(ServeError) as caught:
+        checks.installed_engine()
+    assert caught.value.fix == "pip install 'msgrpo[serve]'"
+    monkeypatch.setattr(checks.sys, "platform", "darwin")
+    with pytest.raises(ServeError, match="vLLM needs Linux"):
+        checks.installed_engine()
+
+
+@pytest.mark.usefixtures("without_vllm")
+def test_a_dry_run_needs_no_vllm() -> None:
+    assert ENTRY in terminal.dry_run(Request(), None)
+
+
+def fake_package(folder: Path, name: str, version: str, init: str = "") -> None:
+    (folder / name.partition("-")[0]).mkdir()
+    (folder / name.partition("-")[0] / "__init__.py").write_text(init)
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_a_vllm_of_another_time_or_another_machine_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(checks, "_CUDA_DEVICE", tmp_path / "none")
+    fake_package(tmp_path, "vllm", "0.9.0")
+    with pytest.raises(ServeError, match=r"vLLM 0\.9\.0 has no .*needs 0\.32"):
+        checks.installed_engine()
+    entry = tmp_path.joinpath(*ENTRY.split(".")).with_suffix(".py")
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    with pytest.raises(ServeError, match="is the CUDA build, and this machine has no NVIDIA GPU"):
+        checks.installed_engine()
+
+
+def test_a_torchvision_that_breaks_the_import_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    fake_package(tmp_path, "torchvision", "0.28.0", broken)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ServeError, match="torchvision::nms does not exist") as caught:
+        checks.check_torchvision()
+    assert caught.value.fix == "pip uninstall -y torchvision torchaudio torchcodec"
+    (tmp_path / "torchvision" / "__init__.py").write_text("")
+    checks.check_torchvision()
+
+
+def test_a_base_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    for base in ("./nothing", "nothing", "a/b/c"):
+        with pytest.raises(ModelError, match="is no folder and no hub name"):
+            checks.local_weights(base, download=True)
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        checks.local_weights(str(tmp_path), download=True)
+    assert checks.local_weights("nano", download=True) == NANO_DIR
+
+
+def msgrpo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[object, str, str]:
+    """(exit code, output, errors) of the command line."""
+    monkeypatch.setattr(sys, "argv", ["msgrpo", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs/fl"], "--adapter runs/fl"),
+        (["--adapter", "nowhere"], "there is no adapter folder nowhere"),
+        (["--allow-runtime-adapters", "nowhere"], "there is no folder nowhere"),
+        (["--dry-run", "--", "--api-key", "x"], "--api-key is set by msgrpo serve itself"),
+        (["--base", "nowhere", "--dry-run"], "is no folder and no hub name"),
+        (["--status", "--port", "9"], "nothing answers at 127.0.0.1:9"),
+    ],
+)
+def test_each_refusal_is_one_message_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    code, _, errors = msgrpo(monkeypatch, capsys, "serve", *words)
+    assert code == 2
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_the_command_line_passes_everything_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_adapter(tmp_path / "fl")
+    monkeypatch.setenv("MSGRPO_API_KEY", "s3cret")
+    words = [
+        "--adapter",
+        str(folder),
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "8123",
+        "--max-model-len",
+        "512",
+        "--name",
+        "base",
+    ]
+    code, output, _ = msgrpo(monkeypatch, capsys, "serve", *words, "--dry-run", "--", "--seed", "3")
+    assert code == 0
+    asked = shlex.split(output)
+    for pair in (("--host", "0.0.0.0"), ("--port", "8123"), ("--max-model-len", "512"), ("--seed", "3")):
+        assert asked[asked.index(pair[0]) + 1] == pair[1]
+    assert "s3cret" not in output
+
+
+def test_adapters_are_listed_for_people_and_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_adapter(tmp_path / "fl")
+    code, output, _ = msgrpo(monkeypatch, capsys, "adapters", str(tmp_path), "--json")
+    assert code == 0
+    assert [run["name"] for run in json.loads(output)] == ["fl"]
+    assert "nano" in msgrpo(monkeypatch, capsys, "adapters", str(tmp_path))[1]
+    assert "no adapters in" in msgrpo(monkeypatch, capsys, "adapters", str(tmp_path / "none"))[1]
