@@ -159,20 +159,20 @@ def _scenario(run: Path) -> str | None:
 
 
 def _result(run: Path) -> str | None:
-    """The last held-out evaluation in metrics.jsonl."""
+    """The score of the first and of the last held-out evaluation in metrics.jsonl."""
     file = run / "metrics.jsonl"
-    last: dict[str, Any] | None = None
+    rows: list[dict[str, Any]] = []
     for line in file.read_text().splitlines() if file.is_file() else ():
         try:
             row = json.loads(line)
         except ValueError:
             continue  # a run that is being written may have a torn last line
         if row.get("kind") == "eval":
-            last = row
-    if last is None:
+            rows.append(row)
+    if not rows:
         return None
-    scores = [f"{key} {last[key]:.3g}" for key in ("success", "return") if isinstance(last.get(key), (int, float))]
-    return f"{', '.join(scores)} after {last['step']} updates" if scores else None
+    score = rows[-1]["score"]
+    return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} in {rows[-1]['step']} updates"
 
 
 def _unsupported(config: dict[str, Any]) -> list[str]:

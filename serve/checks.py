@@ -16,13 +16,13 @@ from msgrpo_agent.models.paths import base_path
 from serve.command import ENTRY, Engine
 
 _IMPORT_FIX = "pip uninstall -y torchvision torchaudio torchcodec"
-_CUDA_DEVICE = Path("/dev/nvidiactl")
+_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-ctrl-gpu"), Path("/dev/dxg"), Path("/dev/kfd"))  # WSL, AMD
 _WEIGHT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def machine_engine() -> Engine:
-    """Which build of vLLM this machine can use."""
-    return "cuda" if _CUDA_DEVICE.exists() else "cpu"
+    """Which build of vLLM this machine can use; `cuda` stands for every GPU build."""
+    return "cuda" if any(device.exists() for device in _GPU_DEVICES) else "cpu"
 
 
 def install_commands(engine: Engine) -> str:
@@ -32,7 +32,7 @@ def install_commands(engine: Engine) -> str:
     if engine == "cuda":
         return "pip install 'msgrpo[serve]'"
     return (
-        "this machine has no NVIDIA GPU, so (in this order):\n"
+        "this machine has no GPU, so (in this order):\n"
         "    pip install torch==2.13.0   # the CPU build, from PyTorch's CPU index\n"
         "    pip install 'msgrpo[serve-cpu]'\n"
         f"    {_IMPORT_FIX}   # they may arrive as CUDA builds, which break the import"
@@ -51,7 +51,7 @@ def installed_engine() -> Engine:
         )
     if engine == "cuda" and machine_engine() == "cpu":
         raise ServeError(
-            f"vLLM {version} is the CUDA build, and this machine has no NVIDIA GPU",
+            f"vLLM {version} is the build for GPUs, and this machine has none",
             fix="pip uninstall -y vllm; " + install_commands("cpu"),
         )
     return engine

@@ -86,7 +86,8 @@ def common_base(adapters: tuple[Adapter, ...], asked: str | None) -> str:
         if not same_base(adapter.base, base):
             raise UsageError(
                 f"the adapter {adapter.folder} was trained on {adapter.base}, not on {base}",
-                fix="one server has one base: start one for each",
+                fix="one server has one base: start one for each. Is it a copy of the same model? "
+                "Then name it in the adapter's adapter_config.json (base_model_name_or_path)",
             )
     return base
 

@@ -148,12 +148,12 @@ def test_bases_are_the_same_folder_or_the_same_name(tmp_path: Path) -> None:
 def test_runs_are_listed_with_scenario_result_and_problem(tmp_path: Path) -> None:
     good, bad = write_adapter(tmp_path / "fl"), write_adapter(tmp_path / "snake", use_dora=True)
     (good / "config.json").write_text(json.dumps({"scenario": "frozen-lake"}))
-    rows = [{"kind": "eval", "step": s, "success": v} for s, v in ((0, 0.2), (60, 0.8125))]
+    rows = [{"kind": "eval", "step": s, "score": "success", "success": v} for s, v in ((0, 0.2), (60, 0.8125))]
     (good / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "ev')
     (tmp_path / "no-adapter").mkdir()
     fl, snake = list_runs(tmp_path)
     assert (fl.name, fl.base, fl.scenario, fl.problem) == ("fl", "nano", "frozen-lake", None)
-    assert fl.result == "success 0.812 after 60 updates"
+    assert fl.result == "success 0.2 → 0.812 in 60 updates"
     assert (snake.name, snake.scenario, snake.result) == ("snake", None, None)
     assert snake.problem is not None
     assert "DoRA" in snake.problem

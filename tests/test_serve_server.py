@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -13,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from msgrpo_agent.errors import ServeError
 from serve import server as server_module
-from serve import supervisor
+from serve import supervisor, terminal
 from serve.checks import check_port, stage, telling_lines
 from serve.command import Launch
 from serve.server import Server, models
@@ -127,12 +129,12 @@ def test_a_killed_supervisor_leaves_nothing_after_stop(tmp_path: Path) -> None:
 
 
 DRIVER = """
-import sys
+import os, sys
 from rich.console import Console
 from pathlib import Path
 from serve import server, terminal
 from serve.command import Launch, Request
-server.DRAIN_S = -0.8
+server.DRAIN_S = float(os.environ["DRAIN_S"])
 command, port = sys.argv[2:], int(sys.argv[1])
 launch = Launch(command, {"PYTHONPATH": sys.path[0]}, "127.0.0.1", port, ["nano"])
 terminal.prepare = lambda request, console: launch
@@ -142,12 +144,14 @@ print("was ready" if ready else "never ready", flush=True)
 
 
 @contextlib.contextmanager
-def driven(folder: Path, launch: Launch, until: str) -> Iterator[tuple[subprocess.Popen[str], int, list[str]]]:
+def driven(
+    folder: Path, launch: Launch, until: str, drain_s: float = -0.8
+) -> Iterator[tuple[subprocess.Popen[str], int, list[str]]]:
     """`msgrpo serve` in a process of its own, once it has printed `until`: (process, supervisor's pid, lines)."""
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(launch.port), *launch.command],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "DRAIN_S": str(drain_s)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -184,6 +188,33 @@ def test_a_signal_stops_a_server_that_starts(tmp_path: Path) -> None:
         rest, _ = process.communicate(timeout=WITHIN_S)
         assert rest.splitlines()[-1] == "never ready"
         assert supervisor.session_processes(session) == []
+
+
+def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(tmp_path: Path) -> None:
+    with driven(tmp_path, fake_launch("stubborn"), "stop it with", drain_s=600) as (process, session, _):
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert "stopping" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WITHIN_S)
+        assert supervisor.session_processes(session) == []
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; the child inherits it
+    try:
+        with driven(tmp_path, fake_launch(), "stop it with") as (process, _, _):
+            fields = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+            assert int(fields["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_spinner_says_what_vllm_does(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    with Server(fake_launch(), tmp_path / "vllm.log") as server:
+        terminal._start(server, Console(file=screen, force_terminal=True, width=80))
+    assert "importing vLLM …" in screen.getvalue()
 
 
 @pytest.mark.parametrize("until", ["importing vLLM", "stop it with"])
