@@ -142,7 +142,7 @@ def nano_build(
         "runs/nano"
     ),
     seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 2200,
     as_json: Json = False,
 ) -> None:
     """Train the embedded model again from nothing (half an hour on two CPU cores)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Episode(BaseModel):
         return [turn for turn in self.turns if turn.player == player]
 
 
+@lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
     """The versions a record needs to be reproduced."""
     found = {"python": platform.python_version()}
