@@ -183,7 +183,8 @@ class Session:
         followed = self.live
         game = self.game.copy()
         views = {player: self.view(player) for player in self.players}
-        apply_turn(self.episode, game, views, self.answers, NO_SHAPING)
+        decisions = {player: self.answers[player] for player in self.players}
+        apply_turn(self.episode, game, views, decisions, NO_SHAPING)
         turns = {turn.player: turn for turn in self.episode.turns[-len(self.players) :]}
         for agent in self.agents.values():
             self._settings[agent.spec] = agent.settings()

@@ -86,6 +86,8 @@ class PlayScreen(Screen[None]):
         Binding("q", "leave", "leave", show=False, id="game.leave"),
     ]
 
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-short"), (32, "-tall")]
+
     playing = reactive(True, init=False)
     forward = reactive(True, init=False)
     details = reactive(False, init=False)
@@ -102,7 +104,7 @@ class PlayScreen(Screen[None]):
         self._tick: Cancel | None = None
         self._second: Cancel | None = None
         self._asked_at = 0.0
-        self._failed: dict[tuple[int, str], str] = {}
+        self.failed: dict[tuple[int, str], str] = {}
         self._hand_over: dict[str, HumanAgent] = {}
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
@@ -129,6 +131,10 @@ class PlayScreen(Screen[None]):
     def on_mount(self) -> None:
         self.show_all()
         self.go()
+
+    def on_unmount(self) -> None:
+        for cancel in filter(None, (self._tick, self._second)):
+            cancel()
 
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)
@@ -167,12 +173,14 @@ class PlayScreen(Screen[None]):
     def show_status(self, index: int, player: str) -> None:
         panel, session = self.panel(index, player), self.match.sessions[index]
         agent = session.agents[player]
-        if not session.live or session.over:
+        if not session.live:
             panel.say("")
-        elif (index, player) in self._failed:
-            panel.say(self._failed[index, player] + "\nenter: ask again   t: play by hand", "error")
+        elif session.over:
+            panel.say(ending(session, session.frame), "end")
+        elif (index, player) in self.failed:
+            panel.say(self.failed[index, player] + "\nenter: ask again   t: play by hand", "error")
         elif isinstance(agent, HumanAgent) and player not in session.answers:
-            panel.say("your move: " + " ".join(session.game.actions), "turn")
+            panel.say("your move: arrows, hjkl or wasd", "turn")
         elif self.asking and player not in session.answers:
             loading = isinstance(agent, LazyAgent) and not agent.loaded
             waited = int(self.play_app.clock.now() - self._asked_at)
@@ -236,7 +244,7 @@ class PlayScreen(Screen[None]):
             self.commit()
             return
         self._asked_at = self.play_app.clock.now()
-        self._failed.clear()
+        self.failed.clear()
         self.ask_everybody()
         self.watch_wait()
 
@@ -281,7 +289,7 @@ class PlayScreen(Screen[None]):
     @on(SeatFailed)
     def seat_failed(self, message: SeatFailed) -> None:
         text = message.message if message.fix is None else f"{message.message}\n{message.fix}"
-        self._failed[message.session, message.player] = text
+        self.failed[message.session, message.player] = text
         self.show_status(message.session, message.player)
 
     @on(Worker.StateChanged)
@@ -296,7 +304,7 @@ class PlayScreen(Screen[None]):
             else:
                 self.commit()
         else:
-            self.playing = self.playing and not self._failed
+            self.playing = self.playing and not self.failed
             self.show_all()
 
     def commit(self) -> None:
@@ -312,7 +320,7 @@ class PlayScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "retry":
-            return bool(self._failed)
+            return bool(self.failed)
         if action == "cancel":
             return True
         if action == "take_over":
@@ -430,13 +438,13 @@ class PlayScreen(Screen[None]):
                 self.notify(f"You play on from step {self.match.cursor}; what came after it is gone.")
             self.match.rewind()
             session.take_over(player)
-        self._failed.pop((index, player), None)
+        self.failed.pop((index, player), None)
         self.forward = True
         self.show_all()
         self.call_after_refresh(self.go)
 
     def action_retry(self) -> None:
-        self._failed.clear()
+        self.failed.clear()
         self.ask()
 
     def action_cancel(self) -> None:

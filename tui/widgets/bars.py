@@ -32,29 +32,43 @@ class ActionBars(Widget):
         self.chosen: str | None = None
 
     def show(self, probabilities: Mapping[str, float] | None, chosen: str | None) -> None:
+        grown = (self.probabilities is None) != (probabilities is None)
         self.probabilities, self.chosen = probabilities, chosen
-        self.refresh()
+        self.refresh(layout=grown)
 
     def get_content_height(self, container: object, viewport: object, width: int) -> int:
-        return len(self.actions)
+        return 1 if self.probabilities is None else len(self.actions)
 
     def render(self) -> Content:
+        if self.probabilities is None:
+            return Content(" ").join(self._label(action, len(action)) for action in self.actions)
         name_width = max(map(len, self.actions))
         width = max(4, self.size.width - name_width - 9)
         lines = []
         for action in self.actions:
-            chosen = action == self.chosen
-            style = "$accent" if chosen else "$secondary 70%"
-            label = Content.styled(
-                f"{'▸' if chosen else ' '} {action:<{name_width}} ", "bold $accent" if chosen else ""
-            )
-            if self.probabilities is None:
-                lines.append(label)
-            else:
-                share = self.probabilities.get(action, 0.0)
-                lines.append(label + Content.styled(bar(share, width), style) + Content(f" {share:>4.0%}"))
+            share = self.probabilities.get(action, 0.0)
+            style = "$accent" if action == self.chosen else "$secondary 70%"
+            drawn = Content.styled(bar(share, width), style) + Content(f" {share:>4.0%}")
+            lines.append(self._label(action, name_width) + drawn)
         return Content("\n").join(lines)
 
+    def _label(self, action: str, width: int) -> Content:
+        if action == self.chosen:
+            return Content.styled(f"▸ {action:<{width}} ", "bold $accent")
+        return Content.styled(f"  {action:<{width}} ", "" if self.probabilities else "$text-muted")
+
+    def action_at(self, x: int, y: int) -> str | None:
+        """The action drawn at a place of the widget."""
+        if self.probabilities is not None:
+            return self.actions[y] if 0 <= y < len(self.actions) else None
+        column = 0
+        for action in self.actions:
+            column += len(action) + 4
+            if x < column:
+                return action
+        return None
+
     def on_click(self, event: Click) -> None:
-        if 0 <= event.y < len(self.actions):
-            self.post_message(ActionChosen(self.session, self.player, self.actions[event.y]))
+        action = self.action_at(event.x, event.y)
+        if action is not None:
+            self.post_message(ActionChosen(self.session, self.player, action))

@@ -1,4 +1,4 @@
-"""The board by the Line API: two columns a cell (four or six where there is room), a glyph and a colour each.
+"""The board by the Line API: two columns a cell (more where there is room), a glyph and a colour each.
 
 The letters are those of the text that a language model reads, so that a person compares the two at a glance; a
 second sign beside each letter tells things apart without any colour.
@@ -18,7 +18,7 @@ from textual.widget import Widget
 
 from msgrpo_agent.game import Board
 
-LARGEST_SCALE = 3
+SCALES = (5, 3, 2)  # odd ones have a middle row for the glyph
 AXIS = 2  # columns of row labels on the left; one row of column labels below
 NUMBERED = re.compile(r"(head|body) of \w+ (\d)")
 
@@ -70,7 +70,7 @@ class BoardView(Widget):
 
     def scale_in(self, width: int, height: int) -> int:
         """The largest scale at which the board fits."""
-        for scale in range(LARGEST_SCALE, 1, -1):
+        for scale in SCALES:
             if AXIS + 2 * scale * self.columns <= width and scale * self.rows + 1 <= height:
                 return scale
         return 1

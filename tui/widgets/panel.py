@@ -53,10 +53,10 @@ class AgentPanel(Widget):
             + Content.styled(str(tally.invalid), "bold $warning" if tally.invalid else ""),
         ]
         if tally.tokens:
-            stats.append(Content.styled("tokens ", "$text-muted") + Content(f"{tally.tokens}"))
+            stats.append(Content(f"{tally.tokens}") + Content.styled(" tokens", "$text-muted"))
         if tally.seconds:
-            stats.append(Content.styled("time ", "$text-muted") + Content(f"{tally.seconds:.1f} s"))
-        self.query_one(".stats", Static).update(Content("   ").join(stats))
+            stats.append(Content(f"{tally.seconds:.1f}") + Content.styled(" s", "$text-muted"))
+        self.query_one(".stats", Static).update(Content("  ").join(stats))
         self._words(details_text(turn, decision, prompt) if details else thought_text(turn, decision))
         completion = decision.completion if decision else None
         if decision is not None:
@@ -67,7 +67,7 @@ class AgentPanel(Widget):
         spark.data = [value - min(returns) for value in returns] if returns else []
         spark.display = len(returns) > 1
         mean = sum(returns) / len(returns) if returns else 0.0
-        text = f"{len(returns)} played, mean {mean:+.2f}" if returns else "none finished yet"
+        text = f"this sitting: {len(returns)} played, mean {mean:+.2f}" if returns else "this sitting: none finished"
         self.query_one(".returns", Static).update(Content.styled(text, "$text-muted"))
 
     def _words(self, text: Content) -> None:
@@ -78,7 +78,7 @@ class AgentPanel(Widget):
         self.query_one(".words", VerticalScroll).scroll_end(animate=False)
 
     def say(self, text: str, kind: str = "note") -> None:
-        """The status line: `note`, `turn` (yours), `wait` or `error`; empty text clears it."""
+        """The status line: `note`, `turn` (yours), `wait`, `end` or `error`; empty text clears it."""
         status = self.query_one(".status", Static)
         status.set_classes(f"status {kind}")
         status.display = bool(text)
