@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from msgrpo_agent import __version__
-from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.errors import MissingExtraError, MsgrpoError, UsageError
 
 app = typer.Typer(
     help="Post-train small language models into agents for text games with MS-GRPO; serve, watch and benchmark them.",
@@ -75,7 +77,7 @@ def games(as_json: Json = False) -> None:
             str(len(s.players)),
             " ".join(s.actions),
             str(s.step_limit),
-            s.source.replace("[", r"\["),
+            escape(s.source),
             s.rules,
         )
     out.print(table)
@@ -124,6 +126,108 @@ def play(
             plain=plain,
             console=out,
         )
+
+
+# ── train ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def train(
+    scenario: Annotated[str | None, typer.Argument(help="Scenario to train on; see `msgrpo games`.")] = None,
+    base: Annotated[str | None, typer.Option(help="nano, a folder, or a hub name.")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/SCENARIO.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    preset: Annotated[str, typer.Option(help="nano or paper.")] = "nano",
+    config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in --out, if there is one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
+    try:
+        from train.config import make_config
+        from train.loop import train as run
+        from train.report import closing_line, reporter
+    except ImportError as error:
+        raise MissingExtraError("msgrpo train", "train") from error
+    given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed}
+    config = make_config(preset, file=config_file, settings=settings or (), given=given)
+    folder = out_dir or _free_folder(Path("runs") / config.scenario, resume)
+    with reporter(err, config, as_json=as_json) as report:
+        report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")
+        try:
+            summary = run(config, folder, resume=resume, report=report)
+        except KeyboardInterrupt:
+            report.note(f"stopped; go on with: msgrpo train … --out {folder} --resume")
+            raise
+    if as_json:
+        print_json(summary | {"out": str(folder)})
+        return
+    out.print(closing_line(summary), highlight=False, soft_wrap=True)
+    err.print(f"adapter, curve.png and transcripts: {folder}", highlight=False, soft_wrap=True)
+
+
+def _free_folder(wanted: Path, resume: bool) -> Path:
+    """`wanted`, or wanted-2, wanted-3, … if it is taken and not to be resumed."""
+    candidates = (wanted.with_name(f"{wanted.name}-{n}") if n > 1 else wanted for n in itertools.count(1))
+    return wanted if resume else next(folder for folder in candidates if not folder.exists())
+
+
+# ── nano ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+nano_app = typer.Typer(help="The embedded model.", no_args_is_help=True)
+app.add_typer(nano_app, name="nano")
+
+
+@nano_app.command("build")
+def nano_build(
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the model and its tokenizer.")] = Path(
+        "runs/nano"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
+    as_json: Json = False,
+) -> None:
+    """Train the embedded model again from nothing (half an hour on two CPU cores)."""
+    try:
+        from train.nano import build
+    except ImportError as error:
+        raise MissingExtraError("msgrpo nano build", "train") from error
+    from rich.progress import Progress
+
+    if out_dir.exists() and any(out_dir.iterdir()):
+        raise UsageError(f"--out {out_dir} is not empty", fix="choose another --out")
+    with Progress(console=err, disable=as_json) as progress:
+        task = progress.add_task("generating text", total=steps)
+
+        def show(step: int, total: int, loss: float) -> None:
+            progress.update(task, completed=step, description=f"loss {loss:.3f}")
+
+        facts = build(out_dir, seed=seed, steps=steps, progress=show)
+    if as_json:
+        print_json(facts | {"out": str(out_dir)})
+    else:
+        out.print(f"{facts['parameters']:,} parameters, loss {facts['loss']}, {facts['minutes']} minutes → {out_dir}")
+
+
+# ── doctor ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Show what is installed, which engines can run here, and the command that mends each gap."""
+    from msgrpo_agent.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print_json([vars(finding) for finding in findings])
+        return
+    table = Table("part", "state", "mend it with")
+    for finding in findings:
+        mark = "[green]✓[/]" if finding.ok else "[yellow]–[/]"
+        table.add_row(finding.part, f"{mark} {finding.state}", escape(finding.fix or ""))
+    out.print(table)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.games.frozen_lake import MOVE, FrozenLake
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
 from msgrpo_agent.models.local import ChatFormat
-from msgrpo_agent.models.shared_prefix import common_prefix_length, hidden_states
+from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.references import best_actions
 
@@ -182,7 +183,7 @@ def build_tokenizer(rows: list[Row]) -> PreTrainedTokenizerFast:
     raw.train_from_iterator([*texts, *[" " + positions] * 50, "system user assistant\n"], trainer)
     raw.add_tokens([AddedToken(tag, normalized=False) for tag in ("<action>", "</action>")])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
+        tokenizer_object=_as_qwen2(raw),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
@@ -191,6 +192,28 @@ def build_tokenizer(rows: list[Row]) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def _as_qwen2(raw: Tokenizer) -> Tokenizer:
+    """The same tokens under Qwen2's own pre-tokenizer.
+
+    `AutoTokenizer` (so vLLM too) gives every qwen2 model Qwen2's pre-tokenizer, whatever the file says, and that
+    one splits digits from all else. Positions and digits with their space therefore become added tokens, which
+    are matched before it; each keeps its id.
+    """
+    state = json.loads(raw.to_str())
+    vocabulary, merges = state["model"]["vocab"], state["model"]["merges"]
+    pieces = {token: id for token, id in vocabulary.items() if re.fullmatch(r"Ġ\(\d,\d\)|Ġ\d", token)}
+    state["model"]["merges"] = [pair for pair in merges if "".join(pair) not in pieces]
+    for token, id in pieces.items():
+        content = token.replace("Ġ", " ")
+        vocabulary[content] = vocabulary.pop(token)
+        state["added_tokens"].append(
+            {"id": id, "content": content, "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": False, "special": False}
+        )
+    state["added_tokens"].sort(key=lambda token: token["id"])
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
@@ -235,14 +258,8 @@ def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> _Encoded:
 
 def answer_loss(model: Qwen2ForCausalLM, prefix: list[int], batch: list[tuple[list[int], list[int]]]) -> torch.Tensor:
     """Mean cross-entropy over the answers' tokens; the prompt's tokens carry no loss."""
-    sequences = [[*rest, *answer][:-1] for rest, answer in batch]
-    hidden, _ = hidden_states(model.model, prefix, sequences, model.config.pad_token_id)
-    longest = max(len(answer) for _, answer in batch)
-    targets = torch.full((len(batch), longest), -100)
-    for i, (_, answer) in enumerate(batch):
-        targets[i, longest - len(answer) :] = torch.tensor(answer)
-    logits = model.lm_head(hidden[:, -longest:])
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().to(logits.device))
+    logprobs, mask = answer_logprobs(model.model, model.lm_head, prefix, batch, model.config.pad_token_id)
+    return -logprobs.sum() / mask.sum()
 
 
 def _optimizers(model: Qwen2ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:

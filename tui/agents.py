@@ -60,6 +60,11 @@ class LazyAgent:
     def settings(self) -> dict[str, Any]:
         return {} if self._agent is None else self._agent.settings()
 
+    @property
+    def trouble(self) -> str:
+        """What a model says it is waiting for (`trouble`: the failure and which retry comes next), or nothing."""
+        return str(getattr(getattr(self._agent, "model", None), "trouble", ""))
+
     def prompt(self, view: View) -> Prompt | None:
         """What the agent will read this turn; None where it reads no text, or is not there yet."""
         if isinstance(self._agent, LanguageAgent):

@@ -32,6 +32,8 @@ class PlayApp(App[None]):
 
     TITLE = "msgrpo"
     CSS_PATH = "msgrpo.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 (Textual has no ClassVar here)
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "quit", show=False, id="app.quit", priority=True),
         Binding("ctrl+z", "suspend_process", "suspend", show=False, id="app.suspend"),
@@ -61,7 +63,6 @@ class PlayApp(App[None]):
         self.runs = runs
         self.plays = plays
         self.sitting = Sitting()
-        self.notices: dict[str, str] = {}  # agent spec -> what it waits for, shown beside "thinking"
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)

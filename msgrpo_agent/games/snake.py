@@ -183,8 +183,9 @@ def rules(setting: SnakeSetting) -> str:
     last = setting.size - 1
     return (
         f"Snake on a {setting.size}x{setting.size} board. Positions are (x,y); (0,0) is at the bottom left, "
-        f"({last},{last}) at the top right; up is y+1. On the board . is empty. {glyphs} {worth} What is eaten appears again elsewhere, and the snake "
-        f"grows by one cell. {company} Moving off the board or into a body, your own included, kills: "
+        f"({last},{last}) at the top right; up is y+1. On the board . is empty. {glyphs} {worth} "
+        f"What is eaten appears again elsewhere, and the snake grows by one cell. {company} "
+        f"Moving off the board or into a body, your own included, kills: "
         f"{setting.death:+g} point, and the game ends. A tail cell that moves away is free. "
         f"There are {setting.step_limit} steps. An answer without a legal action keeps your direction."
     )

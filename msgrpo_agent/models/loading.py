@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from msgrpo_agent.errors import ModelError
 from msgrpo_agent.models.local import LocalModel
@@ -32,6 +33,7 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
     Raises ModelError when it cannot be found or reached, or is no causal language model.
     """
     device = device or default_device()
+    transformers_logging.disable_progress_bar()
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" or base == NANO else "bfloat16"
     path = base_path(base)

@@ -85,17 +85,40 @@ def prefix_cache(model: Any, prefix_ids: Sequence[int], rows: int, room: int | N
 def hidden_states(
     model: Any, prefix_ids: Sequence[int], rows: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[Tensor, Tensor]:
-    """Last hidden states (N, S, D) of `rows`, each continuing the prefix, with their mask (N, S); left-padded."""
+    """Last hidden states (N, S, D) of `rows`, each continuing the prefix, with their mask (N, S); left-padded.
+
+    With an empty prefix it is the plain forward pass, without a cache.
+    """
     ids, mask = left_pad(rows, pad_id, model.device)
-    cache = prefix_cache(model, prefix_ids, len(rows))
+    shared = {"past_key_values": prefix_cache(model, prefix_ids, len(rows))} if prefix_ids else {}
     output = model(
         input_ids=ids,
         attention_mask=with_prefix(mask, len(prefix_ids)),
         position_ids=positions(mask, len(prefix_ids)),
-        past_key_values=cache,
-        use_cache=True,
+        use_cache=bool(prefix_ids),
+        **shared,
     )
     return output.last_hidden_state, mask
+
+
+def answer_logprobs(
+    trunk: Any,
+    head: Any,
+    prefix_ids: Sequence[int],
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pad_id: int,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """log p of every answer token, (N, T) and its mask (N, T); answers end together, shorter ones start later.
+
+    `pairs` holds, for each row, the rest of the prompt after the prefix and the answer's token ids. The
+    distribution is softmax(logits / temperature), that of the sampler. The head is applied to answers only.
+    """
+    hidden, _ = hidden_states(trunk, prefix_ids, [[*rest, *answer][:-1] for rest, answer in pairs], pad_id)
+    targets, mask = left_pad([answer for _, answer in pairs], 0, hidden.device)
+    logits = head(hidden[:, -targets.shape[1] :]).float() / temperature
+    logprobs = torch.gather(logits, 2, targets[:, :, None])[:, :, 0] - logits.logsumexp(-1)
+    return logprobs * mask, mask
 
 
 def positions(mask_NS: Tensor, prefix_length: int) -> Tensor:

@@ -14,24 +14,24 @@ from textual.widgets import Input, Static
 
 HELP = """\
 [bold $primary]Watching[/]
-  space       pause, go on; at the end: from the start again
-  n           one step (in step mode: ask, then play the answer)
-  + -         faster, slower
-  p           the prompt, the raw answer and what was made of it
-[bold $primary]Going back and forth[/]
-  ← → or [ ]  one step back, one forward; home, end
-  g           go to a step; a click on the timeline does it too
-  b           play backwards
+  space      pause, go on; at the end, from the start again
+  n          one step; in step mode: ask, then play the answer
+  + -        faster, slower
+  p          the prompt, the raw answer, what was made of it
+[bold $primary]Back and forth[/]
+  ← →        one step back, forward (or \\[ and ]); home, end
+  g  b       go to a step;  play backwards
 [bold $primary]Playing[/]
-  arrows, hjkl, wasd   move; a click on an action does it too
-  t           take the agent's seat at the moment shown, or hand it back
-  T           the same for the second seat
+  arrows     or hjkl or wasd: move; a click on an action does it too
+  t  T       take the first (second) seat at the moment shown; hand back
 [bold $primary]The game[/]
-  r           restart, the same start and luck
-  x           the next seed
-  e           save: episode (JSONL), picture (SVG), recording (asciicast)
-  enter       ask again after a failure;  esc  stop waiting, or leave
-  ctrl+p      every command, themes;  ctrl+q  quit
+  r  x       restart with the same luck;  the next seed
+  e          save the record, a picture (SVG) and a recording (asciicast)
+  enter      ask again after a failure
+  esc        stop waiting, or leave
+  ctrl+p     all commands and themes
+  ctrl+t     light or dark
+  ctrl+q     quit
 """
 
 
@@ -44,7 +44,7 @@ class Help(ModalScreen[None]):
         with VerticalScroll(classes="dialog help") as box:
             box.border_title = "help"
             box.border_subtitle = "esc closes"
-            yield Static(Content.from_markup(HELP.replace("[ ]", "\\[ ]")))
+            yield Static(Content.from_markup(HELP))
 
 
 class Jump(ModalScreen[int | None]):

@@ -86,8 +86,6 @@ class PlayScreen(Screen[None]):
         Binding("q", "leave", "leave", show=False, id="game.leave"),
     ]
 
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-short"), (32, "-tall")]
-
     playing = reactive(True, init=False)
     forward = reactive(True, init=False)
     details = reactive(False, init=False)
@@ -185,8 +183,8 @@ class PlayScreen(Screen[None]):
             loading = isinstance(agent, LazyAgent) and not agent.loaded
             waited = int(self.play_app.clock.now() - self._asked_at)
             text = "loading the agent" if loading else "thinking"
-            notice = self.play_app.notices.get(agent.spec, "")
-            panel.say(f"{text} … {f'{waited} s' if waited else ''} {notice}".rstrip(), "wait")
+            trouble = f"\n{agent.trouble}" if isinstance(agent, LazyAgent) and agent.trouble else ""
+            panel.say(f"{text} … {f'{waited} s' if waited else ''}".rstrip() + trouble, "wait")
         elif self.setup.step and not self.replay and not self.playing:
             panel.say("n: play it" if player in session.answers else "n: ask", "note")
         else:
@@ -280,7 +278,9 @@ class PlayScreen(Screen[None]):
     @on(AnswerStreamed)
     def show_stream(self, message: AnswerStreamed) -> None:
         if message.player not in self.match.sessions[message.session].answers and self.match.live and self.asking:
-            self.panel(message.session, message.player).stream(message.text)
+            session = self.match.sessions[message.session]
+            prompt = self.prompt_of(session, message.player) if self.details else None
+            self.panel(message.session, message.player).stream(message.text, prompt)
 
     @on(SeatAnswered)
     def seat_answered(self, message: SeatAnswered) -> None:

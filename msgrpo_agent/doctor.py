@@ -1,0 +1,77 @@
+"""What is installed, what can run here, and the command that mends each gap."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+EXTRAS = {
+    "train": ("torch", "transformers", "peft", "matplotlib", "tensorboard"),
+    "dqn": ("stable_baselines3",),
+    "web": ("textual_serve",),
+}
+DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `fix` is the command that mends it, None where nothing is to mend."""
+
+    part: str
+    ok: bool
+    state: str
+    fix: str | None = None
+
+
+def examine() -> list[Finding]:
+    """Look at Python, the extras, the GPU and vLLM; imports nothing heavy into this process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    here = Finding("python", True, f"{platform.python_version()} on {platform.machine()}, {cores} cores")
+    return [here, *map(_extra, EXTRAS), _gpu(), _vllm()]
+
+
+def _extra(name: str) -> Finding:
+    missing = [package for package in EXTRAS[name] if find_spec(package) is None]
+    if missing:
+        return Finding(name, False, f"missing: {', '.join(missing)}", f"pip install 'msgrpo[{name}]'")
+    found = [f"{package} {_version(package)}" for package in EXTRAS[name]]
+    return Finding(name, True, ", ".join(found))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(DISTRIBUTION.get(package, package))
+    except PackageNotFoundError:
+        return "(no metadata)"
+
+
+def _gpu() -> Finding:
+    if find_spec("torch") is None:
+        return Finding("gpu", False, "unknown without torch", "pip install 'msgrpo[train]'")
+    asked = _ask("import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')")
+    name = asked.stdout.strip()
+    return Finding("gpu", bool(name), name or "none: training and rollouts run on the CPU")
+
+
+def _vllm() -> Finding:
+    if not sys.platform.startswith("linux"):
+        return Finding("serve", False, f"vLLM does not run on {sys.platform}")
+    extra = "serve" if _gpu().ok else "serve-cpu"
+    if find_spec("vllm") is None:
+        return Finding("serve", False, "vLLM is not installed", f"pip install 'msgrpo[{extra}]'")
+    asked = _ask("import vllm; print(vllm.__version__)")
+    if asked.returncode == 0:
+        return Finding("serve", True, f"vLLM {asked.stdout.strip().splitlines()[-1]}")
+    last = asked.stderr.strip().splitlines()[-1] if asked.stderr.strip() else "unknown reason"
+    # CUDA builds of these arrive beside the CPU build of torch and break the import of vLLM.
+    fix = "pip uninstall -y torchvision torchaudio torchcodec" if "torchvision" in asked.stderr else None
+    return Finding("serve", False, f"vLLM cannot be imported: {last}", fix)
+
+
+def _ask(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -1,0 +1,110 @@
+"""Against values worked out by hand, closed forms, and simulated coverage."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evals.stats import (
+    bootstrap_mean,
+    detectable_difference,
+    mcnemar_exact,
+    paired_difference,
+    two_level_bootstrap,
+    wilson,
+)
+
+
+def test_wilson_by_hand() -> None:
+    # p = 0.7, n = 10, z² = 3.8415: centre (0.7 + 0.19207)/1.38415, half 1.95996·√(0.021 + 0.0096037)/1.38415
+    low, high = wilson(7, 10)
+    assert low == pytest.approx(0.39678, abs=1e-5)
+    assert high == pytest.approx(0.89221, abs=1e-5)
+
+
+def test_wilson_has_width_at_the_edges() -> None:
+    assert wilson(0, 20)[0] == 0.0
+    assert 0.1 < wilson(0, 20)[1] < 0.2
+    assert wilson(20, 20)[1] == 1.0
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_estimate_and_is_symmetric(case: tuple[int, int]) -> None:
+    k, n = case
+    low, high = wilson(k, n)
+    assert 0 <= low <= k / n + 1e-12
+    assert k / n - 1e-12 <= high <= 1
+    assert wilson(n - k, n) == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 0), (-1, 3), (4, 3)])
+def test_wilson_refuses_what_is_no_proportion(k: int, n: int) -> None:
+    with pytest.raises(ValueError, match="no proportion"):
+        wilson(k, n)
+
+
+def test_bootstrap_agrees_with_the_normal_interval_on_many_values() -> None:
+    values = np.random.default_rng(3).normal(2.0, 1.5, size=400)
+    low, high = bootstrap_mean(values, seed=0)
+    half = 1.96 * values.std(ddof=1) / 20
+    assert low == pytest.approx(values.mean() - half, abs=0.02)
+    assert high == pytest.approx(values.mean() + half, abs=0.02)
+
+
+def test_bootstrap_is_a_function_of_its_seed() -> None:
+    values = np.random.default_rng(4).normal(size=30)
+    assert bootstrap_mean(values, seed=1) == bootstrap_mean(values, seed=1)
+    assert bootstrap_mean(values, seed=1, resamples=101) != bootstrap_mean(values, seed=2, resamples=101)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [[1.0]]])
+def test_bootstrap_refuses_what_has_no_mean(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite numbers"):
+        bootstrap_mean(values, seed=0)
+
+
+def test_pairing_sees_what_separate_intervals_hide() -> None:
+    common = np.random.default_rng(5).normal(0, 3, size=100)
+    a, b = common + 0.5, common
+    difference = paired_difference(a, b, seed=0)
+    assert difference.mean == pytest.approx(0.5)
+    assert difference.low > 0.4
+    shuffled = paired_difference(a, np.random.default_rng(6).permutation(b), seed=0)  # the wrong variant: unpaired
+    assert shuffled.low < 0 < shuffled.high
+
+
+def test_mcnemar_by_hand() -> None:
+    # 5 pairs won by a alone, 1 by b alone: p = 2·(1 + 6)/2⁶
+    a = [True] * 5 + [False] + [True] * 10
+    b = [False] * 5 + [True] + [True] * 10
+    assert mcnemar_exact(a, b) == pytest.approx(14 / 64)
+    assert mcnemar_exact(b, a) == mcnemar_exact(a, b)
+    assert mcnemar_exact([True, False], [True, False]) == 1.0
+
+
+def test_detectable_difference_reproduces_the_published_plan() -> None:
+    # p = .5, correlation .5 and 80 % power: 20 points at 50 episodes, 10 at 200, 4.4 at 1000
+    assert detectable_difference(50) == pytest.approx(0.198, abs=1e-3)
+    assert detectable_difference(200) == pytest.approx(0.099, abs=1e-3)
+    assert detectable_difference(1000) == pytest.approx(0.0443, abs=1e-4)
+
+
+def test_a_detectable_difference_is_detected_four_times_in_five() -> None:
+    generator = np.random.default_rng(0)
+    n, trials = 100, 4000
+    drawn = generator.normal(detectable_difference(n, sd=2.0), 2.0, size=(trials, n))
+    z = drawn.mean(axis=1) / (2.0 / math.sqrt(n))
+    assert (z > 1.96).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_two_levels_are_wider_than_one_where_training_seeds_differ() -> None:
+    generator = np.random.default_rng(1)
+    groups = [generator.normal(m, 0.1, size=50) for m in (0.1, 0.5, 0.9, 0.4)]
+    low, high = two_level_bootstrap(groups, seed=0, resamples=2000)
+    pooled = bootstrap_mean(np.concatenate(groups), seed=0)  # the wrong variant: episodes as if independent
+    assert high - low > 3 * (pooled[1] - pooled[0])
+    assert low < np.mean([g.mean() for g in groups]) < high

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from evals.suites import PAPER, SUITE_VERSION, episode_seeds, suite
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.game import EVAL_SHARE
+from msgrpo_agent.games import get_scenario
+
+
+def test_paper_is_the_papers_four_and_every_suite_has_single_players_only() -> None:
+    assert [s.id for s in suite("paper")] == list(PAPER)
+    assert "snake-duel" not in {s.id for s in suite("all")}
+    assert {s.id for s in suite("transfer")} > set(PAPER)
+
+
+def test_unknown_suite_names_the_near_one() -> None:
+    with pytest.raises(UsageError, match="did you mean paper"):
+        suite("papr")
+
+
+def test_starts_are_held_out_and_a_longer_list_begins_with_the_shorter() -> None:
+    scenario = get_scenario("frozen-lake")
+    seeds = episode_seeds(scenario, 30)
+    assert episode_seeds(scenario, 10) == seeds[:10]
+    assert all(int(scenario.start_key(s.start)[:8], 16) % EVAL_SHARE == 0 for s in seeds)
+    assert len({s.chance for s in seeds} | {s.sampling for s in seeds}) == 60
+
+
+def test_one_start_still_has_many_lucks() -> None:
+    seeds = episode_seeds(get_scenario("frozen-lake-4x4"), 5)
+    assert len({s.chance for s in seeds}) == 5
+
+
+def test_the_seeds_of_a_version_never_change() -> None:
+    text = repr([tuple(s) for id in PAPER for s in episode_seeds(get_scenario(id), 5)])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert (SUITE_VERSION, digest) == (1, "6541e1faad02f246"), "seeds or texts changed: raise SUITE_VERSION"

@@ -1,0 +1,59 @@
+"""TrainConfig: presets, files, settings, and refusals that name the nearest right key."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from msgrpo_agent.errors import UsageError
+from train.config import PRESETS, make_config
+
+
+def test_later_ones_win(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"seed": 1, "group_size": 30, "keep": 3}))
+    config = make_config("nano", file=file, settings=["keep=4", "selection=all"], given={"seed": 9, "steps": None})
+    assert (config.seed, config.group_size, config.keep, config.selection) == (9, 30, 4, "all")
+
+
+def test_the_paper_preset_is_the_papers() -> None:
+    paper = make_config("paper")
+    assert (paper.base, paper.groups, paper.group_size, paper.keep, paper.steps, paper.eval_episodes) == (
+        "Qwen/Qwen2.5-3B-Instruct", 1, 100, 25, 700, 50,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_valid(preset: str) -> None:
+    make_config(preset)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["groop_size=8"], "group_size"),
+        (["learning_rate=fast"], "fast"),
+        (["keep=25"], "more than group_size"),
+        (["group_size"], "key=value"),
+        (["scenario=frozen-lak"], "frozen-lake"),
+        (["clip_low=1.5"], "1.5"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_value(settings: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_config(settings=settings)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", None])
+def test_wrong_files_are_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "c.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match="--config"):
+        make_config(file=file)
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(UsageError, match="paper"):
+        make_config("papr")

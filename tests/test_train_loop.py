@@ -1,0 +1,239 @@
+"""The training loop on nano: it learns, it can be killed anywhere, and it refuses what would end badly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from msgrpo_agent.agent import Sampling
+from msgrpo_agent.errors import ModelError, RunError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models import loading
+from msgrpo_agent.prompt import PromptTemplate
+from train import checkpoint, loop
+from train.config import TrainConfig, make_config
+from train.policy import Policy
+from train.report import Quiet
+
+ROOT = Path(__file__).parents[1]
+TINY = ["groups=2", "group_size=4", "keep=2", "eval_episodes=6", "checkpoint_every=1", "eval_every=2"]
+WEIGHTS = "adapter_model.safetensors"
+
+
+def tiny(**given: Any) -> TrainConfig:
+    return make_config(settings=TINY, given={"steps": 4, **given})
+
+
+def command(out: Path, *more: str) -> list[str]:
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    return [sys.executable, "-m", "msgrpo_agent.cli", "train", "--steps", "4", "--out", str(out), *settings, *more]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never interrupted."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    loop.train(tiny(), out, report=Quiet())
+    return out
+
+
+def test_a_run_folder_holds_all_it_should(finished: Path) -> None:
+    names = {p.name for p in finished.iterdir()}
+    assert {"adapter_config.json", WEIGHTS, "config.json", "metrics.jsonl", "curve.png", "transcripts.jsonl"} <= names
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["before"].keys() >= {"success", "success_low", "success_high", "invalid"}
+    assert summary["change"]["low"] <= summary["change"]["mean"] <= summary["change"]["high"]
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows if row["kind"] == "eval"] == [0, 2, 4]
+    assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_adapter_loads_with_peft_and_changes_the_model(finished: Path) -> None:
+    from peft import PeftModel
+
+    base, _ = loading.load_base("nano")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    plain = base(ids).logits
+    adapted = PeftModel.from_pretrained(base, str(finished))
+    assert not torch.allclose(plain, adapted(ids).logits)
+    merged, _ = loading.load_adapted(finished)
+    torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_killed_and_resumed_it_ends_with_the_same_bytes(finished: Path, tmp_path: Path, after: int) -> None:
+    """kill -9 as soon as the metrics show `after` updates, wherever that finds it; then the same command."""
+    out = tmp_path / "killed"
+    running = subprocess.Popen(command(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    metrics = out / "metrics.jsonl"
+    while running.poll() is None and not (metrics.is_file() and metrics.read_text().count('"train"') >= after):
+        pass
+    running.kill()
+    running.communicate()
+    assert running.returncode == -signal.SIGKILL
+    done = subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "held-out starts" in done.stdout
+    assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
+    whole, resumed = (json.loads((run / "summary.json").read_text()) for run in (finished, out))
+    assert {**whole, "training_seconds": 0} == {**resumed, "training_seconds": 0} | {
+        side: {**resumed[side], "eval_s": whole[side]["eval_s"]} for side in ("before", "after")
+    }
+
+
+def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    running = subprocess.Popen(command(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "after 0 updates" in line:
+            running.send_signal(signal.SIGINT)
+            break
+    said = running.stderr.read()
+    running.stderr.close()
+    assert running.wait() == 130
+    assert "--resume" in said
+    state, damaged = checkpoint.load_latest(out)
+    assert state is not None
+    assert state["progress"]["step"] >= 1
+    assert not damaged
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished: Path, tmp_path: Path) -> None:
+    import shutil
+
+    out = tmp_path / "damaged"
+    shutil.copytree(finished, out)
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    with (newest / "state.pt").open("r+b") as handle:
+        handle.seek(1000)
+        handle.write(b"\0" * 64)
+    state, damaged = checkpoint.load_latest(out)
+    assert state is not None
+    assert (state["progress"]["step"], damaged) == (3, [newest])
+    loop.train(tiny(), out, resume=True, report=Quiet())
+    assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
+
+
+def test_an_out_with_another_run_is_refused_and_untouched(finished: Path, tmp_path: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+    with pytest.raises(UsageError, match="holds a run already"):
+        loop.train(tiny(), finished, report=Quiet())
+    with pytest.raises(UsageError, match="seed 0 there, 5 asked"):
+        loop.train(tiny(seed=5), finished, resume=True, report=Quiet())
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(UsageError, match="holds no run"):
+        loop.train(tiny(), tmp_path, report=Quiet())
+    assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+
+
+@pytest.mark.parametrize("base", ["./no/such/folder", "no-such-model", "{vision}"])
+def test_a_base_that_cannot_be_loaded_leaves_nothing_behind(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if base == "{vision}":
+        folder = tmp_path / "vision"
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "vit"}')
+        base = str(folder)
+    with pytest.raises(ModelError):
+        loop.train(tiny(base=base), tmp_path / "run", report=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = loop.policy_loss, []
+
+    def poisoned(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        loss, stats = whole(*args, **kwargs)
+        return (loss * float("nan") if len(calls) > 3 else loss), stats
+
+    monkeypatch.setattr(loop, "policy_loss", poisoned)
+    with pytest.raises(RunError, match="not finite in update"):
+        loop.train(tiny(), tmp_path / "run", report=Quiet())
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state["adapter"].values())
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = checkpoint.Progress(step=1)
+    checkpoint.save(tmp_path, progress, {"a": torch.ones(2)}, {})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match="No space left"):
+        checkpoint.save(tmp_path, checkpoint.Progress(step=2), {"a": torch.zeros(2)}, {})
+    state, damaged = checkpoint.load_latest(tmp_path)
+    assert state is not None
+    assert (state["progress"]["step"], damaged) == (1, [])
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_the_canary_stops_a_stale_engine() -> None:
+    """The named fault: the adapter changes and the engine goes on with the old weights."""
+    policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
+    policy.refresh_engine()
+    assert policy.check_engine(scenario) < 1e-4
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter.add_(0.05)
+    with pytest.raises(RunError, match="disagree"):
+        policy.check_engine(scenario)
+    policy.refresh_engine()
+    assert policy.check_engine(scenario) < 1e-3
+
+
+def test_the_reference_is_the_base_however_far_the_adapter_went() -> None:
+    policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
+    prompt = PromptTemplate().render(scenario, scenario.new(1, 1).observe("player"))
+    answer = policy.engine.generate([prompt], Sampling(max_tokens=24), [3])[0]
+    pair = (list(answer.prompt_ids), list(answer.token_ids))
+    before = policy.reference_logprobs([], [pair])
+    with torch.no_grad():
+        for parameter in policy.parameters:
+            parameter.add_(0.05)
+    torch.testing.assert_close(policy.reference_logprobs([], [pair]), before)
+    assert not torch.allclose(policy.logprobs([], [pair])[0], before, atol=1e-2)
+
+
+def test_checkpointed_layers_give_the_same_gradient() -> None:
+    """Gradient checkpointing saves memory and changes nothing else."""
+    gradients = []
+    for checkpointing in (False, True):
+        policy, scenario = (
+            Policy(tiny().model_copy(update={"gradient_checkpointing": checkpointing})),
+            get_scenario("snake"),
+        )
+        with torch.no_grad():
+            for i, parameter in enumerate(policy.parameters):
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)) * 0.05)
+        prompt = PromptTemplate().render(scenario, scenario.new(1, 1).observe("snake1"))
+        ids = policy.engine.chat.ids([prompt])[0]
+        logprobs, _ = policy.logprobs(ids[:100], [(ids[100:], [7, 8, 9])])
+        logprobs.sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]))
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_it_learns(tmp_path: Path) -> None:
+    """Twelve small updates on the lake raise the training return for good (and by more than luck would)."""
+    settings = ["groups=6", "group_size=16", "keep=4", "eval_episodes=100", "eval_every=50", "checkpoint_every=50"]
+    summary = loop.train(make_config(settings=settings, given={"steps": 14}), tmp_path / "run", report=Quiet())
+    assert summary["change"]["low"] > 0, summary
+    assert os.path.getsize(tmp_path / "run" / WEIGHTS) > 100_000

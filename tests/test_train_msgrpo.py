@@ -1,0 +1,211 @@
+"""The method's maths: by hand, against a slow loop, against finite differences, and against named wrong variants."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.msgrpo import aaw_sample, composite_returns, group_advantages, policy_loss
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.1}
+
+
+# ── returns and advantages ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_composite_returns_add_shaping_over_all_steps() -> None:
+    returns = composite_returns([[0.0, 1.0], [0.0, 0.0, -1.0]], [[-0.1, 0.0], [0.0, -0.1, -0.1]])
+    assert returns.tolist() == pytest.approx([0.9, -1.2])
+    wrong_without_shaping = [1.0, -1.0]
+    assert returns.tolist() != pytest.approx(wrong_without_shaping)
+
+
+def test_composite_returns_refuse_ragged_shaping() -> None:
+    with pytest.raises(ValueError, match="same steps"):
+        composite_returns([[0.0, 1.0]], [[0.0]])
+
+
+def test_advantages_by_hand() -> None:
+    """Returns 0, 0, 0, 1: mean 1/4, population std √3/4; the sample std (÷ G − 1) would give 1.5, not √3."""
+    advantages = group_advantages(torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64))
+    assert advantages.tolist() == pytest.approx([-1 / math.sqrt(3)] * 3 + [math.sqrt(3)])
+    wrong_sample_std = 1.5
+    assert advantages[3].item() != pytest.approx(wrong_sample_std)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=40))
+def test_advantages_are_normalised_or_zero(values: list[float]) -> None:
+    returns = torch.tensor(values, dtype=torch.float64)
+    advantages = group_advantages(returns)
+    assert torch.isfinite(advantages).all()
+    if advantages.any():
+        assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
+        assert advantages.square().mean().item() == pytest.approx(1, abs=1e-6)
+        assert (advantages[returns.argsort()].diff() >= 0).all()
+    else:
+        assert returns.max() - returns.min() <= 1e-9 * max(1.0, returns.abs().max().item())
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.7, 1e6])
+def test_equal_returns_have_no_advantage(value: float) -> None:
+    assert group_advantages(torch.full((24,), value, dtype=torch.float64)).tolist() == [0.0] * 24
+
+
+# ── selection ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def inclusion_probabilities(weights: list[float], keep: int) -> list[float]:
+    """By enumerating every ordered draw without replacement."""
+    chance = [0.0] * len(weights)
+    for order in itertools.permutations(range(len(weights)), keep):
+        p, left = 1.0, sum(weights)
+        for i in order:
+            p *= weights[i] / left
+            left -= weights[i]
+        for i in order:
+            chance[i] += p
+    return chance
+
+
+def test_aaw_draws_with_exp_of_the_absolute_advantage() -> None:
+    advantages = torch.tensor([-2.0, -0.5, 0.0, 0.5, 1.5], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    draws, keep = 20_000, 2
+    counts = torch.zeros(5)
+    for _ in range(draws):
+        kept = aaw_sample(advantages, keep, generator)
+        assert len(set(kept.tolist())) == keep
+        counts[kept] += 1
+    expected = inclusion_probabilities([math.exp(abs(a)) for a in advantages.tolist()], keep)
+    for seen, p in zip((counts / draws).tolist(), expected, strict=True):
+        assert seen == pytest.approx(p, abs=4.5 * math.sqrt(p * (1 - p) / draws))
+    wrong_without_abs = inclusion_probabilities([math.exp(a) for a in advantages.tolist()], keep)
+    assert abs(counts[0] / draws - wrong_without_abs[0]) > 0.2
+
+
+def test_aaw_keeps_all_when_asked_and_refuses_more() -> None:
+    advantages = torch.tensor([0.1, -0.2, 0.3])
+    assert sorted(aaw_sample(advantages, 3, torch.Generator()).tolist()) == [0, 1, 2]
+    for keep in (0, 4):
+        with pytest.raises(ValueError, match="between 1 and"):
+            aaw_sample(advantages, keep, torch.Generator())
+
+
+def test_aaw_is_reproducible_by_its_generator() -> None:
+    advantages = torch.linspace(-2, 2, 24)
+    first, second = (aaw_sample(advantages, 6, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert first.tolist() == second.tolist()
+
+
+# ── loss ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def random_inputs(seed: int = 0, n: int = 5, t: int = 4) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    logprobs = -noise(n, t).abs()
+    mask = torch.ones(n, t, dtype=torch.long)
+    mask[0, 0] = mask[1, :3] = 0
+    return logprobs, logprobs + 0.3 * noise(n, t), logprobs + 0.3 * noise(n, t), noise(n), mask
+
+
+def slow_loss(lp, old, ref, advantages, mask, *, clip_low, clip_high, kl_coef, aggregate) -> float:  # type: ignore[no-untyped-def]
+    per_turn = []
+    for n in range(lp.shape[0]):
+        tokens = []
+        for t in range(lp.shape[1]):
+            if mask[n, t]:
+                w, a = math.exp(lp[n, t] - old[n, t]), float(advantages[n])
+                clipped = min(max(w, 1 - clip_low), 1 + clip_high)
+                r = math.exp(ref[n, t] - lp[n, t])
+                tokens.append(-min(w * a, clipped * a) + kl_coef * (r - math.log(r) - 1))
+        per_turn.append(tokens)
+    if aggregate == "token":
+        everything = list(itertools.chain.from_iterable(per_turn))
+        return sum(everything) / len(everything)
+    return sum(sum(tokens) / len(tokens) for tokens in per_turn) / len(per_turn)
+
+
+@pytest.mark.parametrize("aggregate", ["token", "turn"])
+@pytest.mark.parametrize("seed", range(5))
+def test_loss_equals_a_slow_loop(aggregate: str, seed: int) -> None:
+    inputs = random_inputs(seed)
+    loss, _ = policy_loss(*inputs, **CLIP, aggregate=aggregate)  # type: ignore[arg-type]
+    assert loss.item() == pytest.approx(slow_loss(*inputs, **CLIP, aggregate=aggregate), rel=1e-12)
+
+
+def test_the_two_aggregates_differ_on_ragged_turns() -> None:
+    inputs = random_inputs()
+    by = {name: policy_loss(*inputs, **CLIP, aggregate=name)[0].item() for name in ("token", "turn")}  # type: ignore[arg-type]
+    assert by["token"] != pytest.approx(by["turn"], rel=1e-3)
+
+
+def test_loss_by_hand() -> None:
+    """One token, A = 2, w = e^0.5 ≈ 1.649 clipped to 1.28, reference equal to the policy: loss = −2.56."""
+    lp = torch.tensor([[-1.0]], dtype=torch.float64)
+    loss, stats = policy_loss(lp, lp - 0.5, lp, torch.tensor([2.0]), torch.ones(1, 1), **CLIP, aggregate="token")
+    assert loss.item() == pytest.approx(-2.56)
+    assert stats["clip_share"].item() == 1.0
+    wrong_unclipped = -2 * math.exp(0.5)
+    assert loss.item() != pytest.approx(wrong_unclipped)
+
+
+def test_a_bad_turn_is_not_clipped_when_it_became_more_likely() -> None:
+    """A < 0 and w > 1 + ε: min() takes the unclipped, worse value, so the gradient still pushes down."""
+    lp = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
+    loss, stats = policy_loss(
+        lp, lp.detach() - 0.5, lp.detach(), torch.tensor([-2.0]), torch.ones(1, 1), **CLIP, aggregate="token"
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(2 * math.exp(0.5))
+    assert stats["clip_share"].item() == 0.0
+    assert lp.grad is not None
+    assert lp.grad.item() == pytest.approx(2 * math.exp(0.5))
+
+
+def test_the_kl_term_by_hand_and_its_sign() -> None:
+    """pref/pθ = 2: k3 = 2 − ln 2 − 1; the other direction's estimator, w − ln w − 1 with w = 1/2, is 0.193."""
+    lp = torch.tensor([[-2.0]], dtype=torch.float64)
+    loss, stats = policy_loss(lp, lp, lp + math.log(2), torch.zeros(1), torch.ones(1, 1), **CLIP, aggregate="token")
+    assert stats["kl"].item() == pytest.approx(1 - math.log(2))
+    assert loss.item() == pytest.approx(0.1 * (1 - math.log(2)))
+    wrong_direction = 0.5 + math.log(2) - 1
+    assert stats["kl"].item() != pytest.approx(wrong_direction)
+
+
+def test_padding_has_no_say() -> None:
+    lp, old, ref, advantages, mask = random_inputs()
+    noisy = torch.where(mask.bool(), old, torch.full_like(old, -1e3))
+    same = [policy_loss(lp, o, ref, advantages, mask, **CLIP, aggregate="token")[0].item() for o in (old, noisy)]
+    assert same[0] == same[1]
+    wrong_unmasked = policy_loss(lp, old, ref, advantages, torch.ones_like(mask), **CLIP, aggregate="token")[0].item()
+    assert same[0] != pytest.approx(wrong_unmasked, rel=1e-3)
+
+
+@pytest.mark.parametrize("aggregate", ["token", "turn"])
+def test_gradient_against_finite_differences(aggregate: str) -> None:
+    lp, *rest = random_inputs(3)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return policy_loss(x, *rest, **CLIP, aggregate=aggregate)[0]  # type: ignore[arg-type]
+
+    assert torch.autograd.gradcheck(loss_of, (lp.clone().requires_grad_(),), eps=1e-6, atol=1e-6)
+
+
+def test_on_policy_gradient_is_minus_the_advantage() -> None:
+    """With w = 1 and no KL, ∂loss/∂log p = −A/tokens: better than the mean means more likely."""
+    lp = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([1.0, -3.0])
+    loss, _ = policy_loss(
+        lp, lp.detach(), lp.detach(), advantages, torch.ones(2, 2),
+        clip_low=0.2, clip_high=0.2, kl_coef=0.0, aggregate="token",
+    )  # fmt: skip
+    loss.backward()
+    assert lp.grad is not None
+    assert lp.grad.flatten().tolist() == pytest.approx([-0.25, -0.25, 0.75, 0.75])

@@ -1,0 +1,102 @@
+"""From groups to tensors: which episodes an update sees, and how their turns are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from msgrpo_agent.models.shared_prefix import common_prefix_length
+from train.collect import Group
+from train.config import TrainConfig
+from train.msgrpo import aaw_sample
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One turn of a kept episode, on the exact token ids and log-probabilities of the engine."""
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    old_logprobs: tuple[float, ...]
+    advantage: float
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.answer_ids)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """N turns that go through the model together: the shared prefix once, then each one's own tokens."""
+
+    prefix: list[int]
+    pairs: list[tuple[list[int], list[int]]]
+    old_logprobs_NT: Tensor
+    advantages_N: Tensor
+
+
+def keep_indices(group: Group, config: TrainConfig, generator: torch.Generator) -> list[int]:
+    """Which of the G episodes the update sees: AAW, a uniform draw of as many, or all of them."""
+    size = len(group.advantages_G)
+    if config.selection == "all":
+        return list(range(size))
+    if config.selection == "uniform":
+        return torch.randperm(size, generator=generator)[: config.keep].tolist()
+    return aaw_sample(group.advantages_G, config.keep, generator).tolist()
+
+
+def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Generator) -> list[Sample]:
+    """Every turn of every kept episode of every group that has something to teach."""
+    samples = []
+    for group in groups:
+        if group.is_flat:
+            continue
+        for j in keep_indices(group, config, generator):
+            for turn in group.turns[j]:
+                assert turn.completion is not None
+                answer = turn.completion
+                samples.append(
+                    Sample(answer.prompt_ids, answer.token_ids, answer.logprobs, float(group.advantages_G[j]))
+                )
+    return samples
+
+
+def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:
+    """A random partition into at most `count` parts of nearly equal size."""
+    order = torch.randperm(len(samples), generator=generator).tolist()
+    for part in range(count):
+        chosen = [samples[i] for i in order[part::count]]
+        if chosen:
+            yield chosen
+
+
+def micro_batches(samples: Sequence[Sample], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Split by length, so that little is padding, into parts of at most `max_tokens` padded tokens.
+
+    The prefix that all prompts share counts once for each part.
+    """
+    ordered = sorted(samples, key=lambda sample: sample.tokens)
+    shared = common_prefix_length([list(sample.prompt_ids) for sample in ordered])
+    part: list[Sample] = []
+    for sample in ordered:
+        if part and (len(part) + 1) * (sample.tokens - shared) > max_tokens:
+            yield _pack(part, shared, device)
+            part = []
+        part.append(sample)
+    yield _pack(part, shared, device)
+
+
+def _pack(part: Sequence[Sample], shared: int, device: torch.device) -> MicroBatch:
+    longest = max(len(sample.answer_ids) for sample in part)
+    old = torch.zeros(len(part), longest)
+    for i, sample in enumerate(part):
+        old[i, longest - len(sample.answer_ids) :] = torch.tensor(sample.old_logprobs)
+    return MicroBatch(
+        list(part[0].prompt_ids[:shared]),
+        [(list(sample.prompt_ids[shared:]), list(sample.answer_ids)) for sample in part],
+        old.to(device),
+        torch.tensor([sample.advantage for sample in part], device=device),
+    )

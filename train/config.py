@@ -1,0 +1,139 @@
+"""TrainConfig: every number of a run, with its source; and the presets.
+
+[P] arXiv 2508.10839, [V] Verlog, [ours] a choice that no source gives, with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from msgrpo_agent.agent import Sampling
+from msgrpo_agent.errors import UsageError, nearest
+from msgrpo_agent.games import get_scenario
+from train.msgrpo import Aggregate
+
+Selection = Literal["aaw", "uniform", "all"]
+
+
+class TrainConfig(BaseModel):
+    """One training run. Unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scenario: str = Field("frozen-lake", description="what is played")
+    base: str = Field("nano", description="`nano`, a folder, or a hub name of a causal LM with a chat template")
+    seed: int = Field(0, ge=0, description="of starts, luck, sampling, selection and LoRA's first weights")
+    steps: int = Field(60, ge=1, description="updates")
+
+    groups: int = Field(8, ge=1, description="groups (starts) an update; [P] has one")
+    group_size: int = Field(24, ge=2, description="G, episodes of a group")
+    keep: int = Field(6, ge=1, description="G′, episodes of a group that the update sees")
+    selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], uniform, or all G")
+    format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
+
+    temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
+    max_tokens: int = Field(48, ge=1, description="of one answer")
+
+    learning_rate: float = Field(2e-3, gt=0, description="AdamW's, constant after a warm-up of five updates")
+    epochs: int = Field(1, ge=1, description="passes over the kept episodes of an update")
+    minibatches: int = Field(2, ge=1, description="optimizer steps a pass")
+    clip_low: float = Field(0.2, gt=0, lt=1, description="ε_low")
+    clip_high: float = Field(0.28, gt=0, description="ε_up; larger than ε_low keeps rare tokens alive (DAPO)")
+    kl_coef: float = Field(0.01, ge=0, description="β, penalty on the divergence from the model without adapter")
+    aggregate: Aggregate = Field("token", description="mean over tokens, or over turns of their tokens' mean")
+    max_grad_norm: float = Field(1.0, gt=0)
+    lora_rank: int = Field(16, ge=1, description="of every linear layer's adapter [P: all linear layers]")
+    lora_alpha: int = Field(32, ge=1, description="the adapter's output is scaled by lora_alpha / lora_rank")
+
+    eval_every: int = Field(20, ge=1, description="updates between evaluations on the held-out starts")
+    eval_episodes: int = Field(200, ge=1, description="held-out starts, the same at every evaluation")
+    checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
+    micro_batch_tokens: int = Field(16_384, ge=1, description="tokens of one forward and backward, padding included")
+    gradient_checkpointing: bool = Field(False, description="less memory; each prompt is then computed in full")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        get_scenario(self.scenario)
+        if self.keep > self.group_size:
+            raise ValueError(f"keep (G′) is {self.keep}, more than group_size (G), {self.group_size}")
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Two CPU cores, minutes. All values ours, found by trying (docs/results.md).
+    "nano": {},
+    # The paper's run. [P]: base, G, G′, 700 updates, one group, evaluation on the same 50 episodes, LoRA on all
+    # linear layers. Ours, because no source gives them: learning rate, rank, alpha, KL, clip range, temperature,
+    # token limit, format penalty, passes and minibatches.
+    "paper": {
+        "base": "Qwen/Qwen2.5-3B-Instruct",
+        "groups": 1,
+        "group_size": 100,
+        "keep": 25,
+        "steps": 700,
+        "eval_episodes": 50,
+        "eval_every": 50,
+        "max_tokens": 200,
+        "learning_rate": 2e-5,
+        "lora_rank": 32,
+        "lora_alpha": 64,
+        "minibatches": 1,
+        "gradient_checkpointing": True,
+    },
+}
+
+
+def make_config(
+    preset: str = "nano",
+    *,
+    file: Path | None = None,
+    settings: Sequence[str] = (),
+    given: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """Preset, then the JSON file, then `key=value` settings, then the options given by name: later ones win.
+
+    Raises UsageError for an unknown preset, key or value, naming the nearest right one.
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"no preset is named {preset!r}", fix=nearest(preset, PRESETS))
+    values: dict[str, Any] = dict(PRESETS[preset])
+    if file is not None:
+        values |= _read(file)
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting!r} is not key=value", fix="for example --set learning_rate=1e-3")
+        values[key.strip()] = value.strip()
+    values |= {key: value for key, value in (given or {}).items() if value is not None}
+    for key in values:
+        if key not in TrainConfig.model_fields:
+            raise UsageError(f"no setting is named {key!r}", fix=nearest(key, TrainConfig.model_fields))
+    try:
+        return TrainConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "settings"
+        seen = f" (seen: {first['input']!r})" if first["loc"] else ""
+        raise UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}{seen}") from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {file} cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--config {file} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"--config {file} must hold one JSON object, not {type(values).__name__}")
+    return values

@@ -1,0 +1,73 @@
+"""What a run writes about itself: metrics.jsonl, TensorBoard, the learning curve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """One row an update or evaluation, in `metrics.jsonl` and TensorBoard.
+
+    On resume, rows after the checkpoint's update are dropped: they are about to be written again.
+    """
+
+    def __init__(self, run: Path, from_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.file = run / "metrics.jsonl"
+        kept = [row for row in read(run) if row["step"] <= from_step] if from_step else []
+        self.file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=from_step + 1)
+
+    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        with self.file.open("a") as handle:
+            handle.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        for name, value in values.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+        self._board.flush()
+
+    def close(self) -> None:
+        self._board.close()
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """All complete rows of a run; a torn last line is passed over."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number != len(lines):
+                raise
+    return rows
+
+
+def draw_curve(run: Path, title: str, score: str) -> Path:
+    """`curve.png`: the training return of every update, and the held-out score with its interval."""
+    from matplotlib.figure import Figure
+
+    rows = read(run)
+    updates = [row for row in rows if row["kind"] == "train"]
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(
+        [r["step"] for r in updates], [r["return"] for r in updates], color="#9aa5b1", lw=1.2, label="training return"
+    )
+    middle = [r[score] for r in evaluations]
+    spread = [
+        [m - r[f"{score}_low"] for m, r in zip(middle, evaluations, strict=True)],
+        [r[f"{score}_high"] - m for m, r in zip(middle, evaluations, strict=True)],
+    ]
+    steps = [r["step"] for r in evaluations]
+    axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"held-out {score}, 95 %")
+    axes.set(xlabel="update", ylabel=score, title=title)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    figure.savefig(run / "curve.png", dpi=140)
+    return run / "curve.png"
