@@ -23,15 +23,12 @@ HELP = """\
   g  b       go to a step;  play backwards
 [bold $primary]Playing[/]
   arrows     or hjkl or wasd: move; a click on an action does it too
-  t  T       take the first (second) seat at the moment shown; hand back
+  t  T       take the first (second) seat, or hand it back
 [bold $primary]The game[/]
   r  x       restart with the same luck;  the next seed
-  e          save the record, a picture (SVG) and a recording (asciicast)
-  enter      ask again after a failure
-  esc        stop waiting, or leave
-  ctrl+p     all commands and themes
-  ctrl+t     light or dark
-  ctrl+q     quit
+  e          save record, picture (SVG) and recording (asciicast)
+  enter esc  ask again after a failure;  stop waiting, or leave
+  ctrl+p     all commands and themes;  ctrl+t  light or dark;  ctrl+q  quit
 """
 
 

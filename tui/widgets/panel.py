@@ -21,7 +21,7 @@ def number(value: float) -> str:
 
 
 def stat(name: str, value: str, style: str = "") -> Content:
-    return Content.styled(f"{name}\u00a0", "$text-muted") + Content.styled(value, style)
+    return Content.styled(f"{name} ", "$text-muted") + Content.styled(value, style)
 
 
 class AgentPanel(Widget):
@@ -55,11 +55,15 @@ class AgentPanel(Widget):
             stat("step", f"{frame.step}/{session.scenario.step_limit}"),
             stat("invalid", str(tally.invalid), "bold $warning" if tally.invalid else ""),
         ]
+        costs = []
         if tally.tokens:
-            stats.append(stat("tokens", str(tally.tokens)))
+            costs.append(stat("tokens", str(tally.tokens)))
         if tally.seconds:
-            stats.append(stat("time", f"{tally.seconds:.1f}\u00a0s"))
-        self.query_one(".stats", Static).update(Content("  ").join(stats))
+            costs.append(stat("time", f"{tally.seconds:.1f} s"))
+        line = Content("  ").join([*stats, *costs])
+        if costs and line.cell_length > self.size.width:
+            line = Content("  ").join(stats) + Content("\n") + Content("  ").join(costs)
+        self.query_one(".stats", Static).update(line)
         self._words(details_text(turn, decision, prompt) if details else thought_text(turn, decision))
         completion = decision.completion if decision else None
         if decision is not None:
