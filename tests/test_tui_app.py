@@ -163,7 +163,7 @@ async def test_step_mode_shows_prompt_then_answer_then_reward(app_of) -> None:
         assert "parsed" in shown
         await press(pilot, "n")
         assert session.last == 1
-        assert "up → +" in text_of(app, ".text") or "up → -" in text_of(app, ".text")
+        assert "up → 0" in text_of(app, ".text")
         await press(pilot, "n", "n")
         assert session.frame.tallies["snake1"].invalid == 1
         assert "⊥ no tag" in text_of(app, ".text")

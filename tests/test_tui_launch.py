@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import itertools
 import json
 import os
 import shutil
@@ -10,13 +12,17 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from msgrpo_agent.cli import app
+from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 from tui import launch
@@ -205,8 +211,16 @@ def test_in_a_terminal_it_draws_plays_quits_and_restores_the_screen(tmp_path: Pa
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+def test_the_served_page_asks_no_other_machine_for_anything(tmp_path: Path) -> None:
+    pytest.importorskip("textual_serve", reason="the web extra is not installed")
+    launch.page_without_links(tmp_path)
+    page = (tmp_path / "app_index.html").read_text()
+    assert "textual.js" in page
+    assert "https://" not in page
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_in_a_browser_the_served_app_draws_its_board(tmp_path: Path) -> None:
+async def test_in_a_browser_the_served_app_draws_and_plays(tmp_path: Path) -> None:
     pytest.importorskip("textual_serve", reason="the web extra is not installed")
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: it comes with the train extra")
     with socket.socket() as probe:
@@ -216,23 +230,67 @@ def test_in_a_browser_the_served_app_draws_its_board(tmp_path: Path) -> None:
         [*COMMAND, "frozen-lake", "--agent", "human", "--seed", "3", "--web", "--port", str(port)],
         env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    profile = tmp_path / "profile"
+    browser = None
     try:
         wait_for(lambda: reachable(port))
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-        place = [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'page.png'}"]
-        subprocess.run(
-            [str(CHROMIUM), *flags, *place, "--window-size=1000,700", "--timeout=15000", f"http://127.0.0.1:{port}/"],
-            capture_output=True, timeout=120, check=True,
+        browser = subprocess.Popen(
+            [str(CHROMIUM), *flags, f"--user-data-dir={profile}", "--remote-debugging-port=0",
+             "--window-size=1000,700", f"http://127.0.0.1:{port}/"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        picture = image.open(tmp_path / "page.png").convert("RGB")
-        colours = {colour for _, colour in picture.getcolors(picture.width * picture.height)}
-        drawn = {
-            name: tuple(bytes.fromhex(NIGHT.variables[name][1:])) for name in ("ice-a", "ice-b", "goal", "snake-1")
-        }
-        assert not {name for name, colour in drawn.items() if colour not in colours}
+        debugger = wait_for(lambda: (profile / "DevToolsActivePort").is_file() and profile / "DevToolsActivePort")
+        debug_port = int(wait_for(debugger.read_text).splitlines()[0])
+        async with page_of(debug_port) as ask:
+            wanted = {
+                tuple(bytes.fromhex(NIGHT.variables[name][1:])) for name in ("ice-a", "ice-b", "goal", "snake-1")
+            }
+            for _ in range(100):
+                shot = (await ask("Page.captureScreenshot"))["data"]
+                (tmp_path / "page.png").write_bytes(base64.b64decode(shot))
+                picture = image.open(tmp_path / "page.png").convert("RGB")
+                seen = {colour for _, colour in picture.getcolors(picture.width * picture.height)}
+                if wanted <= seen:
+                    break
+            assert wanted <= seen
+            await ask("Runtime.evaluate", expression="document.querySelector('textarea').focus()")
+            record = tmp_path / "plays" / "human.jsonl"
+            for _ in range(100):
+                for kind in ("keyDown", "keyUp"):
+                    key = {"key": "ArrowLeft", "code": "ArrowLeft", "windowsVirtualKeyCode": 37}
+                    await ask("Input.dispatchKeyEvent", type=kind, **key)
+                await ask("Page.captureScreenshot")  # lets the page take the key and draw
+                if record.is_file():
+                    break
+            (episode,) = read_episodes(record)
+            assert [turn.action for turn in episode.turns] == ["left"] * 8
     finally:
-        server.terminate()
-        server.wait(timeout=30)
+        for process in filter(None, (browser, server)):
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@asynccontextmanager
+async def page_of(debug_port: int) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """The first page of a browser, over its debugging protocol: `await ask("Domain.method", **parameters)`."""
+    import aiohttp
+
+    async with aiohttp.ClientSession() as http:
+        async with http.get(f"http://127.0.0.1:{debug_port}/json") as answer:
+            pages = [page for page in await answer.json() if page["type"] == "page"]
+        async with http.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as connection:
+            numbers = itertools.count(1)
+
+            async def ask(method: str, **parameters: Any) -> Any:
+                number = next(numbers)
+                await connection.send_json({"id": number, "method": method, "params": parameters})
+                while True:
+                    message = await connection.receive_json(timeout=60)
+                    if message.get("id") == number:
+                        return message["result"]
+
+            yield ask
 
 
 def reachable(port: int) -> bool:

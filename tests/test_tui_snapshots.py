@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(version("textual") != PINNED, reason=f"the pictu
 @pytest.fixture(params=SIZES, ids=list(SIZES))
 def picture(request: pytest.FixtureRequest, snap_compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compare the screen after some seconds of play and some keys."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TEXTUAL_ANIMATIONS", "none")
     monkeypatch.setattr("tui.choices.missing_extra", lambda spec: None)
     monkeypatch.setattr("tui.app.missing_extra", lambda spec: None)
@@ -37,7 +38,7 @@ def picture(request: pytest.FixtureRequest, snap_compare: Any, tmp_path: Path, m
             "optimal": OptimalAgent(),
             "nano": scripted("nano", *(script or (answer("up", "up apple down free."), answer("left"), "no tag"))),
         }
-        app = PlayApp(agents.__getitem__, setup, clock=clock, runs=tmp_path, plays=tmp_path)
+        app = PlayApp(agents.__getitem__, setup, clock=clock, runs=tmp_path)
 
         async def before(pilot: Pilot[Any]) -> None:
             if light:

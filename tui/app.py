@@ -135,17 +135,18 @@ class PlayApp(App[None]):
 
     # ── what stays ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def finished(self, session: Session) -> None:
-        """An episode ended: it counts in the sitting, and a person's is recorded."""
+    def finished(self, session: Session) -> str:
+        """An episode ended: it counts in the sitting, and a person's is recorded. Says where."""
         self.sitting.add(session)
-        if session.human_played:
-            path = self.plays / "human.jsonl"
-            try:
-                export.append_episode(path, session.episode)
-            except OSError as error:
-                self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
-            else:
-                self.notify(f"recorded in {path}")
+        if not session.human_played:
+            return ""
+        path = self.plays / "human.jsonl"
+        try:
+            export.append_episode(path, session.episode)
+        except OSError as error:
+            self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
+            return ""
+        return f"recorded in {path}"
 
     def export(self, match: Match) -> None:
         """Save what is on the screen: record, picture and recording, to the folder or to the browser."""

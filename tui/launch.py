@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import shlex
 import sys
+from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -118,7 +121,15 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
     except ImportError as error:
         raise MissingExtraError("--web", "web") from error
     command = shlex.join([sys.executable, "-m", "msgrpo_agent.cli", *without_web(arguments)])
-    Server(command, host=host, port=port, title="msgrpo play").serve()
+    with TemporaryDirectory() as templates:
+        page_without_links(Path(templates))
+        Server(command, host=host, port=port, title="msgrpo play", templates_path=templates).serve()
+
+
+def page_without_links(folder: Path) -> None:
+    """textual-serve's page without its font from another machine: what runs on loopback stays on loopback."""
+    page = resources.files("textual_serve").joinpath("templates/app_index.html").read_text(encoding="utf-8")
+    (folder / "app_index.html").write_text(re.sub(r"<link[^>]*https?://[^>]*>", "", page), encoding="utf-8")
 
 
 def without_web(arguments: list[str]) -> list[str]:

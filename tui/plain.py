@@ -11,7 +11,7 @@ from rich.text import Text
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.parse import thought
 from tui.agents import HUMAN, Resolve, Table
-from tui.session import Frame, Match, Session, Setup, ending, new_match, verdict
+from tui.session import Frame, Match, Session, Setup, ending, new_match, points, verdict
 
 COLOURS = {"P": "bold cyan", "G": "bold green", "O": "red", "A": "bold red", "B": "bold yellow", "1": "bold green",
            "o": "green", "2": "bold magenta", "x": "magenta"}  # fmt: skip
@@ -35,7 +35,7 @@ def frame_text(session: Session, frame: Frame) -> Text:
             text.append(f"{player}: “{words}”\n", "italic")
         action = turn.action or f"⊥ ({turn.failure.value if turn.failure else 'no action'})"
         text.append(f"{player}: {action}", "bold")
-        text.append(f"  reward {turn.reward:+g}  return {frame.tallies[player].total:+g}\n")
+        text.append(f"  reward {points(turn.reward)}  return {points(frame.tallies[player].total)}\n")
         if turn.action_probabilities:
             shares = "  ".join(f"{name} {p:.0%}" for name, p in turn.action_probabilities.items())
             text.append(f"{player}: {shares}\n", "dim")

@@ -329,6 +329,11 @@ def short_name(spec: str) -> str:
     return rest.rpartition("#")[2] if kind == "endpoint" else rest.rstrip("/").rpartition("/")[2] or rest
 
 
+def points(value: float) -> str:
+    """A reward or return as people write it: +1, −1 or 0."""
+    return f"{value:+g}" if value else "0"
+
+
 def ending(session: Session, frame: Frame) -> str:
     """How a game ended, in a word or two; empty while it goes on."""
     if frame.outcome is Outcome.PLAYING:
@@ -354,7 +359,7 @@ def verdict(match: Match) -> str:
     if len(seats) < 2 or not match.over:
         return ""
     scores = [(match.sessions[i].name(p), match.sessions[i].frames[-1].tallies[p].total) for i, p in seats]
-    text = " · ".join(f"{name} {total:+g}" for name, total in scores)
+    text = " · ".join(f"{name} {points(total)}" for name, total in scores)
     (first, a), (second, b) = scores[:2]
     if a == b:
         return f"{text}  —  a draw"

@@ -102,8 +102,8 @@ class PlayScreen(Screen[None]):
         self._tick: Cancel | None = None
         self._second: Cancel | None = None
         self._asked_at = 0.0
+        self.note = ""  # beside the title: where the episode was recorded
         self.failed: dict[tuple[int, str], str] = {}
-        self._hand_over: dict[str, HumanAgent] = {}
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
 
@@ -145,7 +145,8 @@ class PlayScreen(Screen[None]):
                 self.show_seat(i, player)
         mode = "replay" if self.replay else self.setup.mode
         title = f" msgrpo   {self.match.sessions[0].scenario.id} · seed {self.match.sessions[0].seed} · {mode}"
-        self.query_one("#title", Static).update(Content.styled(title, "bold"))
+        note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
+        self.query_one("#title", Static).update(Content.styled(title, "bold") + note)
         result = verdict(self.match) if self.match.live else ""
         banner = self.query_one("#verdict", Static)
         banner.display = bool(result)
@@ -312,7 +313,9 @@ class PlayScreen(Screen[None]):
         self.match.commit()
         for was, session in zip(over, self.match.sessions, strict=True):
             if session.over and not was:
-                self.play_app.finished(session)
+                self.note = self.play_app.finished(session)
+        if self.match.over:
+            self.playing = False
         self.show_all()
         self.go()
 

@@ -137,10 +137,15 @@ class StartScreen(Screen[None]):
         if [option.id for option in ways.options] != wanted:
             ways.set_options([Option(WAYS[way], id=way) for way in wanted])
             ways.highlighted = 0
-        self.query_one(BoardView).board = scenario.new(self.seed, self.seed).board()
+        board = self.query_one(BoardView)
+        board.board = scenario.new(self.seed, self.seed).board()
+        board.display = self.size.height > board.rows + 15  # a board that is cut off says less than none
         about = Content.styled(scenario.id, "bold $primary") + Content(f"   {scenario.step_limit} steps\n")
         self.query_one("#rules", Static).update(about + Content(scenario.rules))
         self.show_command()
+
+    def on_resize(self) -> None:
+        self.show_game()
 
     def show_command(self) -> None:
         way = self.chosen("ways")

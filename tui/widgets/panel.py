@@ -12,12 +12,8 @@ from msgrpo_agent.agent import Decision
 from msgrpo_agent.episode import Turn
 from msgrpo_agent.parse import ParseFailure, thought
 from msgrpo_agent.prompt import Prompt
-from tui.session import Session
+from tui.session import Session, points
 from tui.widgets.bars import ActionBars
-
-
-def number(value: float) -> str:
-    return f"{value:+g}" if value else "0"
 
 
 def stat(name: str, value: str, style: str = "") -> Content:
@@ -51,7 +47,7 @@ class AgentPanel(Widget):
         decision = session.answers.get(self.player) if session.live else None
         self.border_title = session.name(self.player)
         stats = [
-            stat("return", number(tally.total), "bold"),
+            stat("return", points(tally.total), "bold"),
             stat("step", f"{frame.step}/{session.scenario.step_limit}"),
             stat("invalid", str(tally.invalid), "bold $warning" if tally.invalid else ""),
         ]
@@ -129,7 +125,9 @@ def details_text(turn: Turn | None, decision: Decision | None, prompt: Prompt | 
         return Content("\n").join(parts)
     if turn is not None:
         section("raw answer", turn.answer or "")
-        section("parsed → reward", f"{parsed_text(turn.action, turn.failure)} → {turn.reward:+g}", "bold $accent")
+        section(
+            "parsed → reward", f"{parsed_text(turn.action, turn.failure)} → {points(turn.reward)}", "bold $accent"
+        )
         section("it read", turn.state if prompt is None else "")
     if prompt is not None:
         section("next it reads", prompt.state)
