@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,6 +196,51 @@ def train_dqn(
     dqn.train(scenario, out_dir, steps=steps, seed=seed, say=lambda line: err.print(line, soft_wrap=True))
 
 
+# ── play ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def play(
+    scenario: Annotated[str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: choose.")] = None,
+    agent: Annotated[
+        str, typer.Option(help="Who plays: nano, random, optimal, human, adapter:DIR, dqn:DIR, endpoint:URL#model.")
+    ] = "nano",
+    against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
+    speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
+    step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
+    replay: Annotated[Path | None, typer.Option(help="Show a recorded episode (the last of the file).")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    keys: Annotated[bool, typer.Option("--keys", help="Print the keys and the file that changes them.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve the app to a browser on this machine.")] = False,
+    host: Annotated[str, typer.Option(help="With --web.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --web.")] = 8080,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --web: listen on a host that is not loopback.")
+    ] = False,
+) -> None:
+    """Watch, step through, take over, and play against an agent."""
+    from msgrpo_agent.agent import Sampling
+    from msgrpo_agent.specs import make_agent
+    from tui import launch
+
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    if keys:
+        launch.print_keys(out)
+    elif web:
+        launch.web(sys.argv[1:], host, port, force=force)
+    else:
+        launch.play(
+            lambda spec: make_agent(spec, sampling, show_probabilities=True),
+            launch.setup(scenario, agent, against, seed, speed, step=step),
+            replay=replay,
+            plain=plain,
+            console=out,
+        )
+
+
 # ── train ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -253,7 +299,7 @@ def nano_build(
         "runs/nano"
     ),
     seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 2200,
     as_json: Json = False,
 ) -> None:
     """Train the embedded model again from nothing (half an hour on two CPU cores)."""
@@ -294,6 +340,83 @@ def doctor(as_json: Json = False) -> None:
     for finding in findings:
         mark = "[green]✓[/]" if finding.ok else "[yellow]–[/]"
         table.add_row(finding.part, f"{mark} {finding.state}", escape(finding.fix or ""))
+    out.print(table)
+
+
+# ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command(context_settings={"allow_extra_args": True})
+def serve(
+    context: typer.Context,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="A run's folder, or NAME=FOLDER; may be given several times.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="nano, a folder or a hub name; default: the adapter's own.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The base's model name; default: its own.")] = None,
+    host: Annotated[str, typer.Option(help="Another than loopback needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer.")] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share one copy.")] = 1,
+    data_parallel_size: Annotated[int, typer.Option(min=1, help="Copies of the model.")] = 1,
+    allow_runtime_adapters: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Let clients load adapters from below this folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and its variables only.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Ask a running server at --host, --port.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a base and its adapters with vLLM behind an OpenAI-compatible URL; vLLM's own options after `--`."""
+    from serve import terminal
+
+    key = os.environ.get("MSGRPO_API_KEY")
+    if status:
+        served = terminal.status(host, port, key)
+        if as_json:
+            print_json(served)
+        else:
+            for model, parent in served.items():
+                typer.echo(model + (f"  (adapter of {parent})" if parent else ""))
+        return
+    request = terminal.plan(
+        adapter or [],
+        base=base,
+        name=name,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        runtime_adapters=allow_runtime_adapters,
+        extra=context.args,
+    )
+    if dry_run:
+        typer.echo(terminal.dry_run(request, key))
+    elif not terminal.serve(request, key, out):
+        raise typer.Exit(130)
+
+
+@app.command()
+def adapters(
+    folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """List trained adapters: base, scenario, result, and whether each can be served."""
+    from dataclasses import asdict
+
+    from serve.adapters import list_runs
+
+    runs = list_runs(folder)
+    if as_json:
+        print_json([asdict(run) for run in runs])
+        return
+    if not runs:
+        out.print(f"no adapters in {folder}; train one: msgrpo train --out {folder / 'fl'}", markup=False)
+        return
+    table = Table("run", "base", "scenario", "result", "problem")
+    for run in runs:
+        table.add_row(*(escape(text or "") for text in (run.folder, run.base, run.scenario, run.result, run.problem)))
     out.print(table)
 
 
