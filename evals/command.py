@@ -117,10 +117,10 @@ def run(options: Options, console: Console) -> leaderboard.Leaderboard:
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
-    plays, notes = leaderboard.load([options.out], mix=True)
+    plays, notes = leaderboard.load([options.out], agents=specs)
     asked = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
     chosen = leaderboard.only(plays, asked, specs)
-    board = leaderboard.build(chosen, [note for note in notes if not note.startswith("MIXED")])
+    board = leaderboard.build(chosen, notes)
     write_tables(board, chosen, options.out)
     return board
 

@@ -96,8 +96,10 @@ class Leaderboard(BaseModel):
     notes: list[str]
 
 
-def load(folders: Sequence[Path], *, mix: bool = False) -> tuple[list[Play], list[str]]:
-    """The plays recorded under `folders`, and what a reader must know about them.
+def load(
+    folders: Sequence[Path], *, agents: Sequence[str] | None = None, mix: bool = False
+) -> tuple[list[Play], list[str]]:
+    """The plays recorded under `folders` (of certain `agents` only), and what a reader must know about them.
 
     Raises RecordError where suite versions, prompts or settings differ; with `mix` this becomes a note.
     """
@@ -113,6 +115,8 @@ def load(folders: Sequence[Path], *, mix: bool = False) -> tuple[list[Play], lis
         if run:
             versions.add(run["suite_version"])
         for episode in (episode for file in files for episode in read_episodes(file)):
+            if agents is not None and not set(agents).intersection(episode.agents.values()):
+                continue
             play = _play_of(episode, plays)
             play.price = run.get("prices", {}).get(play.agent, play.price)
             if episode.error is not None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from evals import command, report, tables
 from evals.leaderboard import Play, build, load
 from evals.record import folder_name, seeds_of, write_run
+from evals.run import Progress
 from evals.suites import episode_seeds
 from evals.verify import as_text, first_difference, nth, records_in, verify
 from msgrpo_agent.cli import app
@@ -256,6 +257,23 @@ def test_eval_prints_json_of_what_was_asked_for(evaluated: Path) -> None:
     result = run("eval", "optimal", "--episodes", "2", "--scenario", SCENARIO, "--out", str(evaluated), "--json")
     (row,) = json.loads(result.stdout)["rows"]
     assert (row["agent"], row["episodes"], row["success_rate"]) == ("optimal", 2, 1.0)
+
+
+def test_another_agents_settings_in_the_folder_do_not_matter(evaluated: Path) -> None:
+    for name, temperature in (("b", 0.0), ("c", 1.0)):
+        write(evaluated / name, [episode(0, True, agent=name, settings={"player": {"sampling": temperature}})])
+    with pytest.raises(RecordError, match="sampling differs"):
+        run("leaderboard", str(evaluated))
+    run("eval", "random", "--episodes", "2", "--scenario", SCENARIO, "--out", str(evaluated))
+
+
+def test_progress_on_a_terminal_and_in_a_log() -> None:
+    for terminal in (True, False):
+        console = Console(force_terminal=terminal, width=100, file=io.StringIO(), record=True)
+        progress = Progress(planned=4, found=1)
+        with command.shown(progress, console):
+            progress.done = 2
+        assert "3/4 episodes · 0 running · 0 retrying · 0 failed" in console.export_text()
 
 
 def test_leaderboard_verify_and_replay(evaluated: Path, tmp_path: Path) -> None:
