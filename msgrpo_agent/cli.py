@@ -84,6 +84,163 @@ def games(as_json: Json = False) -> None:
     out.print(table)
 
 
+# ── evals ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command("eval")
+def evaluate(
+    agents: Annotated[list[str] | None, typer.Argument(help="Agents, like nano, adapter:runs/fl, optimal.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, ending in /v1.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at --endpoint.")] = None,
+    suite: Annotated[str | None, typer.Option(help="paper (the default), all or transfer.")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="A scenario in place of a suite; may repeat.")] = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes a scenario; 200 without.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="Records and tables; the same command goes on.")] = Path(
+        "runs/eval"
+    ),
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; 64 without.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the endpoint; may repeat.")] = None,
+    body: Annotated[str | None, typer.Option(help="JSON merged into every request; null takes out.")] = None,
+    price: Annotated[str | None, typer.Option(help="US$ per million tokens at the endpoint: IN,OUT.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Play the same episodes with every agent and print the leaderboard.
+
+    An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on.
+    """
+    from evals import command
+
+    board = command.run(
+        command.Options(
+            agents=agents or [],
+            endpoint=endpoint,
+            model=model,
+            suite=suite,
+            scenarios=scenario or [],
+            episodes=episodes,
+            quick=quick,
+            out=out_dir,
+            concurrency=concurrency,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            headers=header or [],
+            body=body,
+            price=price,
+        ),
+        err,
+    )
+    _print_board(board, as_json)
+    err.print(f"tables and replays: {out_dir / 'leaderboard.html'}", soft_wrap=True)
+
+
+@app.command()
+def leaderboard(
+    folders: Annotated[list[Path], typer.Argument(help="Folders written by msgrpo eval.")],
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Write the tables here.")] = None,
+    mix: Annotated[bool, typer.Option("--mix", help="Merge though prompts, settings or versions differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Merge the results of several evaluations into one table."""
+    from evals import command
+
+    _print_board(command.merge(folders, out_dir, mix=mix), as_json)
+
+
+def _print_board(board: Any, as_json: bool) -> None:
+    from evals import tables
+
+    if as_json:
+        print_json(board.model_dump(mode="json"))
+        return
+    for part in tables.terminal(board):
+        out.print(part)
+
+
+@app.command()
+def verify(files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), or folders of them.")]) -> None:
+    """Simulate every recorded episode again, without any model; the first difference is an error."""
+    from evals.verify import records_in, verify
+
+    for file in records_in(files):
+        out.print(f"{file}: {verify(file)} episodes replay to what they say", soft_wrap=True, markup=False)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A record (.jsonl).")],
+    episode: Annotated[int, typer.Option(min=1, help="Which line of the record, from 1.")] = 1,
+) -> None:
+    """Print a recorded episode as text."""
+    from evals.verify import as_text, nth
+
+    typer.echo(as_text(nth(file, episode)))
+
+
+@app.command("train-dqn")
+def train_dqn(
+    scenario: Annotated[str, typer.Argument(help="A single-player scenario.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="The run's folder; the same command goes on.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Environment steps in all.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, exploration and starts.")] = 0,
+) -> None:
+    """Train the DQN baseline on a scenario's training starts (stable-baselines3)."""
+    try:
+        from train import dqn
+    except ImportError as error:
+        raise MissingExtraError("msgrpo train-dqn", "dqn") from error
+    dqn.train(scenario, out_dir, steps=steps, seed=seed, say=lambda line: err.print(line, soft_wrap=True))
+
+
+# ── play ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def play(
+    scenario: Annotated[str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: choose.")] = None,
+    agent: Annotated[
+        str, typer.Option(help="Who plays: nano, random, optimal, human, adapter:DIR, dqn:DIR, endpoint:URL#model.")
+    ] = "nano",
+    against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
+    speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
+    step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
+    replay: Annotated[Path | None, typer.Option(help="Show a recorded episode (the last of the file).")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    keys: Annotated[bool, typer.Option("--keys", help="Print the keys and the file that changes them.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve the app to a browser on this machine.")] = False,
+    host: Annotated[str, typer.Option(help="With --web.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --web.")] = 8080,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --web: listen on a host that is not loopback.")
+    ] = False,
+) -> None:
+    """Watch, step through, take over, and play against an agent."""
+    from msgrpo_agent.agent import Sampling
+    from msgrpo_agent.specs import make_agent
+    from tui import launch
+
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    if keys:
+        launch.print_keys(out)
+    elif web:
+        launch.web(sys.argv[1:], host, port, force=force)
+    else:
+        launch.play(
+            lambda spec: make_agent(spec, sampling, show_probabilities=True),
+            launch.setup(scenario, agent, against, seed, speed, step=step),
+            replay=replay,
+            plain=plain,
+            console=out,
+        )
+
+
 # ── train ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,18 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
 
 def nano() -> LocalModel:
     """The embedded model."""
-    return LocalModel(NANO, *load_base(NANO))
+    model = LocalModel(NANO, *load_base(NANO))
+    model.extra_settings = {"weights": _digest(NANO_DIR / "model.safetensors")}
+    return model
 
 
 def adapted(folder: Path) -> LocalModel:
     """A trained run's model, named after its folder."""
-    return LocalModel(folder.resolve().name, *load_adapted(folder))
+    model = LocalModel(folder.resolve().name, *load_adapted(folder))
+    model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS)}
+    return model
+
+
+def _digest(file: Path) -> str:
+    """Names weights in records: a folder that was trained again is another agent."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]

@@ -70,6 +70,7 @@ class LocalModel:
 
     def __init__(self, name: str, model: Any, tokenizer: Any, *, max_batch: int = 256) -> None:
         self.name = name
+        self.extra_settings: dict[str, Any] = {}  # what else a record says about the model
         self.model = model
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer)

@@ -1,0 +1,495 @@
+"""The app by its real keys, with scripted agents and a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from msgrpo_agent.agent import Agent
+from msgrpo_agent.episode import read_episodes
+from msgrpo_agent.errors import EndpointError, MissingExtraError
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
+from tui.app import PlayApp
+from tui.screens.start import StartScreen
+from tui.session import Session, Setup
+from tui.widgets.bars import ActionBars
+from tui.widgets.board import BoardView
+from tui.widgets.panel import AgentPanel
+from tui.widgets.timeline import Timeline
+
+
+def resolver(**agents: Agent):
+    known = {"random": RandomAgent(), "optimal": OptimalAgent(), **agents}
+
+    def resolve(spec: str) -> Agent:
+        found = known[spec]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return resolve
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def app_of(clock: ManualClock, tmp_path: Path):
+    def make(setup: Setup | None, **agents: Agent) -> PlayApp:
+        return PlayApp(resolver(**agents), setup, clock=clock, runs=tmp_path / "runs", plays=tmp_path / "plays")
+
+    return make
+
+
+def text_of(app: PlayApp, selector: str) -> str:
+    """What the widget that a selector finds shows."""
+    widget = app.screen.query_one(selector)
+    return " ".join(" ".join(strip.text for strip in widget.render_lines(widget.size.region)).split())
+
+
+# ── watch ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_watching_goes_by_the_clock_and_pauses(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up"), answer("right")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        session = play_screen(app).match.sessions[0]
+        assert session.cursor == 0
+        await ticks(pilot, clock, 2)
+        assert session.cursor == 2
+        await press(pilot, "space")
+        await ticks(pilot, clock, 3)
+        assert session.cursor == 2
+        await press(pilot, "n")
+        assert session.cursor == 3
+        assert "the apple is near" in text_of(app, ".text")
+        assert "55%" in text_of(app, "ActionBars")
+        assert "960 tokens" in text_of(app, ".stats")
+
+
+async def test_speed_changes_the_pace(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("frozen-lake-4x4", "random", speed=1.0))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        assert play_screen(app).match.last == 0
+        await ticks(pilot, clock, 3)
+        assert play_screen(app).match.last == 1
+        await press(pilot, "plus")
+        assert play_screen(app).speed == 2.0
+        await ticks(pilot, clock, 2)
+        assert play_screen(app).match.last == 2
+        await press(pilot, "minus", "minus")
+        assert play_screen(app).speed == 0.5
+
+
+async def test_back_and_forth_backwards_jump_and_timeline(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake-solo", "optimal", seed=1))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 6)
+        screen = play_screen(app)
+        await press(pilot, "space", "left", "[")
+        assert screen.match.cursor == 4
+        assert screen.match.last == 6
+        await press(pilot, "]", "home")
+        assert screen.match.cursor == 0
+        await press(pilot, "end")
+        assert screen.match.cursor == 6
+        await press(pilot, "b")
+        assert screen.playing
+        assert not screen.forward
+        await ticks(pilot, clock, 2)
+        assert screen.match.cursor == 3
+        await ticks(pilot, clock, 5)
+        assert (screen.match.cursor, screen.playing, screen.forward) == (0, False, True)
+        await press(pilot, "g")
+        await press(pilot, "9", "enter")  # beyond the end: not taken
+        assert app.screen is not screen
+        await press(pilot, "backspace", "5", "enter")
+        assert screen.match.cursor == 5
+        timeline = screen.query_one(Timeline)
+        column = next(x for x in range(timeline.size.width) if timeline.step_at(x) in (2, 3))
+        await pilot.click(Timeline, offset=(column, 0))
+        await settle(pilot)
+        assert screen.match.cursor == timeline.step_at(column)
+
+
+async def test_restart_repeats_the_start_and_next_seed_changes_it(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "random", seed=4))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        start = play_screen(app).match.sessions[0].frames[0].board
+        await ticks(pilot, clock, 2)
+        await press(pilot, "r")
+        assert play_screen(app).match.sessions[0].frames[0].board == start
+        await press(pilot, "x")
+        assert play_screen(app).match.sessions[0].seed == 5
+        assert play_screen(app).match.sessions[0].frames[0].board != start
+
+
+async def test_the_sitting_is_counted_and_drawn(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("frozen-lake", "optimal", seed=3))
+    async with app.run_test(size=(120, 40)) as pilot:
+        for _ in range(2):
+            await settle(pilot)
+            while not play_screen(app).match.over:
+                await ticks(pilot, clock, 1)
+            assert "goal reached" in text_of(app, ".status")
+            await press(pilot, "r")
+        assert "2 played, mean +1.00" in text_of(app, ".returns")
+
+
+# ── step ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_step_mode_shows_prompt_then_answer_then_reward(app_of) -> None:
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=scripted("s", answer("up"), "no tag here"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        session = play_screen(app).match.sessions[0]
+        assert "next it reads" in text_of(app, ".text")
+        await press(pilot, "n")
+        assert (session.last, list(session.answers)) == (0, ["snake1"])
+        shown = text_of(app, ".text")
+        assert "<action>up</action>" in shown
+        assert "parsed" in shown
+        await press(pilot, "n")
+        assert session.last == 1
+        assert "up → 0" in text_of(app, ".text")
+        await press(pilot, "n", "n")
+        assert session.frame.tallies["snake1"].invalid == 1
+        assert "⊥ no tag" in text_of(app, ".text")
+
+
+async def test_an_answer_is_shown_as_it_streams(app_of) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "s", step=True), s=scripted("s", answer("up", "a long thought here."), gate=gate))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("n")
+        while "a long" not in text_of(app, ".text"):
+            await pilot.pause()
+        assert "</action>" not in text_of(app, ".text")
+        assert play_screen(app).asking
+        gate.set()
+        await settle(pilot)
+        assert "<action>up</action>" in text_of(app, ".text")
+
+
+# ── play, race, duel, take over ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("keys", [("up", "right", "down"), ("k", "l", "j"), ("w", "d", "s")])
+async def test_a_person_plays_with_arrows_hjkl_and_wasd(app_of, keys: tuple[str, ...]) -> None:
+    app = app_of(Setup("frozen-lake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        assert "your move" in text_of(app, ".status")
+        await press(pilot, *keys)
+        turns = play_screen(app).match.sessions[0].episode.turns
+        assert [turn.action for turn in turns] == ["up", "right", "down"]
+
+
+async def test_a_persons_episode_is_a_record_that_replays(app_of, tmp_path: Path) -> None:
+    app = app_of(Setup("frozen-lake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        for _ in range(8):
+            await press(pilot, "left")
+        assert play_screen(app).match.over
+    (episode,) = read_episodes(tmp_path / "plays" / "human.jsonl")
+    assert episode.agents == {"player": "human"}
+    assert episode.outcome == "truncated"
+    assert Session.replay(episode, {"player": RandomAgent()}).last == 8
+
+
+async def test_a_click_on_an_action_plays_it(app_of) -> None:
+    app = app_of(Setup("frozen-lake-4x4", "human"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        bars = app.screen.query_one(ActionBars)
+        column = next(x for x in range(60) if bars.action_at(x, 0) == "down")
+        await pilot.click(ActionBars, offset=(column, 0))
+        await settle(pilot)
+        assert play_screen(app).match.sessions[0].episode.turns[0].action == "down"
+
+
+async def test_a_race_moves_in_step_and_says_who_won(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("frozen-lake", "human", "optimal", seed=3))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        mine, its = play_screen(app).match.sessions
+        assert mine.frame.board == its.frame.board
+        await press(pilot, "left")
+        assert (mine.last, its.last) == (1, 1)
+        for _ in range(7):
+            await press(pilot, "left")
+        assert play_screen(app).match.over
+        assert "optimal wins" in text_of(app, "#verdict")
+        assert its.game.success
+
+
+async def test_after_the_person_is_out_the_agent_plays_on_by_the_clock(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "human", "optimal", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        mine, its = play_screen(app).match.sessions
+        while not mine.over:
+            await press(pilot, "up")
+        played = its.last
+        await ticks(pilot, clock, 2)
+        assert its.last > played
+
+
+async def test_a_duel_is_one_board_with_simultaneous_moves(app_of) -> None:
+    app = app_of(Setup("snake-duel", "human", "random", seed=2))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        assert len(app.screen.query(BoardView)) == 1
+        assert len(app.screen.query(AgentPanel)) == 2
+        await press(pilot, "up")
+        turns = play_screen(app).match.sessions[0].episode.turns
+        assert [(t.player, t.step) for t in turns] == [("snake1", 0), ("snake2", 0)]
+        assert turns[0].action == "up"
+
+
+async def test_two_people_share_a_keyboard(app_of) -> None:
+    app = app_of(Setup("snake-duel", "human", "human", seed=2))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "left")
+        session = play_screen(app).match.sessions[0]
+        assert session.last == 0
+        await press(pilot, "w")
+        assert [turn.action for turn in session.episode.turns] == ["left", "up"]
+
+
+async def test_taking_over_and_handing_back(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake-solo", "optimal", seed=1))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 3)
+        await press(pilot, "t")
+        session = play_screen(app).match.sessions[0]
+        assert "your move" in text_of(app, ".status")
+        safe = OptimalAgent()
+        move = (await safe.act(session.view("snake1"))).action
+        await press(pilot, str(move))
+        assert session.last == 4
+        await press(pilot, "t")
+        await ticks(pilot, clock, 2)
+        assert session.last == 6
+        assert session.episode.agents == {"snake1": "optimal+human"}
+
+
+async def test_taking_over_a_past_moment(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake-solo", "optimal", seed=1))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 6)
+        await press(pilot, "space", "[", "[", "[", "t")
+        session = play_screen(app).match.sessions[0]
+        assert (session.last, session.live) == (3, True)
+        assert "your move" in text_of(app, ".status")
+
+
+# ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_replay_scrubs_and_can_be_taken_over(app_of, clock: ManualClock, tmp_path: Path) -> None:
+    app = app_of(Setup("snake-solo", "optimal", seed=1))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 5)
+        await press(pilot, "space", "e")
+        record = tmp_path / "plays" / "snake-solo-optimal-seed1.jsonl"
+        episodes = list(read_episodes(record))
+        assert (tmp_path / "plays" / "snake-solo-optimal-seed1-step5.svg").read_text().startswith("<svg")
+        cast = (tmp_path / "plays" / "snake-solo-optimal-seed1.cast").read_text().splitlines()
+        assert json.loads(cast[0])["version"] == 2
+    app = PlayApp(resolver(), episodes=episodes, clock=clock, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        assert (screen.match.cursor, screen.match.last, screen.playing) == (0, 5, False)
+        await press(pilot, "right", "right")
+        assert screen.match.cursor == 2
+        await press(pilot, "space")
+        await ticks(pilot, clock, 1)
+        assert screen.match.cursor == 4
+        await press(pilot, "space", "t")
+        assert "your move" in text_of(app, ".status")
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_failing_endpoint_is_shown_and_asked_again(app_of, clock: ManualClock) -> None:
+    fault = EndpointError("connection refused at http://127.0.0.1:1/v1", kind="connection", fix="is it running?")
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", fault, answer("up")))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        status = text_of(app, ".status")
+        assert "connection refused" in status
+        assert "is it running?" in status
+        assert "enter: ask again" in status
+        assert not play_screen(app).playing
+        assert play_screen(app).match.last == 0
+        await press(pilot, "enter")
+        assert play_screen(app).match.sessions[0].answers or play_screen(app).match.last == 1
+
+
+async def test_a_crash_is_a_message_and_the_game_goes_on_by_hand(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", ZeroDivisionError("division by zero")))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        assert "the agent crashed: ZeroDivisionError" in text_of(app, ".status")
+        await press(pilot, "t", "up")
+        assert play_screen(app).match.last == 1
+
+
+async def test_a_hanging_agent_is_shown_and_cancelled(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up"), gate=asyncio.Event()))
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        clock.tick(0.25)
+        await pilot.pause()
+        clock.tick(1.0)
+        clock.tick(1.0)
+        await pilot.pause()
+        assert play_screen(app).asking
+        assert "2 s" in text_of(app, ".status")
+        await press(pilot, "escape")
+        assert not play_screen(app).asking
+        await press(pilot, "t", "up")
+        assert play_screen(app).match.last == 1
+
+
+async def test_one_failing_seat_does_not_undo_the_other(app_of) -> None:
+    fault = EndpointError("gone", kind="connection")
+    agent = scripted("s", fault, answer("up"))
+    app = app_of(Setup("snake-duel", "human", "s", seed=2), s=agent)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "up")
+        session = play_screen(app).match.sessions[0]
+        assert list(session.answers) == ["snake1"]
+        assert session.last == 0
+        await press(pilot, "enter")
+        assert session.last == 1
+
+
+async def test_rubbish_is_an_invalid_answer_never_a_move(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("frozen-lake-4x4", "s"), s=scripted("s", "\x00[/] [bold]<action>fly</action>"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 2)
+        session = play_screen(app).match.sessions[0]
+        assert session.frame.tallies["player"].invalid == 2
+        assert session.frame.board == session.frames[0].board
+        assert "⊥ no action: illegal" in text_of(app, ".text")
+
+
+async def test_an_agent_that_cannot_be_made_says_how_to_get_it(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "s"), s=MissingExtraError("the agent 's'", "train"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        assert "pip install 'msgrpo[train]'" in text_of(app, ".status")
+
+
+# ── the start screen ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_start_screen_starts_what_it_says(app_of, clock: ManualClock) -> None:
+    app = app_of(None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert isinstance(app.screen, StartScreen)
+        await press(pilot, *["down"] * 5, "right", "down", "down", "down")
+        assert "msgrpo play snake --agent human --against" in text_of(app, "#command")
+        await press(pilot, "right", "end")
+        assert text_of(app, "#command").endswith("--agent human --against random")
+        await press(pilot, "enter")
+        assert play_screen(app).setup == Setup("snake", "human", "random")
+        await press(pilot, "q")
+        assert isinstance(app.screen, StartScreen)
+
+
+async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "fl"
+    run.mkdir(parents=True)
+    (run / "adapter_config.json").write_text("{}")
+    (run / "summary.json").write_text('{"scenario": "frozen-lake"}')
+    app = app_of(None)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert "fl (frozen-lake)" in text_of(app, "#agents")
+        await press(pilot, "u", *"http://h:1/v1", "enter")
+        assert "Name the model" in str([n.message for n in app._notifications])
+        await press(pilot, "u", *"http://h:1/v1#m", "enter")
+        assert "--agent endpoint:http://h:1/v1#m" in text_of(app, "#command")
+
+
+async def test_without_torch_the_start_screen_says_what_can_play(app_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.choices.find_spec", lambda name: None)
+    app = app_of(Setup("snake", "nano"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert isinstance(app.screen, StartScreen)
+        assert "pip install 'msgrpo[train]'" in text_of(app, "#command")
+        await press(pilot, "enter")
+        assert play_screen(app).setup == Setup("snake", "optimal")
+
+
+# ── the shell around ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_keys_can_be_remapped(clock: ManualClock) -> None:
+    app = PlayApp(resolver(), Setup("snake", "optimal"), keys={"play.pause": "z"}, clock=clock)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "space")
+        assert play_screen(app).playing
+        await press(pilot, "z")
+        assert not play_screen(app).playing
+
+
+async def test_help_palette_theme_resize_and_quit(app_of) -> None:
+    app = app_of(Setup("snake", "human"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "question_mark")
+        assert app.screen.query(".help")
+        await press(pilot, "escape")
+        commands = [command.title for command in app.get_system_commands(app.screen)]
+        assert {"Take over", "Save", "Light or dark"} <= set(commands)
+        app.action_toggle_light()
+        await pilot.resize_terminal(200, 60)
+        await settle(pilot)
+        assert app.screen.query_one(BoardView).scale == 5
+        await pilot.resize_terminal(30, 10)
+        await settle(pilot)
+        await press(pilot, "up")
+        assert play_screen(app).match.last == 1
+        await press(pilot, "ctrl+q")
+    assert app.return_code == 0
+
+
+async def test_no_color_keeps_every_sign_apart(app_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_of(Setup("snake-poison-apple-and-banana", "human", seed=3))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        board = text_of(app, "BoardView")
+        assert all(sign in board for sign in ("●1", "●2", "A-", "B+"))

@@ -1,0 +1,298 @@
+"""The command: plain text, keys, records, refusals; in a real terminal and in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from msgrpo_agent.cli import app
+from msgrpo_agent.episode import read_episodes
+from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from tui import launch
+from tui.export import append_episode
+from tui.keys import bindings, read_keys
+from tui.plain import play_plain
+from tui.session import Setup
+from tui.theme import NIGHT
+
+ROOT = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-m", "msgrpo_agent.cli", "play"]
+AGENTS = {"random": RandomAgent, "optimal": OptimalAgent}
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["play", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+# ── plain ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_terminal_the_episode_is_text() -> None:
+    text = run("frozen-lake", "--agent", "optimal", "--seed", "3")
+    assert text.count("frozen-lake · seed 3 · step 0/8") == 1
+    assert text.count("player: ") == text.count("reward") > 0
+    assert "goal reached" in text
+    assert "P" in text
+
+
+def test_a_comparison_in_plain_text_ends_with_its_result() -> None:
+    assert "optimal +1" in run("frozen-lake", "--agent", "optimal", "--against", "random", "--seed", "3", "--plain")
+
+
+def test_a_person_cannot_play_in_a_pipe() -> None:
+    with pytest.raises(UsageError, match="needs a terminal"):
+        run("snake", "--agent", "human", "--plain")
+
+
+def test_nothing_to_choose_in_a_pipe() -> None:
+    with pytest.raises(UsageError, match="no terminal"):
+        run()
+
+
+@pytest.mark.parametrize("arguments", [("snke",), ("snake", "--agent", "optmal")])
+def test_wrong_names_are_refused_with_a_hint(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(*arguments, "--plain")
+    assert "did you mean" in str(caught.value)
+
+
+def test_without_torch_plain_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.choices.find_spec", lambda name: None)
+    with pytest.raises(MsgrpoError) as caught:
+        run("snake", "--plain")
+    assert "pip install 'msgrpo[train]'" in str(caught.value)
+    assert "--agent optimal" in str(caught.value)
+
+
+def test_a_failing_agent_ends_plain_play_with_its_error() -> None:
+    def resolve(spec: str) -> RandomAgent:
+        raise MissingExtraError("the agent", "train")
+
+    with pytest.raises(MissingExtraError):
+        play_plain(Setup("snake", "random"), resolve, Console(file=io.StringIO()))
+
+
+def test_a_record_is_replayed_as_text_and_a_changed_one_refused(tmp_path: Path) -> None:
+    setup = Setup("snake", "optimal", seed=2)
+    match = play_plain(setup, lambda spec: AGENTS[spec](), Console(file=io.StringIO()))
+    record = tmp_path / "one.jsonl"
+    append_episode(record, match.sessions[0].episode)
+    text = run("--replay", str(record), "--plain")
+    assert text.count("snake · seed 2 · step") == match.last + 1
+    changed = json.loads(record.read_text())
+    changed["turns"][0]["reward"] = 5
+    record.write_text(json.dumps(changed))
+    with pytest.raises(RecordError, match="step 0 of the record differs"):
+        run("--replay", str(record), "--plain")
+    record.write_text("")
+    with pytest.raises(RecordError, match="holds no episode"):
+        run("--replay", str(record), "--plain")
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_key_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    text = run("--keys")
+    for name in bindings():
+        assert name in text
+    assert str(tmp_path / "msgrpo" / "keys.toml") in text.replace("\n", "")
+
+
+def test_a_keys_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    assert read_keys(path) == {}
+    path.write_text('"play.pause" = "space,f2"\n')
+    assert read_keys(path) == {"play.pause": "space,f2"}
+    for text, said in (
+        ("= 3", "cannot be read"),
+        ('"play.paus" = "z"', "did you mean"),
+        ('"play.pause" = 3', "must be"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            read_keys(path)
+
+
+# ── the served app ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "example.org", "::"])
+def test_other_hosts_are_refused_unless_forced(host: str) -> None:
+    with pytest.raises(UsageError, match="there is no password"):
+        launch.web(["play"], host, 8080, force=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.0.1"])
+def test_loopback_needs_no_force(host: str) -> None:
+    assert launch.is_loopback(host)
+
+
+def test_the_served_command_is_the_same_without_the_serving() -> None:
+    asked = ["play", "snake", "--web", "--host", "127.0.0.1", "--port=81", "--seed", "3", "--force"]
+    assert launch.without_web(asked) == ["play", "snake", "--seed", "3"]
+
+
+def environment(home: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "XDG_CONFIG_HOME": str(home), "TERM": "xterm-256color"}
+
+
+def wait_for(found, seconds: float = 60.0):
+    """The first true value of `found()`; fails after a time that is far beyond what it takes."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in time")
+
+
+TMUX = shutil.which("tmux")
+
+
+@pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
+def test_in_a_terminal_it_draws_plays_quits_and_restores_the_screen(tmp_path: Path) -> None:
+    socket_name = str(tmp_path / "tmux.sock")
+
+    def tmux(*arguments: str) -> str:
+        found = subprocess.run(
+            [str(TMUX), "-S", socket_name, "-f", "/dev/null", *arguments],
+            env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return found.stdout
+
+    tmux("new-session", "-d", "-x", "80", "-y", "24", "sh")
+    try:
+        command = " ".join([*COMMAND, "frozen-lake", "--agent", "human", "--seed", "3"])
+        tmux("send-keys", f"echo be''fore; {command}; echo code=$?.", "Enter")
+        wait_for(lambda: "your move" in tmux("capture-pane", "-p"))
+        assert "●P" in tmux("capture-pane", "-p")
+        tmux("send-keys", "Down")
+        wait_for(lambda: "step 1/8" in tmux("capture-pane", "-p"))
+        tmux("resize-window", "-x", "120", "-y", "40")
+        wait_for(lambda: len(tmux("capture-pane", "-p").rstrip().splitlines()) > 30)
+        tmux("send-keys", "C-q")
+        shown = wait_for(lambda: (s := tmux("capture-pane", "-p")) and "code=0." in s and s)
+        assert "before" in shown  # the screen from before the app is back
+        assert "your move" not in shown
+        assert tmux("display-message", "-p", "#{alternate_on} #{mouse_any_flag} #{cursor_flag}").split() == [
+            "0",
+            "0",
+            "1",
+        ]
+    finally:
+        tmux("kill-server")
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def test_the_served_page_asks_no_other_machine_for_anything(tmp_path: Path) -> None:
+    pytest.importorskip("textual_serve", reason="the web extra is not installed")
+    launch.page_without_links(tmp_path)
+    page = (tmp_path / "app_index.html").read_text()
+    assert "textual.js" in page
+    assert "https://" not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+async def test_in_a_browser_the_served_app_draws_and_plays(tmp_path: Path) -> None:
+    pytest.importorskip("textual_serve", reason="the web extra is not installed")
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: it comes with the train extra")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [*COMMAND, "frozen-lake", "--agent", "human", "--seed", "3", "--web", "--port", str(port)],
+        env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    profile = tmp_path / "profile"
+    browser = None
+    try:
+        wait_for(lambda: reachable(port))
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+        browser = subprocess.Popen(
+            [str(CHROMIUM), *flags, f"--user-data-dir={profile}", "--remote-debugging-port=0",
+             "--window-size=1000,700", f"http://127.0.0.1:{port}/"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        debugger = wait_for(lambda: (profile / "DevToolsActivePort").is_file() and profile / "DevToolsActivePort")
+        debug_port = int(wait_for(debugger.read_text).splitlines()[0])
+        async with page_of(debug_port) as ask:
+            wanted = {
+                tuple(bytes.fromhex(NIGHT.variables[name][1:])) for name in ("ice-a", "ice-b", "goal", "snake-1")
+            }
+            for _ in range(100):
+                shot = (await ask("Page.captureScreenshot"))["data"]
+                (tmp_path / "page.png").write_bytes(base64.b64decode(shot))
+                picture = image.open(tmp_path / "page.png").convert("RGB")
+                seen = {colour for _, colour in picture.getcolors(picture.width * picture.height)}
+                if wanted <= seen:
+                    break
+            assert wanted <= seen
+            await ask("Runtime.evaluate", expression="document.querySelector('textarea').focus()")
+            record = tmp_path / "plays" / "human.jsonl"
+            for _ in range(100):
+                for kind in ("keyDown", "keyUp"):
+                    key = {"key": "ArrowLeft", "code": "ArrowLeft", "windowsVirtualKeyCode": 37}
+                    await ask("Input.dispatchKeyEvent", type=kind, **key)
+                await ask("Page.captureScreenshot")  # lets the page take the key and draw
+                if record.is_file():
+                    break
+            (episode,) = read_episodes(record)
+            assert [turn.action for turn in episode.turns] == ["left"] * 8
+    finally:
+        for process in filter(None, (browser, server)):
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@asynccontextmanager
+async def page_of(debug_port: int) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """The first page of a browser, over its debugging protocol: `await ask("Domain.method", **parameters)`."""
+    import aiohttp
+
+    async with aiohttp.ClientSession() as http:
+        async with http.get(f"http://127.0.0.1:{debug_port}/json") as answer:
+            pages = [page for page in await answer.json() if page["type"] == "page"]
+        async with http.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as connection:
+            numbers = itertools.count(1)
+
+            async def ask(method: str, **parameters: Any) -> Any:
+                number = next(numbers)
+                await connection.send_json({"id": number, "method": method, "params": parameters})
+                while True:
+                    message = await connection.receive_json(timeout=60)
+                    if message.get("id") == number:
+                        return message["result"]
+
+            yield ask
+
+
+def reachable(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

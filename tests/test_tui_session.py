@@ -1,0 +1,214 @@
+"""The session and the match, without Textual."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from msgrpo_agent.agent import Completion, Decision
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.errors import GameError, RecordError, UsageError
+from msgrpo_agent.game import Outcome
+from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo_agent.rollout import decide, play_episode
+from tui.agents import HUMAN, HumanAgent
+from tui.export import asciicast, episode_line, file_stem
+from tui.session import Match, Session, Setup, Sitting, ending, new_match, short_name, verdict
+
+
+def seat(spec: str):
+    return {"random": RandomAgent, "optimal": OptimalAgent, HUMAN: HumanAgent}[spec]()
+
+
+async def finish(session: Session) -> Session:
+    while not session.over:
+        views = {player: session.view(player) for player in session.waiting()}
+        for player, decision in (await decide(session.agents, views)).items():
+            session.answer(player, decision)
+        session.commit()
+    return session
+
+
+def solo(spec: str = "random", scenario: str = "snake", seed: int = 3) -> Session:
+    return new_match(Setup(scenario, spec, seed=seed), seat).sessions[0]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_a_session_plays_what_play_episode_plays(scenario: str) -> None:
+    match = new_match(Setup(scenario, "random", "random", seed=5), seat)
+    session = await finish(match.sessions[0])
+    agents = {player: RandomAgent() for player in session.players}
+    expected = await play_episode(get_scenario(scenario), agents, start_seed=5, chance_seed=5, sampling_seed=5)
+    assert session.episode.model_dump() == expected.model_dump()
+
+
+def test_nothing_is_played_before_everybody_has_answered() -> None:
+    session = new_match(Setup("snake-duel", "random", "random"), seat).sessions[0]
+    session.answer("snake1", Decision("up"))
+    assert session.waiting() == ["snake2"]
+    with pytest.raises(GameError, match="waiting for snake2"):
+        session.commit()
+
+
+async def test_the_cursor_follows_only_when_it_shows_the_present() -> None:
+    session = solo("optimal")
+    for _ in range(3):
+        session.answer("snake1", Decision("up"))
+        session.commit()
+        if session.over:
+            break
+    assert session.live
+    session.seek(1)
+    assert (session.cursor, session.live) == (1, False)
+    session.seek(-5)
+    assert session.cursor == 0
+    session.seek(99)
+    assert session.cursor == session.last
+
+
+async def test_tallies_add_up_reward_invalid_tokens_and_seconds() -> None:
+    session = solo(scenario="frozen-lake-slippery")
+    said = Completion("hm", "stop", prompt_tokens=10, completion_tokens=2, latency_s=0.5)
+    session.answer("player", Decision(None, ParseFailure.NO_TAG, None, said))
+    tally = session.commit().tallies["player"]
+    assert (tally.total, tally.invalid, tally.tokens, tally.seconds) == (0.0, 1, 12, 0.5)
+
+
+async def test_taking_over_in_the_past_forgets_the_future_and_signs_the_record() -> None:
+    session = await finish(solo("optimal"))
+    session.seek(4)
+    session.take_over("snake1")
+    assert (session.last, session.over, len(session.episode.turns)) == (4, False, 4)
+    assert session.episode.agents == {"snake1": "optimal"}
+    session.answer("snake1", Decision("up"))
+    session.commit()
+    assert session.episode.agents == {"snake1": "optimal+human"}
+    assert session.episode.settings["snake1"]["parts"] == {
+        "optimal": {"model": "dynamic programming or search"},
+        "human": {"model": "a person"},
+    }
+    session.hand_back("snake1")
+    await finish(session)
+    again = Session.replay(Episode.model_validate_json(episode_line(session.episode)), {"snake1": HumanAgent()})
+    assert again.frames[-1].board == session.frames[-1].board
+
+
+async def test_rewinding_and_playing_the_same_moves_has_the_same_luck() -> None:
+    session = await finish(solo("optimal", "frozen-lake-slippery"))
+    boards = [frame.board for frame in session.frames]
+    session.seek(1)
+    session.rewind()
+    await finish(session)
+    assert [frame.board for frame in session.frames] == boards
+
+
+async def test_a_replay_shows_every_frame_and_refuses_a_changed_record() -> None:
+    played = await finish(solo())
+    record = played.episode.model_copy(deep=True)
+    session = Session.replay(record, {"snake1": HumanAgent()})
+    assert session.cursor == 0
+    assert [f.board for f in session.frames] == [f.board for f in played.frames]
+    record.turns[1].reward = 7.0
+    with pytest.raises(RecordError, match="step 1 of the record differs"):
+        Session.replay(record, {"snake1": HumanAgent()})
+
+
+async def test_a_replay_of_a_torn_duel_is_refused() -> None:
+    match = new_match(Setup("snake-duel", "random", "random"), seat)
+    record = (await finish(match.sessions[0])).episode.model_copy(deep=True)
+    record.turns.pop()
+    with pytest.raises(RecordError, match="one turn a step"):
+        Session.replay(record, {p: HumanAgent() for p in record.agents})
+
+
+def test_two_agents_of_a_one_player_game_get_a_board_each_from_the_same_start() -> None:
+    match = new_match(Setup("snake", "random", "optimal", seed=9), seat)
+    first, second = match.sessions
+    assert first.frame.board == second.frame.board
+    assert [s.agents["snake1"].spec for s in match.sessions] == ["random", "optimal"]
+
+
+def test_a_duel_without_a_named_opponent_is_against_optimal() -> None:
+    (session,) = new_match(Setup("snake-duel", "human"), seat).sessions
+    assert [agent.spec for agent in session.agents.values()] == ["human", "optimal"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "mode"),
+    [
+        (Setup("snake", "random"), "watch"),
+        (Setup("snake", "random", step=True), "step"),
+        (Setup("snake", "human"), "play"),
+        (Setup("snake", "human", "random"), "race"),
+        (Setup("snake", "random", "optimal"), "compare"),
+        (Setup("snake-duel", "human"), "duel"),
+    ],
+)
+def test_modes(setup: Setup, mode: str) -> None:
+    assert setup.mode == mode
+
+
+async def test_verdict_and_endings() -> None:
+    match = new_match(Setup("frozen-lake", "optimal", "random", seed=3), seat)
+    assert verdict(match) == ""
+    for session in match.sessions:
+        await finish(session)
+    assert ending(match.sessions[0], match.sessions[0].frames[-1]) == "goal reached"
+    assert verdict(match).startswith("optimal +1")
+    lost = match.sessions[1]
+    expected = {Outcome.TERMINATED: "fell in a hole", Outcome.TRUNCATED: "out of steps"}
+    if not lost.game.success:
+        assert ending(lost, lost.frames[-1]) == expected[lost.game.outcome]
+
+
+async def test_a_sitting_keeps_returns_by_scenario_and_agent() -> None:
+    sitting = Sitting()
+    session = await finish(solo("optimal"))
+    sitting.add(session)
+    assert sitting.of(session, "snake1") == [session.episode.returns["snake1"]]
+    assert sitting.of(solo("random"), "snake1") == []
+
+
+async def test_the_shorter_of_two_games_waits_at_its_end() -> None:
+    match = Match([await finish(solo("random", "frozen-lake")), await finish(solo("optimal", "frozen-lake"))])
+    match.seek(match.last)
+    assert match.live
+    assert all(session.cursor == session.last for session in match.sessions)
+
+
+async def test_asciicast_has_a_header_and_one_event_a_frame() -> None:
+    import json
+
+    session = await finish(solo("optimal"))
+    header, *events = [json.loads(line) for line in asciicast(session, speed=4).splitlines()]
+    assert header["version"] == 2
+    assert len(events) == len(session.frames)
+    assert [event[0] for event in events[:3]] == [0.0, 0.25, 0.5]
+    assert all(event[1] == "o" for event in events)
+    assert file_stem(session) == "snake-optimal-seed3"
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [("nano", "nano"), ("adapter:runs/fl/", "fl"), ("endpoint:http://h:1/v1#Qwen/Q", "Qwen/Q"), ("dqn:runs/d", "d")],
+)
+def test_short_names(spec: str, name: str) -> None:
+    assert short_name(spec) == name
+
+
+def test_unknown_scenarios_are_refused() -> None:
+    with pytest.raises(UsageError, match="snke"):
+        new_match(Setup("snke", "random"), seat)
+
+
+def test_the_session_loads_no_textual_and_the_app_no_torch() -> None:
+    code = (
+        "import sys, tui.session, tui.export, tui.plain; assert 'textual' not in sys.modules, 'textual';"
+        "import tui.app, tui.launch, tui.keys;"
+        "bad = [m for m in ('torch','transformers','peft','vllm') if m in sys.modules]; assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,116 @@
+"""A scripted agent and a clock that only moves when told to, for the tests of the app."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from textual.pilot import Pilot
+
+from msgrpo_agent.agent import Agent, Completion, LanguageAgent, OnText, Sampling
+from msgrpo_agent.prompt import Prompt
+from tui.agents import HumanAgent
+from tui.app import PlayApp
+from tui.screens.play import PlayScreen
+
+FOUR = ("up", "down", "left", "right")
+
+
+def answer(action: str, thought: str = "the apple is near.") -> str:
+    return f"{thought}<action>{action}</action>"
+
+
+class ScriptedModel:
+    """Answers with the texts of a script in turn, the last one for ever; an exception in it is raised."""
+
+    name = "scripted"
+
+    def __init__(self, *script: str | Exception, gate: asyncio.Event | None = None) -> None:
+        self.script = list(script)
+        self.gate = gate
+        self.calls = 0
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        seed: int,
+        *,
+        actions: tuple[str, ...] = (),
+        on_text: OnText | None = None,
+    ) -> Completion:
+        said = self.script[min(self.calls, len(self.script) - 1)]
+        self.calls += 1
+        if isinstance(said, Exception):
+            raise said
+        if on_text is not None:
+            on_text(said[: len(said) // 2])
+        if self.gate is not None:
+            await self.gate.wait()
+        shares = dict(zip(actions, (0.55, 0.25, 0.15, 0.05), strict=False)) if actions else None
+        return Completion(said, "stop", 300, 20, 0.25, action_probabilities=shares)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def scripted(spec: str, *script: str | Exception, gate: asyncio.Event | None = None) -> LanguageAgent:
+    return LanguageAgent(spec, ScriptedModel(*script, gate=gate), show_probabilities=True)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        entry = (self.time + seconds, call)
+        self.calls.append(entry)
+        return lambda: self.calls.remove(entry) if entry in self.calls else None
+
+    def tick(self, seconds: float) -> None:
+        self.time += seconds
+        due = [entry for entry in self.calls if entry[0] <= self.time]
+        self.calls = [entry for entry in self.calls if entry[0] > self.time]
+        for _, call in due:
+            call()
+
+
+def play_screen(app: PlayApp) -> PlayScreen:
+    assert isinstance(app.screen, PlayScreen)
+    return app.screen
+
+
+async def settle(pilot: Pilot[Any]) -> None:
+    """Until every message is handled, and nobody but a person is being asked."""
+    for _ in range(500):
+        await pilot.pause()
+        screen = pilot.app.screen
+        if not isinstance(screen, PlayScreen) or not screen.asking:
+            break
+        if screen.waiting_humans() and all(isinstance(a, HumanAgent) for a in unanswered(screen)):
+            break
+    else:
+        raise AssertionError("an agent is still being asked")
+    await pilot.pause()
+
+
+def unanswered(screen: PlayScreen) -> list[Agent]:
+    """Who is being asked; a seat that failed is not."""
+    return [screen.match.sessions[i].agents[p] for i, p in screen.match.waiting() if (i, p) not in screen.failed]
+
+
+async def ticks(pilot: Pilot[Any], clock: ManualClock, steps: int, seconds: float = 0.25) -> None:
+    for _ in range(steps):
+        clock.tick(seconds)
+        await settle(pilot)
+
+
+async def press(pilot: Pilot[Any], *keys: str) -> None:
+    for key in keys:
+        await pilot.press(key)
+        await settle(pilot)

@@ -1,0 +1,103 @@
+"""Who sits at the board: a person at the keys, and an agent that is made when it is first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo_agent.prompt import Prompt
+
+Resolve = Callable[[str], Agent]
+HUMAN = "human"
+
+
+class HumanAgent:
+    """A person: `act` waits until `choose` is called, which is what a key press does."""
+
+    spec = HUMAN
+
+    def __init__(self) -> None:
+        self._turn: asyncio.Future[str] | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return self._turn is not None and not self._turn.done()
+
+    def choose(self, action: str) -> bool:
+        """Answer the turn that waits; False where none does."""
+        if self._turn is None or self._turn.done():
+            return False
+        self._turn.set_result(action)
+        return True
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "a person"}
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        self._turn = asyncio.get_running_loop().create_future()
+        return Decision(await self._turn)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class LazyAgent:
+    """An agent made by `resolve` in a thread at its first turn, so that the board is there before the model is."""
+
+    def __init__(self, spec: str, resolve: Resolve) -> None:
+        self.spec = spec
+        self._resolve = resolve
+        self._making = threading.Lock()
+        self._agent: Agent | None = None
+
+    @property
+    def loaded(self) -> bool:
+        return self._agent is not None
+
+    def settings(self) -> dict[str, Any]:
+        return {} if self._agent is None else self._agent.settings()
+
+    @property
+    def trouble(self) -> str:
+        """What a model says it is waiting for (`trouble`: the failure and which retry comes next), or nothing."""
+        return str(getattr(getattr(self._agent, "model", None), "trouble", ""))
+
+    def prompt(self, view: View) -> Prompt | None:
+        """What the agent will read this turn; None where it reads no text, or is not there yet."""
+        if isinstance(self._agent, LanguageAgent):
+            return self._agent.template.render(view.scenario, view.observation)
+        return None
+
+    def _make(self) -> Agent:
+        with self._making:
+            if self._agent is None:
+                self._agent = self._resolve(self.spec)
+            return self._agent
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        agent = await asyncio.to_thread(self._make) if self._agent is None else self._agent
+        return await agent.act(view, on_text=on_text)
+
+    async def close(self) -> None:
+        if self._agent is not None:
+            await self._agent.close()
+
+
+class Table:
+    """Makes every agent of a sitting once: seats and episodes that name the same one share it."""
+
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+        self._agents: dict[str, LazyAgent] = {}
+
+    def seat(self, spec: str) -> Agent:
+        if spec == HUMAN:
+            return HumanAgent()
+        return self._agents.setdefault(spec, LazyAgent(spec, self._resolve))
+
+    async def close(self) -> None:
+        for agent in self._agents.values():
+            await agent.close()

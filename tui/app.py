@@ -1,0 +1,195 @@
+"""The Textual app: seats agents, remembers the sitting, switches screens. Games and agents come from outside."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo_agent.errors import MsgrpoError, RecordError
+from msgrpo_agent.games import SCENARIOS
+from tui import export
+from tui.agents import Resolve, Table
+from tui.choices import RUNS, agent_choices, missing_extra
+from tui.clock import Clock, RealClock
+from tui.screens.play import PlayScreen
+from tui.screens.start import StartScreen
+from tui.session import Match, Session, Setup, Sitting, new_match
+from tui.theme import DAY, NIGHT, THEMES
+
+PLAYS = Path("plays")  # where episodes, pictures and recordings go
+
+
+class PlayApp(App[None]):
+    """`setup` starts a game at once, `episodes` replays them; with neither there is the start screen."""
+
+    TITLE = "msgrpo"
+    CSS_PATH = "msgrpo.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 (Textual has no ClassVar here)
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q", "quit", "quit", show=False, id="app.quit", priority=True),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False, id="app.suspend"),
+        Binding("ctrl+t", "toggle_light", "light or dark", show=False, id="app.light"),
+    ]
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        setup: Setup | None = None,
+        *,
+        episodes: list[Episode] | None = None,
+        keys: dict[str, str] | None = None,
+        clock: Clock | None = None,
+        runs: Path = RUNS,
+        plays: Path = PLAYS,
+    ) -> None:
+        super().__init__()
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = NIGHT.name
+        self.table = Table(resolve)
+        self.first = setup
+        self.episodes = episodes
+        self.keys = keys or {}
+        self.clock: Clock = clock or RealClock(self)
+        self.runs = runs
+        self.plays = plays
+        self.sitting = Sitting()
+
+    def on_mount(self) -> None:
+        self.set_keymap(self.keys)
+        if self.episodes:
+            self.replay(self.episodes[0])
+        elif self.first is not None and (notice := self._missing(self.first)) is None:
+            self.play(self.first)
+        else:
+            self.choose(notice if self.first is not None and notice else "")
+
+    @staticmethod
+    def _missing(setup: Setup) -> str | None:
+        for spec in filter(None, (setup.agent, setup.against)):
+            fix = missing_extra(spec)
+            if fix is not None:
+                return f"{spec} needs packages that are not here: {fix}   These agents can play now:"
+        return None
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """The board's colours under any other theme."""
+        return NIGHT.variables
+
+    async def on_unmount(self) -> None:
+        await self.table.close()
+
+    # ── screens ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def choose(self, notice: str = "") -> None:
+        scenario = self.first.scenario if self.first is not None else next(iter(SCENARIOS))
+        seed, speed = (self.first.seed, self.first.speed) if self.first is not None else (0, 4.0)
+        choices = agent_choices(self.runs)
+        self.push_screen(StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed))
+
+    def play(self, setup: Setup, *, replace: bool = False) -> None:
+        try:
+            match = new_match(setup, self.table.seat)
+        except MsgrpoError as error:
+            self.notify(str(error), severity="error")
+            return
+        screen = PlayScreen(match, setup)
+        if replace:
+            self.switch_screen(screen)
+        else:
+            self.push_screen(screen)
+
+    def next_seed(self, setup: Setup) -> None:
+        from dataclasses import replace
+
+        self.play(replace(setup, seed=setup.seed + 1), replace=True)
+
+    def replay(self, episode: Episode) -> None:
+        agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}
+        session = Session.replay(episode, agents)
+        first = next(iter(episode.agents.values()))
+        self.push_screen(PlayScreen(Match([session]), Setup(episode.scenario, first), replay=True))
+
+    def open_replay(self, path: str) -> None:
+        """Replay the last episode of a record."""
+        episodes = list(read_episodes(Path(path).expanduser()))
+        if not episodes:
+            raise RecordError(f"{path} holds no episode")
+        self.replay(episodes[-1])
+
+    def leave(self) -> None:
+        """Back to the start screen, or out of the app where the game was asked for by name."""
+        if len(self.screen_stack) > 2:
+            self.pop_screen()
+        else:
+            self.exit()
+
+    # ── what stays ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def finished(self, session: Session) -> str:
+        """An episode ended: it counts in the sitting, and a person's is recorded. Says where."""
+        self.sitting.add(session)
+        if not session.human_played:
+            return ""
+        path = self.plays / "human.jsonl"
+        try:
+            export.append_episode(path, session.episode)
+        except OSError as error:
+            self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
+            return ""
+        return f"recorded in {path}"
+
+    def export(self, match: Match) -> None:
+        """Save what is on the screen: record, picture and recording, to the folder or to the browser."""
+        for session in match.sessions:
+            name = export.file_stem(session)
+            files = {
+                f"{name}.jsonl": export.episode_line(session.episode),
+                f"{name}.cast": export.asciicast(session, speed=match_speed(self.screen)),
+            }
+            for filename, text in files.items():
+                self._deliver(filename, text)
+        first = match.sessions[0]
+        picture = f"{export.file_stem(first)}-step{match.cursor}.svg"
+        self._deliver(picture, self.export_screenshot(title=f"msgrpo play {first.scenario.id}"))
+        self.notify(f"saved to {self.plays}/: {export.file_stem(first)} .jsonl .cast .svg")
+
+    def _deliver(self, filename: str, text: str) -> None:
+        if not self.is_web:
+            try:
+                self.plays.mkdir(parents=True, exist_ok=True)
+                (self.plays / filename).write_text(text)
+            except OSError as error:
+                self.notify(f"{self.plays / filename} cannot be written: {error.strerror}", severity="error")
+            return
+        self.deliver_text(io.StringIO(text), save_filename=filename)
+
+    def action_toggle_light(self) -> None:
+        self.theme = NIGHT.name if self.theme == DAY.name else DAY.name
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        yield from super().get_system_commands(screen)
+        yield SystemCommand("Light or dark", "Switch between day ice and night ice", self.action_toggle_light)
+        if isinstance(screen, PlayScreen):
+            play = screen
+            yield SystemCommand("Restart", "The same start and luck again", play.action_restart)
+            yield SystemCommand("Next seed", "Another start", play.action_next_seed)
+            yield SystemCommand("Take over", "Play on by hand, or hand back", partial(play.action_take_over, 0))
+            yield SystemCommand("Prompt", "Show what the agent reads and answers", play.action_details)
+            yield SystemCommand("Go to step", "Jump in the history", play.action_jump)
+            yield SystemCommand("Save", "Record, picture and recording", play.action_export)
+        if isinstance(screen, StartScreen):
+            yield SystemCommand("Open a replay", "Watch a recorded episode", screen.action_open_replay)
+
+
+def match_speed(screen: object) -> float:
+    return screen.speed if isinstance(screen, PlayScreen) else 4.0

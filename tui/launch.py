@@ -1,0 +1,145 @@
+"""From the command line into the app, its plain twin, or a browser."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import shlex
+import sys
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
+from msgrpo_agent.games import get_scenario
+from tui.agents import HUMAN, Resolve, Table
+from tui.choices import missing_extra
+from tui.session import Session, Setup
+
+INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no terminal and needs none
+
+
+def setup(
+    scenario: str | None, agent: str, against: str | None, seed: int, speed: float, *, step: bool
+) -> Setup | None:
+    """What was asked for; None where the person is to choose."""
+    if scenario is None:
+        return None
+    get_scenario(scenario)
+    return Setup(scenario, agent, against, seed, speed, step)
+
+
+def play(resolve: Resolve, wanted: Setup | None, *, replay: Path | None, plain: bool, console: Console) -> None:
+    """Open the app, or print where there is no terminal."""
+    episodes = None
+    if replay is not None:
+        episodes = list(read_episodes(replay))[-1:]
+        if not episodes:
+            raise RecordError(f"{replay} holds no episode")
+    if plain or not (sys.stdout.isatty() or INTERACTIVE in os.environ):
+        _print(resolve, wanted, episodes, console)
+        return
+    from tui.app import PlayApp
+    from tui.keys import read_keys
+
+    if wanted is not None:
+        check_specs(resolve, wanted)
+    if episodes:  # a record that does not replay is an error before the screen is taken
+        _session(episodes[0], resolve)
+    PlayApp(resolve, wanted, episodes=episodes, keys=read_keys()).run()
+
+
+def check_specs(resolve: Resolve, wanted: Setup) -> None:
+    """Raise for a name that no agent has, before the screen is taken. What is slow to load is not loaded."""
+    for spec in filter(None, (wanted.agent, wanted.against)):
+        kind, _, rest = spec.partition(":")
+        if spec not in (HUMAN, "nano") and kind not in ("adapter", "dqn"):
+            resolve(spec)
+        elif kind in ("adapter", "dqn") and not Path(rest).is_dir():
+            raise UsageError(
+                f"there is no folder {rest!r} for the agent {spec!r}", fix="msgrpo adapters lists the runs"
+            )
+
+
+def _session(episode: Episode, resolve: Resolve) -> Session:
+    table = Table(resolve)
+    return Session.replay(episode, {player: table.seat(HUMAN) for player in episode.agents})
+
+
+def _print(resolve: Resolve, wanted: Setup | None, episodes: list[Episode] | None, console: Console) -> None:
+    from tui.plain import play_plain, show_replay
+
+    if episodes:
+        show_replay(_session(episodes[0], resolve), console)
+        return
+    if wanted is None:
+        raise UsageError("there is no terminal to choose a game in", fix="msgrpo play snake --agent optimal")
+    for spec in filter(None, (wanted.agent, wanted.against)):
+        fix = missing_extra(spec)
+        if fix is not None:
+            raise MsgrpoError(
+                f"the agent {spec!r} needs packages that are not installed.",
+                fix=f"{fix}   (or, without it: --agent optimal, --agent random)",
+            )
+    play_plain(wanted, resolve, console)
+
+
+def print_keys(console: Console) -> None:
+    """Every key with its name, and where to change it."""
+    from tui.keys import bindings, keys_file, read_keys
+
+    changed = read_keys()
+    table = RichTable("name", "keys", "does")
+    for name, binding in bindings().items():
+        table.add_row(name, changed.get(name, binding.key), binding.description)
+    console.print(table)
+    console.print(f'Change them in {keys_file()}, one line a key:  "play.pause" = "space,p"', highlight=False)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
+    """Serve the same command to browsers through textual-serve: one process a tab, no password."""
+    if not is_loopback(host) and not force:
+        raise UsageError(
+            f"{host} is not this machine alone: anybody who reaches port {port} could play, with your agents, "
+            "your keys and your files; there is no password",
+            fix="use --host 127.0.0.1 behind a proxy that asks for one, or add --force",
+        )
+    try:
+        from textual_serve.server import Server
+    except ImportError as error:
+        raise MissingExtraError("--web", "web") from error
+    command = shlex.join([sys.executable, "-m", "msgrpo_agent.cli", *without_web(arguments)])
+    with TemporaryDirectory() as templates:
+        page_without_links(Path(templates))
+        Server(command, host=host, port=port, title="msgrpo play", templates_path=templates).serve()
+
+
+def page_without_links(folder: Path) -> None:
+    """textual-serve's page without its font from another machine: what runs on loopback stays on loopback."""
+    page = resources.files("textual_serve").joinpath("templates/app_index.html").read_text(encoding="utf-8")
+    (folder / "app_index.html").write_text(re.sub(r"<link[^>]*https?://[^>]*>", "", page), encoding="utf-8")
+
+
+def without_web(arguments: list[str]) -> list[str]:
+    """The command line of the served app: the same without what is about serving."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument in ("--host", "--port"):
+            skip = True
+        elif argument not in ("--web", "--force") and not argument.startswith(("--host=", "--port=")):
+            kept.append(argument)
+    return kept

@@ -1,0 +1,80 @@
+"""Small windows over the screen: go to a step, help, a path or an address to type in."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.validation import Integer
+from textual.widgets import Input, Static
+
+HELP = """\
+[bold $primary]Watching[/]
+  space      pause, go on; at the end, from the start again
+  n          one step; in step mode: ask, then play the answer
+  + -        faster, slower
+  p          the prompt, the raw answer, what was made of it
+[bold $primary]Back and forth[/]
+  ← →        one step back, forward (or \\[ and ]); home, end
+  g  b       go to a step;  play backwards
+[bold $primary]Playing[/]
+  arrows     or hjkl or wasd: move; a click on an action does it too
+  t  T       take the first (second) seat, or hand it back
+[bold $primary]The game[/]
+  r  x       restart with the same luck;  the next seed
+  e          save record, picture (SVG) and recording (asciicast)
+  enter esc  ask again after a failure;  stop waiting, or leave
+  ctrl+p     all commands and themes;  ctrl+t  light or dark;  ctrl+q  quit
+"""
+
+
+class Help(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter,space", "dismiss", "close", id="help.close")
+    ]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog help") as box:
+            box.border_title = "help"
+            box.border_subtitle = "esc closes"
+            yield Static(Content.from_markup(HELP))
+
+
+class Jump(ModalScreen[int | None]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close", id="jump.close")]
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last = last
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = f"go to step 0 … {self.last}"
+            yield Input(type="integer", placeholder="step", validators=[Integer(0, self.last)])
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.validation_result is not None and event.validation_result.is_valid:
+            self.dismiss(int(event.value))
+
+
+class Ask(ModalScreen[str | None]):
+    """One line of text: the path of a record, the address of an endpoint."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close", id="ask.close")]
+
+    def __init__(self, title: str, placeholder: str) -> None:
+        super().__init__()
+        self.heading = title
+        self.placeholder = placeholder
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = self.heading
+            yield Input(placeholder=self.placeholder)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip() or None)

@@ -1,0 +1,196 @@
+"""Choose a game, a way to play it and an agent; what is chosen is also shown as a command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.games import SCENARIOS
+from tui.agents import HUMAN
+from tui.choices import Choice
+from tui.screens.dialogs import Ask, Help
+from tui.session import Setup
+from tui.widgets.board import BoardView
+
+if TYPE_CHECKING:
+    from tui.app import PlayApp
+
+ENDPOINT = "endpoint"
+WAYS = {
+    "watch": "watch",
+    "step": "step through",
+    "play": "play yourself",
+    "race": "race the agent",
+    "compare": "compare two agents",
+    "duel": "duel the agent",
+    "duel-watch": "watch a duel",
+}
+
+
+def ways_of(scenario_id: str) -> list[str]:
+    two = len(SCENARIOS[scenario_id].players) > 1
+    return ["duel", "duel-watch"] if two else ["watch", "step", "play", "race", "compare"]
+
+
+def setup_of(scenario: str, way: str, agent: str, against: str, *, seed: int, speed: float) -> Setup:
+    """The setup of a way to play: who sits where."""
+    if way in ("play", "race", "duel"):
+        return Setup(scenario, HUMAN, None if way == "play" else agent, seed, speed)
+    return Setup(scenario, agent, against if way in ("compare", "duel-watch") else None, seed, speed, way == "step")
+
+
+def command_of(setup: Setup) -> str:
+    """The command that plays the same."""
+    parts = ["msgrpo play", setup.scenario, "--agent", setup.agent]
+    if setup.against is not None:
+        parts += ["--against", setup.against]
+    if setup.seed:
+        parts += ["--seed", str(setup.seed)]
+    return " ".join([*parts, "--step"] if setup.step else parts)
+
+
+class StartScreen(Screen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "start", "play", id="start.play", priority=True),
+        Binding("right", "app.focus_next", "next column", show=False, id="start.right"),
+        Binding("left", "app.focus_previous", "previous column", show=False, id="start.left"),
+        Binding("o", "open_replay", "open a replay", id="start.replay"),
+        Binding("u", "endpoint", "type an endpoint", id="start.endpoint"),
+        Binding("question_mark", "help", "help", id="app.help"),
+        Binding("q", "app.quit", "quit", id="app.quit-start"),
+    ]
+
+    def __init__(self, choices: list[Choice], *, scenario: str, notice: str = "", seed: int, speed: float) -> None:
+        super().__init__()
+        self.choices = choices
+        self.scenario = scenario
+        self.notice = notice
+        self.seed = seed
+        self.speed = speed
+
+    @property
+    def play_app(self) -> PlayApp:
+        return cast("PlayApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        yield Static(Content.styled(" msgrpo   language agents in text games", "bold"), id="title")
+        with Horizontal(id="choices"):
+            with Vertical(classes="column wide"):
+                games = OptionList(*(Option(name, id=name) for name in SCENARIOS), id="games")
+                games.border_title = "game"
+                yield games
+            with Vertical(classes="column"):
+                ways = OptionList(id="ways")
+                ways.border_title = "how"
+                yield ways
+            with Vertical(classes="column"):
+                for name, title in (("agents", "agent"), ("others", "against")):
+                    options = OptionList(*map(self._option, self.choices), id=name)
+                    options.border_title = title
+                    yield options
+        with Horizontal(id="about"):
+            yield BoardView(SCENARIOS[self.scenario].new(self.seed, self.seed).board())
+            yield Static(id="rules")
+        yield Static(id="command")
+        yield Footer(compact=True, show_command_palette=False)
+
+    @staticmethod
+    def _option(choice: Choice) -> Option:
+        if choice.missing is None:
+            return Option(choice.title, id=choice.spec)
+        return Option(Content(choice.title) + Content.styled(f"\n  {choice.missing}", "$warning"), choice.spec, True)
+
+    def on_mount(self) -> None:
+        games = self.query_one("#games", OptionList)
+        games.highlighted = list(SCENARIOS).index(self.scenario)
+        games.focus()
+        playable = [i for i, choice in enumerate(self.choices) if choice.missing is None]
+        self.query_one("#agents", OptionList).highlighted = playable[0]
+        self.query_one("#others", OptionList).highlighted = playable[min(1, len(playable) - 1)]
+        self.show_game()
+
+    def chosen(self, list_id: str) -> str:
+        options = self.query_one(f"#{list_id}", OptionList)
+        option = options.get_option_at_index(options.highlighted or 0)
+        return str(option.id)
+
+    @property
+    def setup(self) -> Setup:
+        chosen = {name: self.chosen(name) for name in ("games", "ways", "agents", "others")}
+        return setup_of(
+            chosen["games"], chosen["ways"], chosen["agents"], chosen["others"], seed=self.seed, speed=self.speed
+        )
+
+    def show_game(self) -> None:
+        scenario = SCENARIOS[self.chosen("games")]
+        ways = self.query_one("#ways", OptionList)
+        wanted = ways_of(scenario.id)
+        if [option.id for option in ways.options] != wanted:
+            ways.set_options([Option(WAYS[way], id=way) for way in wanted])
+            ways.highlighted = 0
+        board = self.query_one(BoardView)
+        board.board = scenario.new(self.seed, self.seed).board()
+        board.display = self.size.height > board.rows + 15  # a board that is cut off says less than none
+        about = Content.styled(scenario.id, "bold $primary") + Content(f"   {scenario.step_limit} steps\n")
+        self.query_one("#rules", Static).update(about + Content(scenario.rules))
+        self.show_command()
+
+    def on_resize(self) -> None:
+        self.show_game()
+
+    def show_command(self) -> None:
+        way = self.chosen("ways")
+        self.query_one("#agents").display = way != "play"
+        self.query_one("#others").display = way in ("compare", "duel-watch")
+        text = Content.styled(" $ ", "$accent") + Content.styled(command_of(self.setup), "bold")
+        if self.notice:
+            text = Content.styled(f" {self.notice}\n", "$warning") + text
+        self.query_one("#command", Static).update(text)
+
+    @on(OptionList.OptionHighlighted)
+    def highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if event.option_list.id == "games":
+            self.show_game()
+        elif self.query_one("#ways", OptionList).option_count:
+            self.show_command()
+
+    @on(OptionList.OptionSelected)
+    def action_start(self) -> None:
+        self.play_app.play(self.setup)
+
+    @work(group="dialog")
+    async def action_endpoint(self) -> None:
+        typed = await self.app.push_screen_wait(Ask("an endpoint: URL#model", "http://127.0.0.1:8000/v1#model"))
+        if typed is None:
+            return
+        spec = typed if typed.startswith(f"{ENDPOINT}:") else f"{ENDPOINT}:{typed}"
+        if "#" not in spec:
+            self.notify("Name the model after a #: http://127.0.0.1:8000/v1#model", severity="error")
+            return
+        choice = Choice(spec, spec.removeprefix(f"{ENDPOINT}:"))
+        self.choices.append(choice)
+        for name in ("agents", "others"):
+            self.query_one(f"#{name}", OptionList).add_option(self._option(choice))
+        agents = self.query_one("#agents", OptionList)
+        agents.highlighted = agents.option_count - 1
+
+    @work(group="dialog")
+    async def action_open_replay(self) -> None:
+        path = await self.app.push_screen_wait(Ask("open a record (JSONL)", "plays/human.jsonl"))
+        if path is not None:
+            try:
+                self.play_app.open_replay(path)
+            except MsgrpoError as error:
+                self.notify(str(error), severity="error", timeout=10)
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help())

@@ -1,0 +1,369 @@
+"""What is played and what can be done with it, without a screen.
+
+A `Session` is one game with its history: one immutable `Frame` a step, a cursor that scrubs through them, the
+agents in their seats and the record. A `Match` is what stands side by side: one session, or two from the same
+start with the same luck. Nothing here imports Textual.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgrpo_agent.agent import Agent, Decision, View
+from msgrpo_agent.episode import Episode, Turn
+from msgrpo_agent.errors import GameError, RecordError, UsageError
+from msgrpo_agent.game import Board, Game, Outcome, Scenario
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, view_of
+from tui.agents import HUMAN, HumanAgent
+
+DEFAULT_AGAINST = "optimal"  # the second snake of a duel when nobody is named: it needs no model
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a person asked for: the game, who plays, from which start, how fast (steps a second)."""
+
+    scenario: str
+    agent: str
+    against: str | None = None
+    seed: int = 0
+    speed: float = 4.0
+    step: bool = False
+
+    @property
+    def mode(self) -> str:
+        if len(get_scenario(self.scenario).players) > 1:
+            return "duel"
+        if self.against is not None:
+            return "race" if HUMAN in (self.agent, self.against) else "compare"
+        if self.agent == HUMAN:
+            return "play"
+        return "step" if self.step else "watch"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one player's turns add up to."""
+
+    total: float = 0.0  # the return so far
+    invalid: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def plus(self, turn: Turn) -> Tally:
+        return Tally(
+            self.total + turn.reward,
+            self.invalid + (turn.failure is not None),
+            self.tokens + turn.prompt_tokens + turn.completion_tokens,
+            self.seconds + turn.latency_s,
+        )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One moment: the board, the turns that led to it, and what the players have gathered."""
+
+    step: int
+    board: Board
+    outcome: Outcome
+    success: bool | None
+    turns: Mapping[str, Turn]
+    tallies: Mapping[str, Tally]
+
+
+class Session:
+    """One game, played turn by turn. `answers` holds the decisions of the step that is being played."""
+
+    def __init__(self, scenario: Scenario, agents: Mapping[str, Agent], seed: int) -> None:
+        self.scenario = scenario
+        self.agents = dict(agents)
+        self.own = dict(agents)  # who gets the seat back when a person hands it over
+        self.seed = seed
+        self.episode = new_episode(scenario, self.agents, seed, seed, seed)
+        self.answers: dict[str, Decision] = {}
+        self.cursor = 0
+        self._start(scenario.new(seed, seed))
+
+    def _start(self, game: Game) -> None:
+        self._games = [game]
+        self._by: list[dict[str, str]] = []  # player -> spec, a step
+        self._settings: dict[str, dict[str, Any]] = {}
+        tallies = dict.fromkeys(game.players, Tally())
+        self.frames = [Frame(0, game.board(), game.outcome, game.success, {}, tallies)]
+
+    @classmethod
+    def replay(cls, episode: Episode, agents: Mapping[str, Agent]) -> Session:
+        """The session of a record, simulated again. Raises RecordError at the first difference."""
+        scenario = get_scenario(episode.scenario)
+        session = cls(scenario, agents, episode.start_seed)
+        session.episode = episode.model_copy(deep=True)
+        session._start(scenario.new(episode.start_seed, episode.chance_seed))
+        players = session.game.players
+        if set(episode.agents) != set(players) or len(episode.turns) % len(players):
+            raise RecordError(f"the record does not hold one turn a step for each of {', '.join(players)}")
+        session._settings = {episode.agents[p]: episode.settings.get(p, {}) for p in players}
+        for step in range(len(episode.turns) // len(players)):
+            turns = {turn.player: turn for turn in episode.turns if turn.step == step}
+            session._simulate(step, turns)
+        session.cursor = 0
+        return session
+
+    def _simulate(self, step: int, turns: Mapping[str, Turn]) -> None:
+        game = self.game.copy()
+        try:
+            states = {player: game.observe(player) for player in game.players}
+            rewards = game.step({player: turn.action for player, turn in turns.items()})
+        except GameError as error:
+            raise RecordError(f"step {step} of the record cannot be played: {error.message}") from error
+        for player, turn in turns.items():
+            if states[player] != turn.state or rewards[player] != turn.reward:
+                raise RecordError(
+                    f"step {step} of the record differs from the game for {player}: "
+                    f"reward {turn.reward:g} recorded, {rewards[player]:g} played",
+                    fix="the record was changed, or comes from another version of the game",
+                )
+        self._append(game, turns, {player: self.episode.agents[player] for player in turns})
+
+    @property
+    def game(self) -> Game:
+        """The game where it stands, whatever the cursor shows."""
+        return self._games[-1]
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        return self.game.players
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[self.cursor]
+
+    @property
+    def last(self) -> int:
+        return len(self.frames) - 1
+
+    @property
+    def live(self) -> bool:
+        """The cursor is where the game stands."""
+        return self.cursor == self.last
+
+    @property
+    def over(self) -> bool:
+        return self.game.outcome is not Outcome.PLAYING
+
+    @property
+    def human(self) -> bool:
+        return any(isinstance(agent, HumanAgent) for agent in self.agents.values())
+
+    @property
+    def human_played(self) -> bool:
+        return any(HUMAN in specs.values() for specs in self._by)
+
+    def view(self, player: str) -> View:
+        return view_of(self.game, self.scenario, player, self.episode.sampling_seed)
+
+    def waiting(self) -> list[str]:
+        """The players whose answer the step still needs."""
+        return [] if self.over else [player for player in self.players if player not in self.answers]
+
+    @property
+    def ready(self) -> bool:
+        return not self.over and not self.waiting()
+
+    def answer(self, player: str, decision: Decision) -> None:
+        self.answers[player] = decision
+
+    def commit(self) -> Frame:
+        """Play the step that everybody has answered. The cursor follows if it was live."""
+        if not self.ready:
+            raise GameError(f"nothing to play: waiting for {', '.join(self.waiting()) or 'nobody, the game is over'}")
+        followed = self.live
+        game = self.game.copy()
+        views = {player: self.view(player) for player in self.players}
+        decisions = {player: self.answers[player] for player in self.players}
+        apply_turn(self.episode, game, views, decisions, NO_SHAPING)
+        turns = {turn.player: turn for turn in self.episode.turns[-len(self.players) :]}
+        for agent in self.agents.values():
+            self._settings[agent.spec] = agent.settings()
+        self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
+        self.answers = {}
+        self._sign()
+        if followed:
+            self.cursor = self.last
+        return self.frames[-1]
+
+    def _append(self, game: Game, turns: Mapping[str, Turn], specs: dict[str, str]) -> None:
+        before = self.frames[-1].tallies
+        tallies = {player: before[player].plus(turns[player]) for player in game.players}
+        self._games.append(game)
+        self._by.append(specs)
+        self.frames.append(Frame(game.steps, game.board(), game.outcome, game.success, dict(turns), tallies))
+
+    def _sign(self) -> None:
+        """Who played goes into the record; a seat that changed hands names all of them: `nano+human`."""
+        for player in self.players:
+            specs = list(dict.fromkeys(by[player] for by in self._by)) or [self.agents[player].spec]
+            name = "+".join(specs)
+            self.episode.agents[player] = name
+            parts = {spec: self._settings.get(spec, {}) for spec in specs}
+            self.episode.settings[player] = parts[name] if len(specs) == 1 else {"model": name, "parts": parts}
+
+    def seek(self, step: int) -> None:
+        self.cursor = max(0, min(step, self.last))
+
+    def rewind(self) -> None:
+        """Make the moment at the cursor the present: what came after it is gone from game and record."""
+        kept = self.cursor
+        if kept == self.last:
+            return
+        self.answers = {}
+        self._games, self._by, self.frames = self._games[: kept + 1], self._by[:kept], self.frames[: kept + 1]
+        self.episode.turns = [turn for turn in self.episode.turns if turn.step < kept]
+        self.episode.outcome, self.episode.success = self.game.outcome, self.game.success
+        self.episode.returns = dict(self.game.returns)
+        self.episode.error = self.episode.error_message = None
+        self._sign()
+
+    def take_over(self, player: str) -> None:
+        """A person takes the seat at the moment that is shown."""
+        self.rewind()
+        self.answers.pop(player, None)
+        self.agents[player] = HumanAgent()
+
+    def hand_back(self, player: str) -> None:
+        self.answers.pop(player, None)
+        self.agents[player] = self.own[player]
+
+    def name(self, player: str) -> str:
+        return "you" if self.agents[player].spec == HUMAN else short_name(self.agents[player].spec)
+
+
+@dataclass
+class Match:
+    """One session, or two side by side that move in step; the shorter one waits at its end."""
+
+    sessions: Sequence[Session]
+
+    @property
+    def cursor(self) -> int:
+        return max(session.cursor for session in self.sessions)
+
+    @property
+    def last(self) -> int:
+        return max(session.last for session in self.sessions)
+
+    @property
+    def live(self) -> bool:
+        return all(session.live for session in self.sessions)
+
+    @property
+    def over(self) -> bool:
+        return all(session.over for session in self.sessions)
+
+    @property
+    def human(self) -> bool:
+        """A person has a seat in a game that goes on."""
+        return any(session.human and not session.over for session in self.sessions)
+
+    @property
+    def ready(self) -> bool:
+        playing = [session for session in self.sessions if not session.over]
+        return bool(playing) and all(session.ready for session in playing)
+
+    def seats(self) -> list[tuple[int, str]]:
+        """Every (session, player), in the order of the screen."""
+        return [(i, player) for i, session in enumerate(self.sessions) for player in session.players]
+
+    def waiting(self) -> list[tuple[int, str]]:
+        return [(i, player) for i, session in enumerate(self.sessions) for player in session.waiting()]
+
+    def commit(self) -> None:
+        for session in self.sessions:
+            if session.ready:
+                session.commit()
+
+    def seek(self, step: int) -> None:
+        for session in self.sessions:
+            session.seek(step)
+
+    def rewind(self) -> None:
+        for session in self.sessions:
+            session.rewind()
+
+
+@dataclass
+class Sitting:
+    """The returns of this sitting's finished episodes, by scenario and agent."""
+
+    returns: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, session: Session) -> None:
+        for player, total in session.episode.returns.items():
+            self.returns[session.scenario.id, session.episode.agents[player]].append(total)
+
+    def of(self, session: Session, player: str) -> list[float]:
+        return self.returns.get((session.scenario.id, session.agents[player].spec), [])
+
+
+def new_match(setup: Setup, seat: Callable[[str], Agent]) -> Match:
+    """The boards of a setup: a duel shares one, two agents of a one-player game get one each."""
+    scenario = get_scenario(setup.scenario)
+    players = scenario.players
+    if len(players) == 1:
+        specs = [setup.agent] if setup.against is None else [setup.agent, setup.against]
+        return Match([Session(scenario, {players[0]: seat(spec)}, setup.seed) for spec in specs])
+    if len(players) > 2:
+        raise UsageError(f"{scenario.id} has {len(players)} players; the app seats two")
+    specs = [setup.agent, setup.against or DEFAULT_AGAINST]
+    return Match([Session(scenario, {p: seat(s) for p, s in zip(players, specs, strict=True)}, setup.seed)])
+
+
+def short_name(spec: str) -> str:
+    """What a narrow screen calls an agent: `fl` for adapter:runs/fl, the model's name for an endpoint."""
+    kind, colon, rest = spec.partition(":")
+    if not colon:
+        return spec
+    return rest.rpartition("#")[2] if kind == "endpoint" else rest.rstrip("/").rpartition("/")[2] or rest
+
+
+def points(value: float) -> str:
+    """A reward or return as people write it: +1, −1 or 0."""
+    return f"{value:+g}" if value else "0"
+
+
+def ending(session: Session, frame: Frame) -> str:
+    """How a game ended, in a word or two; empty while it goes on."""
+    if frame.outcome is Outcome.PLAYING:
+        return ""
+    if frame.success is not None:
+        return (
+            "goal reached"
+            if frame.success
+            else "fell in a hole"
+            if frame.outcome is Outcome.TERMINATED
+            else "out of steps"
+        )
+    if frame.outcome is Outcome.TRUNCATED:
+        return "all steps played"
+    dead = [player for player, turn in frame.turns.items() if turn.reward < 0]
+    names = [session.name(player) for player in dead]
+    return f"{' and '.join(names)} died" if names else "game over"
+
+
+def verdict(match: Match) -> str:
+    """Who won, when two played; empty for one, and before the end."""
+    seats = match.seats()
+    if len(seats) < 2 or not match.over:
+        return ""
+    scores = [(match.sessions[i].name(p), match.sessions[i].frames[-1].tallies[p].total) for i, p in seats]
+    text = " · ".join(f"{name} {points(total)}" for name, total in scores)
+    (first, a), (second, b) = scores[:2]
+    if a == b:
+        return f"{text}  —  a draw"
+    winner = first if a > b else second
+    if first == second:
+        winner = f"the {'first' if a > b else 'second'} {first}"
+    return f"{text}  —  {winner} {'win' if winner == 'you' else 'wins'}"

@@ -1,0 +1,74 @@
+"""The probabilities of the actions as bars, the chosen one marked; a click chooses for the person who plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from textual.content import Content
+from textual.events import Click
+from textual.widget import Widget
+
+from tui.messages import ActionChosen
+
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bar(share: float, width: int) -> str:
+    """`share` of `width` columns in eighths of a column."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+class ActionBars(Widget):
+    """One line an action."""
+
+    def __init__(self, session: int, player: str, actions: Sequence[str]) -> None:
+        super().__init__()
+        self.session = session
+        self.player = player
+        self.actions = actions
+        self.probabilities: Mapping[str, float] | None = None
+        self.chosen: str | None = None
+
+    def show(self, probabilities: Mapping[str, float] | None, chosen: str | None) -> None:
+        grown = (self.probabilities is None) != (probabilities is None)
+        self.probabilities, self.chosen = probabilities, chosen
+        self.refresh(layout=grown)
+
+    def get_content_height(self, container: object, viewport: object, width: int) -> int:
+        return 1 if self.probabilities is None else len(self.actions)
+
+    def render(self) -> Content:
+        if self.probabilities is None:
+            return Content(" ").join(self._label(action, len(action)) for action in self.actions)
+        name_width = max(map(len, self.actions))
+        width = max(4, self.size.width - name_width - 9)
+        lines = []
+        for action in self.actions:
+            share = self.probabilities.get(action, 0.0)
+            style = "$accent" if action == self.chosen else "$secondary 70%"
+            drawn = Content.styled(bar(share, width), style) + Content(f" {share:>4.0%}")
+            lines.append(self._label(action, name_width) + drawn)
+        return Content("\n").join(lines)
+
+    def _label(self, action: str, width: int) -> Content:
+        if action == self.chosen:
+            return Content.styled(f"▸ {action:<{width}} ", "bold $accent")
+        return Content.styled(f"  {action:<{width}} ", "" if self.probabilities else "$text-muted")
+
+    def action_at(self, x: int, y: int) -> str | None:
+        """The action drawn at a place of the widget."""
+        if self.probabilities is not None:
+            return self.actions[y] if 0 <= y < len(self.actions) else None
+        column = 0
+        for action in self.actions:
+            column += len(action) + 4
+            if x < column:
+                return action
+        return None
+
+    def on_click(self, event: Click) -> None:
+        action = self.action_at(event.x, event.y)
+        if action is not None:
+            self.post_message(ActionChosen(self.session, self.player, action))

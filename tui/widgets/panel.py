@@ -1,0 +1,139 @@
+"""What is known about one seat: its numbers, its words, what it thinks of each action, how the sitting went."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Sparkline, Static
+
+from msgrpo_agent.agent import Decision
+from msgrpo_agent.episode import Turn
+from msgrpo_agent.parse import ParseFailure, thought
+from msgrpo_agent.prompt import Prompt
+from tui.session import Session, points
+from tui.widgets.bars import ActionBars
+
+
+def stat(name: str, value: str, style: str = "") -> Content:
+    return Content.styled(f"{name} ", "$text-muted") + Content.styled(value, style)
+
+
+class AgentPanel(Widget):
+    """`show` redraws it from the session at its cursor; `wait`, `stream` and `fail` say what goes on meanwhile."""
+
+    def __init__(self, index: int, player: str, session: Session) -> None:
+        super().__init__(id=f"panel-{index}-{player}", classes="panel")
+        self.index = index
+        self.player = player
+        self.bars = ActionBars(index, player, session.game.actions)
+        self.border_title = session.name(player)
+
+    def compose(self) -> ComposeResult:
+        yield Static(classes="stats")
+        with VerticalScroll(classes="words", can_focus=False):
+            yield Static(classes="text")
+        yield Static(classes="status")
+        yield self.bars
+        with Horizontal(classes="sitting"):
+            yield Static("", classes="returns")
+            yield Sparkline([], summary_function=max)
+
+    def show(self, session: Session, returns: list[float], *, details: bool, prompt: Prompt | None) -> None:
+        """`prompt` is what the seat is about to read, shown with `details` where no turn is shown."""
+        frame = session.frame
+        tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
+        decision = session.answers.get(self.player) if session.live else None
+        self.border_title = session.name(self.player)
+        stats = [
+            stat("return", points(tally.total), "bold"),
+            stat("step", f"{frame.step}/{session.scenario.step_limit}"),
+            stat("invalid", str(tally.invalid), "bold $warning" if tally.invalid else ""),
+        ]
+        costs = []
+        if tally.tokens:
+            costs.append(stat("tokens", str(tally.tokens)))
+        if tally.seconds:
+            costs.append(stat("time", f"{tally.seconds:.1f} s"))
+        line = Content("  ").join([*stats, *costs])
+        if costs and line.cell_length > self.size.width:
+            line = Content("  ").join(stats) + Content("\n") + Content("  ").join(costs)
+        self.query_one(".stats", Static).update(line)
+        self._words(details_text(turn, decision, prompt) if details else thought_text(turn, decision))
+        completion = decision.completion if decision else None
+        if decision is not None:
+            self.bars.show(completion.action_probabilities if completion else None, decision.action)
+        else:
+            self.bars.show(turn.action_probabilities if turn else None, turn.action if turn else None)
+        spark = self.query_one(Sparkline)
+        spark.data = [value - min(returns) for value in returns] if returns else []
+        spark.display = len(returns) > 1
+        mean = sum(returns) / len(returns) if returns else 0.0
+        text = f"this sitting: {len(returns)} played, mean {mean:+.2f}" if returns else "this sitting: none finished"
+        self.query_one(".returns", Static).update(Content.styled(text, "$text-muted"))
+
+    def _words(self, text: Content) -> None:
+        self.query_one(".text", Static).update(text)
+
+    def stream(self, text: str, prompt: Prompt | None) -> None:
+        """The answer so far; with `prompt`, above what it answers."""
+        words = Content.styled(text, "italic")
+        if prompt is not None:
+            words = Content.styled("raw answer\n", "bold $primary") + words + Content("\n")
+            words += details_text(None, None, prompt)
+        self._words(words)
+
+    def say(self, text: str, kind: str = "note") -> None:
+        """The status line: `note`, `turn` (yours), `wait`, `end` or `error`; empty text clears it."""
+        status = self.query_one(".status", Static)
+        status.set_classes(f"status {kind}")
+        status.display = bool(text)
+        status.update(Content(text))
+
+
+def thought_text(turn: Turn | None, decision: Decision | None) -> Content:
+    if decision is not None and decision.completion is not None:
+        return answer_words(decision.completion.reasoning, decision.completion.text)
+    if turn is None:
+        return Content("")
+    words = answer_words(turn.reasoning, turn.answer)
+    if turn.failure is not None:
+        words += Content.styled(f"\n⊥ no action: {turn.failure.value.replace('_', ' ')}", "bold $warning")
+    return words
+
+
+def answer_words(reasoning: str | None, answer: str | None) -> Content:
+    words = " ".join(part for part in (reasoning, thought(answer or "")) if part)
+    return Content.styled(f"“{words}”", "italic") if words else Content("")
+
+
+def details_text(turn: Turn | None, decision: Decision | None, prompt: Prompt | None) -> Content:
+    """All that the seat reads and answers: the turn that is being answered, else the last one and what comes next."""
+    parts: list[Content] = []
+
+    def section(title: str, text: str, style: str = "") -> None:
+        if text:
+            parts.append(Content.styled(title, "bold $primary") + Content("\n") + Content.styled(text, style))
+
+    if decision is not None:
+        read = decision.prompt or prompt
+        section("raw answer", decision.completion.text if decision.completion else "")
+        section("parsed", parsed_text(decision.action, decision.failure), "bold $accent")
+        section("it read", read.state if read else "")
+        section("after", read.prefix if read else "", "$text-muted")
+        return Content("\n").join(parts)
+    if turn is not None:
+        section("raw answer", turn.answer or "")
+        section(
+            "parsed → reward", f"{parsed_text(turn.action, turn.failure)} → {points(turn.reward)}", "bold $accent"
+        )
+        section("it read", turn.state if prompt is None else "")
+    if prompt is not None:
+        section("next it reads", prompt.state)
+        section("after", prompt.prefix, "$text-muted")
+    return Content("\n").join(parts)
+
+
+def parsed_text(action: str | None, failure: ParseFailure | None) -> str:
+    return action if action is not None else f"⊥ {failure.value.replace('_', ' ') if failure else ''}"

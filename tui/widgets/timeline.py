@@ -1,0 +1,81 @@
+"""Where the cursor stands in the history: one mark a step, rewards and invalid answers shown; a click seeks."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.events import Click
+from textual.widget import Widget
+
+from tui.messages import SeekTo
+from tui.session import Frame, Match
+
+PLAIN, GAIN, LOSS, INVALID, AHEAD, HERE = "━", "+", "−", "!", "─", "●"
+STYLES = {
+    PLAIN: "$primary",
+    GAIN: "bold $success",
+    LOSS: "bold $error",
+    INVALID: "bold $warning",
+    AHEAD: "$panel-lighten-2",
+}
+
+
+def mark(frame: Frame) -> str:
+    """The most telling thing that happened in the step that led to a frame."""
+    turns = frame.turns.values()
+    if any(turn.failure is not None for turn in turns):
+        return INVALID
+    if any(turn.reward < 0 for turn in turns):
+        return LOSS
+    return GAIN if any(turn.reward > 0 for turn in turns) else PLAIN
+
+
+class Timeline(Widget):
+    """Steps 0 to the limit, spread over the width."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.match: Match | None = None
+        self.playing = False
+        self.forward = True
+        self.speed = 1.0
+
+    def show(self, match: Match, *, playing: bool, forward: bool, speed: float) -> None:
+        self.match, self.playing, self.forward, self.speed = match, playing, forward, speed
+        self.refresh()
+
+    @property
+    def limit(self) -> int:
+        return self.match.sessions[0].scenario.step_limit if self.match else 1
+
+    @property
+    def _track(self) -> tuple[int, int]:
+        """(first column, columns) of the track; the state stands before it and the count after it."""
+        return 11, max(10, self.size.width - 11 - 11)
+
+    def step_at(self, column: int) -> int:
+        first, width = self._track
+        return round(max(0, min(column - first, width - 1)) * self.limit / (width - 1))
+
+    def render(self) -> Content:
+        if self.match is None:
+            return Content("")
+        first, width = self._track
+        marks = [AHEAD] * width
+        weight = {AHEAD: 0, PLAIN: 1, GAIN: 2, LOSS: 3, INVALID: 4}
+        column_of = [round(step * (width - 1) / self.limit) for step in range(self.limit + 1)]
+        for column in range(column_of[min(self.match.last, self.limit)] + 1):
+            marks[column] = PLAIN
+        for session in self.match.sessions:
+            for frame in session.frames[1:]:
+                column = column_of[frame.step]
+                marks[column] = max(marks[column], mark(frame), key=lambda m: weight[m])
+        here = column_of[self.match.cursor]
+        sign = ("▶" if self.forward else "◀") if self.playing else "||"
+        parts: list[Content] = [Content.styled(f" {sign:<2}{self.speed:>4g}/s".ljust(first), "bold $accent")]
+        for i, m in enumerate(marks):
+            parts.append(Content.styled(HERE, "bold $accent") if i == here else Content.styled(m, STYLES[m]))
+        parts.append(Content.styled(f"{self.match.cursor:>5}/{self.limit}", "$foreground"))
+        return Content("").join(parts)
+
+    def on_click(self, event: Click) -> None:
+        self.post_message(SeekTo(self.step_at(event.x)))
