@@ -211,6 +211,21 @@ async def test_a_persons_episode_is_a_record_that_replays(app_of, tmp_path: Path
     assert Session.replay(episode, {"player": RandomAgent()}).last == 8
 
 
+async def test_keys_that_come_too_fast_never_scrub(app_of) -> None:
+    app = app_of(Setup("frozen-lake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await pilot.press(*["left"] * 5)
+        await settle(pilot)
+        assert play_screen(app).match.live
+        await press(pilot, "[")
+        assert not play_screen(app).match.live
+        played = play_screen(app).match.last
+        await press(pilot, "left")
+        assert play_screen(app).match.live
+        assert play_screen(app).match.last == played
+
+
 async def test_a_click_on_an_action_plays_it(app_of) -> None:
     app = app_of(Setup("frozen-lake-4x4", "human"))
     async with app.run_test() as pilot:
