@@ -508,3 +508,16 @@ async def test_no_color_keeps_every_sign_apart(app_of, monkeypatch: pytest.Monke
         await settle(pilot)
         board = text_of(app, "BoardView")
         assert all(sign in board for sign in ("●1", "●2", "A-", "B+"))
+
+
+async def test_what_a_model_waits_for_is_shown(app_of, clock: ManualClock) -> None:
+    agent = scripted("s", answer("up"), gate=asyncio.Event())
+    agent.model.trouble = "status 503 (retry 2 of 6)"
+    app = app_of(Setup("snake", "s", seed=3), s=agent)
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        clock.tick(0.25)
+        await pilot.pause()
+        clock.tick(1.0)
+        await pilot.pause()
+        assert "thinking … 1 s status 503 (retry 2 of 6)" in text_of(app, ".status")
