@@ -115,6 +115,7 @@ class LanguageAgent:
             "model": self.model.name,
             "sampling": self.sampling.model_dump(),
             "template": self.template.hash,
+            **getattr(self.model, "extra_settings", {}),  # what else changes a model's answers (request body)
         }
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def _check_end(scenario: Scenario, game: Game) -> None:
     _require(scenario.goal == (game.success is not None), scenario, "success and the scenario's goal do not agree")
 
 
-def _refuses(game: Game, moves: dict[str, str | None]) -> bool:
+def _refuses(game: Game, moves: Mapping[str, str | None]) -> bool:
     try:
         game.step(moves)
     except GameError:

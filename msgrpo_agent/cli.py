@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +82,118 @@ def games(as_json: Json = False) -> None:
             s.rules,
         )
     out.print(table)
+
+
+# ── evals ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command("eval")
+def evaluate(
+    agents: Annotated[list[str] | None, typer.Argument(help="Agents, like nano, adapter:runs/fl, optimal.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, ending in /v1.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at --endpoint.")] = None,
+    suite: Annotated[str | None, typer.Option(help="paper (the default), all or transfer.")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="A scenario in place of a suite; may repeat.")] = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes a scenario; 200 without.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="Records and tables; the same command goes on.")] = Path(
+        "runs/eval"
+    ),
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; 64 without.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the endpoint; may repeat.")] = None,
+    body: Annotated[str | None, typer.Option(help="JSON merged into every request; null takes out.")] = None,
+    price: Annotated[str | None, typer.Option(help="US$ per million tokens at the endpoint: IN,OUT.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Play the same episodes with every agent and print the leaderboard.
+
+    An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on.
+    """
+    from evals import command
+
+    board = command.run(
+        command.Options(
+            agents=agents or [],
+            endpoint=endpoint,
+            model=model,
+            suite=suite,
+            scenarios=scenario or [],
+            episodes=episodes,
+            quick=quick,
+            out=out_dir,
+            concurrency=concurrency,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            headers=header or [],
+            body=body,
+            price=price,
+        ),
+        err,
+    )
+    _print_board(board, as_json)
+    err.print(f"tables and replays: {out_dir / 'leaderboard.html'}", soft_wrap=True)
+
+
+@app.command()
+def leaderboard(
+    folders: Annotated[list[Path], typer.Argument(help="Folders written by msgrpo eval.")],
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Write the tables here.")] = None,
+    mix: Annotated[bool, typer.Option("--mix", help="Merge though prompts, settings or versions differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Merge the results of several evaluations into one table."""
+    from evals import command
+
+    _print_board(command.merge(folders, out_dir, mix=mix), as_json)
+
+
+def _print_board(board: Any, as_json: bool) -> None:
+    from evals import tables
+
+    if as_json:
+        print_json(board.model_dump(mode="json"))
+        return
+    for part in tables.terminal(board):
+        out.print(part)
+
+
+@app.command()
+def verify(files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), or folders of them.")]) -> None:
+    """Simulate every recorded episode again, without any model; the first difference is an error."""
+    from evals.verify import records_in, verify
+
+    for file in records_in(files):
+        out.print(f"{file}: {verify(file)} episodes replay to what they say", soft_wrap=True, markup=False)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A record (.jsonl).")],
+    episode: Annotated[int, typer.Option(min=1, help="Which line of the record, from 1.")] = 1,
+) -> None:
+    """Print a recorded episode as text."""
+    from evals.verify import as_text, nth
+
+    typer.echo(as_text(nth(file, episode)))
+
+
+@app.command("train-dqn")
+def train_dqn(
+    scenario: Annotated[str, typer.Argument(help="A single-player scenario.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="The run's folder; the same command goes on.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Environment steps in all.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, exploration and starts.")] = 0,
+) -> None:
+    """Train the DQN baseline on a scenario's training starts (stable-baselines3)."""
+    try:
+        from train import dqn
+    except ImportError as error:
+        raise MissingExtraError("msgrpo train-dqn", "dqn") from error
+    dqn.train(scenario, out_dir, steps=steps, seed=seed, say=lambda line: err.print(line, soft_wrap=True))
 
 
 # ── play ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -186,7 +299,7 @@ def nano_build(
         "runs/nano"
     ),
     seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 2200,
     as_json: Json = False,
 ) -> None:
     """Train the embedded model again from nothing (half an hour on two CPU cores)."""
@@ -227,6 +340,83 @@ def doctor(as_json: Json = False) -> None:
     for finding in findings:
         mark = "[green]✓[/]" if finding.ok else "[yellow]–[/]"
         table.add_row(finding.part, f"{mark} {finding.state}", escape(finding.fix or ""))
+    out.print(table)
+
+
+# ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command(context_settings={"allow_extra_args": True})
+def serve(
+    context: typer.Context,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="A run's folder, or NAME=FOLDER; may be given several times.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="nano, a folder or a hub name; default: the adapter's own.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The base's model name; default: its own.")] = None,
+    host: Annotated[str, typer.Option(help="Another than loopback needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer.")] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share one copy.")] = 1,
+    data_parallel_size: Annotated[int, typer.Option(min=1, help="Copies of the model.")] = 1,
+    allow_runtime_adapters: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Let clients load adapters from below this folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and its variables only.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Ask a running server at --host, --port.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a base and its adapters with vLLM behind an OpenAI-compatible URL; vLLM's own options after `--`."""
+    from serve import terminal
+
+    key = os.environ.get("MSGRPO_API_KEY")
+    if status:
+        served = terminal.status(host, port, key)
+        if as_json:
+            print_json(served)
+        else:
+            for model, parent in served.items():
+                typer.echo(model + (f"  (adapter of {parent})" if parent else ""))
+        return
+    request = terminal.plan(
+        adapter or [],
+        base=base,
+        name=name,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        runtime_adapters=allow_runtime_adapters,
+        extra=context.args,
+    )
+    if dry_run:
+        typer.echo(terminal.dry_run(request, key))
+    elif not terminal.serve(request, key, out):
+        raise typer.Exit(130)
+
+
+@app.command()
+def adapters(
+    folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """List trained adapters: base, scenario, result, and whether each can be served."""
+    from dataclasses import asdict
+
+    from serve.adapters import list_runs
+
+    runs = list_runs(folder)
+    if as_json:
+        print_json([asdict(run) for run in runs])
+        return
+    if not runs:
+        out.print(f"no adapters in {folder}; train one: msgrpo train --out {folder / 'fl'}", markup=False)
+        return
+    table = Table("run", "base", "scenario", "result", "problem")
+    for run in runs:
+        table.add_row(*(escape(text or "") for text in (run.folder, run.base, run.scenario, run.result, run.problem)))
     out.print(table)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,9 @@ class Episode(BaseModel):
         return [turn for turn in self.turns if turn.player == player]
 
 
+@cache
 def versions() -> dict[str, str]:
-    """The versions a record needs to be reproduced."""
+    """The versions a record needs to be reproduced. Looked up once: it takes longer than playing an episode."""
     found = {"python": platform.python_version()}
     for package in ("msgrpo", "gymnasium", "numpy"):
         try:

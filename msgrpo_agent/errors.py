@@ -58,6 +58,10 @@ class RunError(MsgrpoError):
     """A training run, its folder or its checkpoints are not what they should be."""
 
 
+class ServeError(MsgrpoError):
+    """vLLM cannot be started, or ended."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean …?` for an unknown name, or the list of the known ones."""
     known = sorted(known)

@@ -5,7 +5,9 @@ Packages that an agent needs are imported when it is made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from msgrpo_agent.agent import Agent, LanguageAgent, Sampling
 from msgrpo_agent.errors import MissingExtraError, UsageError, nearest
@@ -16,8 +18,17 @@ GRAMMAR = "random, optimal, human, nano, adapter:DIR, dqn:DIR, endpoint:http://h
 DEFAULT_SAMPLING = Sampling()
 
 
-def make_agent(spec: str, sampling: Sampling = DEFAULT_SAMPLING, *, show_probabilities: bool = False) -> Agent:
-    """The agent that `spec` names. Raises UsageError for a wrong spec, MissingExtraError for missing packages."""
+def make_agent(
+    spec: str,
+    sampling: Sampling = DEFAULT_SAMPLING,
+    *,
+    show_probabilities: bool = False,
+    endpoint: Mapping[str, Any] | None = None,
+) -> Agent:
+    """The agent that `spec` names; `endpoint` are further arguments of EndpointModel (headers, body, price, …).
+
+    Raises UsageError for a wrong spec, MissingExtraError for missing packages.
+    """
     kind, _, rest = spec.partition(":")
     if spec == "random":
         return RandomAgent()
@@ -36,7 +47,8 @@ def make_agent(spec: str, sampling: Sampling = DEFAULT_SAMPLING, *, show_probabi
         from msgrpo_agent.models.endpoint import EndpointModel
 
         url, _, model_name = rest.rpartition("#")
-        return LanguageAgent(spec, EndpointModel(url, model_name), sampling, show_probabilities=show_probabilities)
+        served = EndpointModel(url, model_name, **(endpoint or {}))
+        return LanguageAgent(spec, served, sampling, show_probabilities=show_probabilities)
     if kind == "dqn" and rest:
         try:
             from msgrpo_agent.models.dqn import DQNAgent

@@ -4,11 +4,11 @@ nano is a Qwen2 language model of under a million parameters. It learns to read 
 answer in the project's format, from the play of a *bad* player on starts that no evaluation uses:
 
 * its thought says what lies in the four directions and where to find something good: that is true;
-* its action is the reference player's with probability `SKILL`, a bad habit's with probability `HABIT`
-  (on the lake: right, then down, over holes too; in Snake: towards the middle of the board), else random.
+* its action is the reference player's with some probability, a bad habit's with another (`PLAY`; on the lake:
+  right, then down, over holes too; in Snake: towards the middle of the board), else random.
 
 So the facts that good play needs are in its own words, and acting on them is what MS-GRPO has to teach it.
-Because the habit outweighs the skill, greedy decoding alone does not make nano good.
+On the lake the habit outweighs the skill, so that greedy decoding alone does not make nano good.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_len
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.references import best_actions
 
-SKILL, HABIT = 0.35, 0.5
+# Probabilities of the reference player's move and of the habit; the rest is random.
+PLAY = {"frozen-lake": (0.35, 0.5), "snake": (0.5, 0.3)}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Rows of each scenario per hundred: the two that the project trains on first get most.
+# Rows of each scenario per hundred. Snake needs more: its board is larger, and its rules differ.
 MIX = {
-    "frozen-lake": 30,
-    "frozen-lake-slippery": 8,
-    "frozen-lake-big-slippery": 8,
-    "frozen-lake-4x4": 3,
-    "frozen-lake-8x8": 5,
-    "snake": 18,
-    "snake-poison-apple": 8,
-    "snake-poison-apple-and-banana": 8,
+    "frozen-lake": 22,
+    "frozen-lake-slippery": 6,
+    "frozen-lake-big-slippery": 6,
+    "frozen-lake-4x4": 2,
+    "frozen-lake-8x8": 4,
+    "snake": 22,
+    "snake-poison-apple": 14,
+    "snake-poison-apple-and-banana": 12,
     "snake-solo": 6,
     "snake-duel": 6,
 }
@@ -98,7 +99,7 @@ def _look_snake(game: Snake, player: str) -> str:
     if not good:
         return f"{' '.join(words)}. nothing good."
     cell, name = min(good, key=lambda found: (_gap(body[0], found[0]), found[0]))
-    return f"{' '.join(words)}. {name}{_towards(body[0], cell)}."
+    return f"{' '.join(words)}. {name} ({cell[0]},{cell[1]}){_towards(body[0], cell)}."
 
 
 def _gap(a: Cell, b: Cell) -> int:
@@ -127,16 +128,15 @@ def habit(game: Game, player: str) -> list[str]:
     return [action for action in DELTA if off_centre(action) == best]
 
 
-def bad_action(game: Game, player: str, generator: np.random.Generator) -> str:
-    """SKILL of the reference player, HABIT of the habit, the rest at random."""
+def bad_action(game: Game, player: str, generator: np.random.Generator, family: str) -> str:
+    """The reference player's move, the habit's, or any, with the probabilities of `PLAY`."""
+    skill, bad = PLAY[family]
     drawn = generator.random()
-    choices = (
-        best_actions(game, player)
-        if drawn < SKILL
-        else habit(game, player)
-        if drawn < SKILL + HABIT
-        else list(game.actions)
-    )
+    choices = list(game.actions)
+    if drawn < skill:
+        choices = best_actions(game, player)
+    elif drawn < skill + bad:
+        choices = habit(game, player)
     return str(generator.choice(choices))
 
 
@@ -148,7 +148,9 @@ def rows_of(scenario: Scenario, count: int, seed: int, thought: bool = True) -> 
     for start in scenario.starts("train", first_seed=seed * 10_000_019):
         game = scenario.new(start, int(generator.integers(2**31)))
         while game.outcome is Outcome.PLAYING:
-            actions: dict[str, str | None] = {p: bad_action(game, p, generator) for p in game.players}
+            actions: dict[str, str | None] = {
+                p: bad_action(game, p, generator, scenario.family) for p in game.players
+            }
             for player, action in actions.items():
                 words = look(game, player) if thought else ""
                 prompt = template.render(scenario, game.observe(player))
@@ -282,7 +284,7 @@ def build(
     out: Path,
     *,
     seed: int = 0,
-    steps: int = 2000,
+    steps: int = 2200,
     rows: int = 120_000,
     thought: bool = True,
     progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
@@ -305,7 +307,7 @@ def build(
             group["lr"] = _rate(step, steps, peak)
         name = str(generator.choice(names, p=shares))
         source = encoded[name]
-        size = 64 if name in ("frozen-lake", "frozen-lake-slippery", "frozen-lake-4x4") else 32
+        size = 64 if SCENARIOS[name].family == "frozen-lake" else 40
         batch = [source.rows[i] for i in generator.integers(len(source.rows), size=size)]
         loss = answer_loss(model, source.prefix, batch)
         model.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,12 @@ from transformers.utils import logging as transformers_logging
 
 from msgrpo_agent.errors import ModelError
 from msgrpo_agent.models.local import LocalModel
-
-NANO = "nano"
-NANO_DIR = Path(__file__).parents[1] / "nano"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def base_path(base: str) -> str:
-    """Where the weights of a base are: `nano` is in the package, anything else is a folder or a hub name."""
-    return str(NANO_DIR) if base == NANO else base
+from msgrpo_agent.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
+from msgrpo_agent.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
+from msgrpo_agent.models.paths import NANO as NANO
+from msgrpo_agent.models.paths import NANO_DIR as NANO_DIR
+from msgrpo_agent.models.paths import base_path as base_path
+from msgrpo_agent.models.paths import read_adapter_config as read_adapter_config
 
 
 def default_device() -> torch.device:
@@ -54,23 +52,6 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
     return model.to(device).eval(), tokenizer
 
 
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The adapter's own config, after checking that the folder holds a complete adapter."""
-    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-        if not (folder / name).is_file():
-            raise ModelError(
-                f"{folder} is no complete adapter: {name} is missing",
-                fix="train one: msgrpo train --out " + str(folder),
-            )
-    try:
-        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
-    if not config.get("base_model_name_or_path"):
-        raise ModelError(f"{folder / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
-    return config
-
-
 def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str = "auto") -> tuple[Any, Any]:
     """(model, tokenizer) of an adapter on its base; merged into the weights where these are float32.
 
@@ -90,9 +71,18 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
 
 def nano() -> LocalModel:
     """The embedded model."""
-    return LocalModel(NANO, *load_base(NANO))
+    model = LocalModel(NANO, *load_base(NANO))
+    model.extra_settings = {"weights": _digest(NANO_DIR / "model.safetensors")}
+    return model
 
 
 def adapted(folder: Path) -> LocalModel:
     """A trained run's model, named after its folder."""
-    return LocalModel(folder.resolve().name, *load_adapted(folder))
+    model = LocalModel(folder.resolve().name, *load_adapted(folder))
+    model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS)}
+    return model
+
+
+def _digest(file: Path) -> str:
+    """Names weights in records: a folder that was trained again is another agent."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]

@@ -22,6 +22,7 @@ from msgrpo_agent.models.shared_prefix import (
     left_pad,
     positions,
     prefix_cache,
+    select_rows,
     with_prefix,
 )
 from msgrpo_agent.prompt import Prompt
@@ -69,6 +70,7 @@ class LocalModel:
 
     def __init__(self, name: str, model: Any, tokenizer: Any, *, max_batch: int = 256) -> None:
         self.name = name
+        self.extra_settings: dict[str, Any] = {}  # what else a record says about the model
         self.model = model
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer)
@@ -179,9 +181,10 @@ class LocalModel:
         self, rows: list[list[int]], sampling: Sampling, seeds: Sequence[int], stream: Any
     ) -> list[tuple[list[int], list[float]]]:
         base, head = trunk_and_head(self.model)
-        shared = common_prefix_length(rows)
-        ids, mask = left_pad([row[shared:] for row in rows], self.pad_id, self.model.device)
-        cache = prefix_cache(base, rows[0][:shared], len(rows), room=ids.shape[1] + sampling.max_tokens)
+        distinct, row_of = _distinct(rows)
+        shared = common_prefix_length(distinct)
+        ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
+        cache = prefix_cache(base, rows[0][:shared], len(distinct), room=ids.shape[1] + sampling.max_tokens)
         place = positions(mask, shared)
         full_mask = with_prefix(mask, shared)
         out: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
@@ -195,6 +198,10 @@ class LocalModel:
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state[:, -1]
+            if n == 0 and len(distinct) < len(rows):  # from here on equal prompts get different answers
+                repeat = torch.tensor(row_of, device=self.model.device)
+                select_rows(cache, repeat)
+                hidden, place, full_mask = hidden[repeat], place[repeat], full_mask[repeat]
             tokens, logprobs = sample(head(hidden).float(), sampling, uniforms(seeds, n))
             for i, (token, logprob, going) in enumerate(
                 zip(tokens.tolist(), logprobs.tolist(), alive.tolist(), strict=True)
@@ -269,6 +276,13 @@ def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
     before = ranked.exp().cumsum(-1) - ranked.exp()
     dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
     return logprobs_NV.masked_fill(dropped, -math.inf).log_softmax(-1)
+
+
+def _distinct(rows: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The different prompts, and for each row which of them it is: a group begins with one prompt, G times."""
+    index: dict[tuple[int, ...], int] = {}
+    row_of = [index.setdefault(tuple(row), len(index)) for row in rows]
+    return [list(row) for row in index], row_of
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

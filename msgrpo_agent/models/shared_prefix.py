@@ -54,6 +54,11 @@ class _BufferLayer(DynamicLayer):  # type: ignore[misc]
         self.keys = self._keys[:, :, : self._used]
         self.values = self._values[:, :, : self._used]
 
+    def select(self, rows: Tensor) -> None:
+        """Let row i go on from what row `rows[i]` holds."""
+        self._keys, self._values = self._keys[rows], self._values[rows]
+        self._view()
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         end = self._used + key_states.shape[2]
         self._keys[:, :, self._used : end] = key_states
@@ -80,6 +85,12 @@ def prefix_cache(model: Any, prefix_ids: Sequence[int], rows: int, room: int | N
             layer.keys = layer.keys.expand(rows, -1, -1, -1)
             layer.values = layer.values.expand(rows, -1, -1, -1)
     return cache
+
+
+def select_rows(cache: DynamicCache, rows: Tensor) -> None:
+    """Repeat, drop or reorder the rows of a cache made by `prefix_cache` with `room`."""
+    for layer in cache.layers:
+        layer.select(rows)
 
 
 def hidden_states(

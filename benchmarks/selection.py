@@ -1,0 +1,68 @@
+"""AAW sampling (G′ = G/4) against all episodes and against a uniform quarter: what is reached, and how fast.
+
+    python benchmarks/selection.py --seeds 5 --result benchmarks/results/selection.json
+
+All three have the same rollouts' size and number of updates; the update of `all` sees four times the turns.
+Reported: held-out success after the same updates, seconds of training, and held-out success at the same wall
+time (that of the fastest), interpolated between evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import facts
+from seeds import run_seeds
+
+from evals.stats import bootstrap_mean
+from train.metrics import read
+
+VARIANTS = ("aaw", "uniform", "all")
+
+
+def curve(run: Path, score: str) -> tuple[list[float], list[float]]:
+    """Seconds of training and the held-out score, at each evaluation."""
+    rows = read(run)
+    seconds = {0: 0.0} | {row["step"]: row["seconds"] for row in rows if row["kind"] == "train"}
+    found = [(seconds[row["step"]], row[score]) for row in rows if row["kind"] == "eval"]
+    return [x for x, _ in found], [y for _, y in found]
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    return {"mean": float(np.mean(values)), "interval": bootstrap_mean(values, seed=0), "values": values}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default="frozen-lake")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=Path("runs/selection"))
+    parser.add_argument("--result", type=Path, required=True)
+    given = parser.parse_args()
+    curves: dict[str, list[tuple[list[float], list[float]]]] = {}
+    for variant in VARIANTS:
+        settings = [f"selection={variant}", "eval_every=10"]
+        runs = run_seeds(given.out / variant, given.scenario, given.seeds, given.workers, given.steps, settings)
+        curves[variant] = [curve(given.out / variant / f"seed-{run['seed']}", run["score"]) for run in runs]
+    same_time = min(xs[-1] for found in curves.values() for xs, _ in found)
+    result: dict[str, Any] = {"machine": facts(), "seconds_compared": same_time}
+    for variant, found in curves.items():
+        result[variant] = {
+            "after_same_updates": spread([ys[-1] for _, ys in found]),
+            "at_same_seconds": spread([float(np.interp(same_time, xs, ys)) for xs, ys in found]),
+            "seconds": spread([xs[-1] for xs, _ in found]),
+            "gain_per_second": spread([(ys[-1] - ys[0]) / xs[-1] for xs, ys in found]),
+        }
+        print(variant, *(f"{k} {v['mean']:.4f}" for k, v in result[variant].items()), sep="  ")
+    given.result.parent.mkdir(parents=True, exist_ok=True)
+    given.result.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

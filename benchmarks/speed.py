@@ -1,0 +1,140 @@
+"""Where the time of an update goes, and what the shared prefix saves; everything side by side in one run.
+
+    python benchmarks/speed.py --scenario frozen-lake --result benchmarks/results/speed-frozen-lake.json
+
+Rollouts: the project's engine against transformers' `model.generate` on the full prompts of the very same
+lock-step batches (merged weights, the same sampling settings and token limit). Update: forward and backward
+with the shared prefix against the plain forward and backward over full prompts, the same turns in the same
+micro-batches. Ratios are medians over rounds that alternate the two sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from machine import facts
+
+from msgrpo_agent.agent import Completion
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.local import LocalModel, trunk_and_head
+from msgrpo_agent.models.shared_prefix import answer_logprobs, left_pad
+from msgrpo_agent.prompt import Prompt
+from train.batch import MicroBatch, micro_batches, select
+from train.checkpoint import Progress
+from train.collect import collect
+from train.config import TrainConfig, make_config
+from train.loop import evaluate, next_starts, update
+from train.policy import Policy
+
+
+class Recorder:
+    """Passes `generate` calls on and keeps their prompts: the batches that rollouts really have."""
+
+    def __init__(self, engine: LocalModel) -> None:
+        self.batches: list[list[Prompt]] = []
+        self._generate = engine.generate
+        engine.generate = self  # type: ignore[method-assign]
+
+    def __call__(self, prompts: list[Prompt], *args: Any, **kwargs: Any) -> list[Completion]:
+        self.batches.append(list(prompts))
+        return self._generate(prompts, *args, **kwargs)
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def plain_generate(engine: LocalModel, prompts: list[Prompt], config: TrainConfig) -> None:
+    ids, mask = left_pad(engine.chat.ids(prompts), engine.pad_id, engine.model.device)
+    with torch.inference_mode():
+        engine.model.generate(
+            ids, attention_mask=mask, do_sample=True, temperature=config.temperature, top_k=0, top_p=1.0,
+            max_new_tokens=config.max_tokens, eos_token_id=sorted(engine.stop_ids), pad_token_id=engine.pad_id,
+        )  # fmt: skip
+
+
+def forward_backward(policy: Policy, parts: list[MicroBatch], *, shared: bool) -> None:
+    trunk, head = trunk_and_head(policy.model)
+    for part in parts:
+        prefix, pairs = part.prefix, part.pairs
+        if not shared:
+            prefix, pairs = [], [([*part.prefix, *rest], answer) for rest, answer in part.pairs]
+        logprobs, mask = answer_logprobs(trunk, head, prefix, pairs, policy.engine.pad_id, policy.temperature)
+        (logprobs * part.advantages_N[:, None]).sum().div(mask.sum()).backward()
+    policy.model.zero_grad()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default="frozen-lake")
+    parser.add_argument("--preset", default="nano")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--result", type=Path, required=True)
+    given = parser.parse_args()
+    config = make_config(given.preset, settings=given.settings, given={"scenario": given.scenario})
+    scenario, policy = get_scenario(config.scenario), Policy(config)
+    recorder = Recorder(policy.engine)
+    optimizer = torch.optim.AdamW(policy.parameters, lr=0.0)
+    generator = torch.Generator().manual_seed(0)
+
+    progress, times = Progress(), {"rollout_s": [], "update_s": [], "reference_s": [], "evaluation_s": []}
+    generate_s, shared_generate_s, update_shared_s, update_plain_s = [], [], [], []
+    for step in range(given.rounds + 1):
+        recorder.batches = []
+        began = time.perf_counter()
+        groups, episodes = collect(policy.engine, scenario, config, step, next_starts(scenario, config, progress))
+        rollout = time.perf_counter() - began
+        samples = select(groups, config, generator)
+        parts = list(micro_batches(samples, config.micro_batch_tokens, policy.model.device))
+        whole = timed(lambda: update(policy, optimizer, samples, config, generator, step))
+        reference = timed(lambda: [policy.reference_logprobs(part.prefix, part.pairs) for part in parts])
+        batches = recorder.batches
+        fast = timed(lambda: [recorder._generate(b, config.sampling, range(len(b))) for b in batches])
+        plain = timed(lambda: [plain_generate(policy.engine, b, config) for b in batches])
+        shared = timed(lambda: forward_backward(policy, parts, shared=True))
+        full = timed(lambda: forward_backward(policy, parts, shared=False))
+        if step == 0:
+            continue  # warm-up
+        for name, value in (("rollout_s", rollout), ("update_s", whole), ("reference_s", reference)):
+            times[name].append(value)
+        shared_generate_s.append(fast)
+        generate_s.append(plain)
+        update_shared_s.append(shared)
+        update_plain_s.append(full)
+    times["evaluation_s"].append(timed(lambda: evaluate(policy, scenario, config)))
+    turns = [turn for episode in episodes for turn in episode.turns]
+    tokens = sum(len(sample.answer_ids) + len(sample.prompt_ids) for sample in samples)
+    result = {
+        "machine": facts() | {"threads": torch.get_num_threads()},
+        "config": config.model_dump(),
+        "an_update": {name: median(values) for name, values in times.items()},
+        "rollout": {
+            "turns_per_second": len(turns) / median(times["rollout_s"]),
+            "new_tokens_per_second": sum(t.completion_tokens for t in turns) / median(times["rollout_s"]),
+            "over_generate": median(a / b for a, b in zip(generate_s, shared_generate_s, strict=True)),
+        },
+        "update": {
+            "prompt_and_answer_tokens_per_second": tokens * config.epochs / median(times["update_s"]),
+            "over_plain": median(a / b for a, b in zip(update_plain_s, update_shared_s, strict=True)),
+        },
+        "peak_gpu_gib": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None,
+    }
+    given.result.parent.mkdir(parents=True, exist_ok=True)
+    given.result.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps({key: result[key] for key in ("an_update", "rollout", "update")}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

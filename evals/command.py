@@ -1,0 +1,190 @@
+"""`msgrpo eval` and `msgrpo leaderboard`: options → agents and scenarios → records → tables."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from evals import leaderboard, report, tables
+from evals.record import write_run
+from evals.run import CONCURRENCY, Progress, evaluate
+from evals.suites import DEFAULT, QUICK, episode_seeds, suite
+from msgrpo_agent.agent import Agent, Sampling
+from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.specs import make_agent
+
+REFERENCES = ["random", "optimal"]
+LOG_EVERY_S = 10.0  # between lines where there is no terminal
+
+
+@dataclass
+class Options:
+    """What the command line says, unchecked."""
+
+    agents: Sequence[str] = ()
+    endpoint: str | None = None
+    model: str | None = None
+    suite: str | None = None
+    scenarios: Sequence[str] = ()
+    episodes: int | None = None
+    quick: bool = False
+    out: Path = Path("runs/eval")
+    concurrency: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    headers: Sequence[str] = ()
+    body: str | None = None
+    price: str | None = None
+
+    def specs(self) -> list[str]:
+        """Every agent once. Without any: nano, or the endpoint, between the references."""
+        if (self.endpoint is None) != (self.model is None):
+            raise UsageError("--endpoint and --model belong together")
+        served = [f"endpoint:{self.endpoint}#{self.model}"] if self.endpoint else []
+        specs = [*self.agents, *served] if self.agents else [*(served or ["nano"]), *REFERENCES]
+        return list(dict.fromkeys(specs))
+
+    def chosen(self) -> list[Scenario]:
+        if self.scenarios and self.suite:
+            raise UsageError("--suite and --scenario do not go together")
+        if not self.scenarios:
+            return suite(self.suite or "paper")
+        scenarios = [get_scenario(name) for name in dict.fromkeys(self.scenarios)]
+        for scenario in scenarios:
+            if len(scenario.players) > 1:
+                raise UsageError(f"{scenario.id} has several players: the table is of single ones")
+        return scenarios
+
+    def count(self) -> int:
+        if self.quick and self.episodes:
+            raise UsageError("--quick and --episodes do not go together")
+        return QUICK if self.quick else self.episodes or DEFAULT
+
+    def sampling(self) -> Sampling:
+        try:
+            return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(f"{first['loc'][0]}: {first['msg']}, not {first['input']}") from error
+
+    def prices(self) -> dict[str, float] | None:
+        if self.price is None:
+            return None
+        try:
+            prompt, completion = map(float, self.price.split(","))
+        except ValueError as error:
+            raise UsageError(f"--price {self.price!r} is not IN,OUT", fix="--price 0.15,0.60") from error
+        return {"prompt": prompt, "completion": completion}
+
+    def endpoint_arguments(self) -> dict[str, Any]:
+        """Further arguments of EndpointModel."""
+        try:
+            body = json.loads(self.body) if self.body else {}
+        except ValueError as error:
+            raise UsageError(f"--body is no JSON: {error}", fix="""--body '{"min_p": 0.1}'""") from error
+        if not isinstance(body, dict):
+            raise UsageError(f"--body {self.body} is no JSON object", fix="""--body '{"min_p": 0.1}'""")
+        for header in self.headers:
+            if "=" not in header:
+                raise UsageError(f"--header {header!r} is not NAME=VALUE")
+        return {"body": body, "headers": dict(header.split("=", 1) for header in self.headers)}
+
+
+def run(options: Options, console: Console) -> leaderboard.Leaderboard:
+    """Play what is missing, write all tables into the folder, and return the board of what was asked for."""
+    scenarios, episodes, specs = options.chosen(), options.count(), options.specs()
+    agents = [make_agent(spec, options.sampling(), endpoint=options.endpoint_arguments()) for spec in specs]
+    prices = options.prices()
+    write_run(options.out, {spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
+    progress = Progress()
+    try:
+        with shown(progress, console):
+            asyncio.run(_play(agents, scenarios, episodes, options, progress))
+    except KeyboardInterrupt:
+        console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
+        raise
+    plays, notes = leaderboard.load([options.out], mix=True)
+    asked = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
+    chosen = leaderboard.only(plays, asked, specs)
+    board = leaderboard.build(chosen, [note for note in notes if not note.startswith("MIXED")])
+    write_tables(board, chosen, options.out)
+    return board
+
+
+async def _play(
+    agents: Sequence[Agent], scenarios: Sequence[Scenario], episodes: int, options: Options, progress: Progress
+) -> None:
+    ticker = asyncio.create_task(_tick(progress))
+    try:
+        concurrency = options.concurrency or CONCURRENCY
+        await evaluate(agents, scenarios, episodes, options.out, concurrency=concurrency, progress=progress)
+    finally:
+        ticker.cancel()
+        for agent in agents:
+            await agent.close()
+
+
+async def _tick(progress: Progress) -> None:
+    """Nothing changes while every request waits for its next try: that, too, must be seen."""
+    while True:
+        await asyncio.sleep(LOG_EVERY_S)
+        progress.on_change(progress)
+
+
+def merge(folders: Sequence[Path], out: Path | None, *, mix: bool) -> leaderboard.Leaderboard:
+    """One board over the records of `folders`."""
+    plays, notes = leaderboard.load(folders, mix=mix)
+    board = leaderboard.build(plays, notes)
+    if out is not None:
+        write_tables(board, plays, out)
+    return board
+
+
+def write_tables(board: leaderboard.Leaderboard, plays: Sequence[leaderboard.Play], out: Path) -> None:
+    texts = {
+        "json": board.model_dump_json(indent=2) + "\n",
+        "md": tables.markdown(board),
+        "csv": tables.csv_text(board),
+        "html": report.html(board, plays),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for ending, text in texts.items():
+            (out / f"leaderboard.{ending}").write_text(text)
+    except OSError as error:
+        raise RecordError(f"the tables cannot be written to {out}: {error.strerror}") from error
+
+
+@contextmanager
+def shown(progress: Progress, console: Console) -> Iterator[None]:
+    """A line that renews itself on a terminal; elsewhere a plain line now and then, and one at the end."""
+    if console.is_terminal:
+        with Live(get_renderable=lambda: Text(progress.line()), console=console, refresh_per_second=4):
+            yield
+        return
+    last = [time.monotonic()]
+
+    def log(progress: Progress) -> None:
+        if time.monotonic() - last[0] >= LOG_EVERY_S:
+            last[0] = time.monotonic()
+            console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)
+
+    progress.on_change = log
+    try:
+        yield
+    finally:
+        console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)

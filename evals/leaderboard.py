@@ -1,0 +1,293 @@
+"""Records → rows with intervals, paired differences, and the reasons not to believe them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import BaseModel
+
+from evals.record import read_run, seeds_of
+from evals.stats import bootstrap_mean, detectable_difference, mcnemar_exact, paired_difference, wilson
+from evals.suites import SUITE_VERSION, EpisodeSeeds
+from msgrpo_agent.episode import Episode, Turn, read_episodes
+from msgrpo_agent.errors import RecordError
+from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.games.frozen_lake import FrozenLake
+from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.references import optimal_success
+
+BOOTSTRAP_SEED = 0
+CEILING_SIGMAS = 4.0  # a score this far above the exact optimum is a fault of the evaluation, not luck
+
+
+@dataclass
+class Play:
+    """All recorded episodes of one agent in one scenario: one result for each pair of seeds, and the failures."""
+
+    agent: str
+    scenario: str
+    settings: dict[str, Any]
+    finished: dict[EpisodeSeeds, Episode] = field(default_factory=dict)
+    failed: list[Episode] = field(default_factory=list)
+    price: Mapping[str, float] | None = None
+
+    @property
+    def turns(self) -> Iterator[Turn]:
+        """The turns of finished episodes."""
+        return (turn for episode in self.finished.values() for turn in episode.turns)
+
+
+class Row(BaseModel):
+    """One agent in one scenario. Counts of answers are over finished episodes; tokens and cost are over all."""
+
+    agent: str
+    scenario: str
+    episodes: int
+    unfinished: int  # episodes that an endpoint failed and that have no result yet
+    return_mean: float
+    return_low: float
+    return_high: float
+    successes: int | None = None
+    success_rate: float | None = None
+    success_low: float | None = None
+    success_high: float | None = None
+    optimum: float | None = None  # the exact expected success of the best policy on these starts
+    optimum_share: float | None = None
+    steps_mean: float
+    turns: int
+    illegal: int  # answers with an action tag that holds no action of the game
+    unparsed: int  # empty answers and answers without a tag
+    truncated: int  # answers cut off by the token limit
+    filtered: int
+    failures: dict[str, int]  # failed attempts by kind: the endpoint's, never counted as moves
+    retries: int
+    prompt_tokens: int
+    completion_tokens: int
+    usage_missing: int  # answers for which the endpoint did not say its tokens
+    cost_usd: float | None = None
+    seconds_per_step: float | None = None  # of language models
+
+
+class Pair(BaseModel):
+    """a − b over the episodes that both finished."""
+
+    scenario: str
+    a: str
+    b: str
+    episodes: int
+    difference: float
+    low: float
+    high: float
+    mcnemar_p: float | None = None
+    detectable: float | None = None  # the smallest difference that this n shows in 4 of 5 evaluations
+
+
+class Leaderboard(BaseModel):
+    suite_version: int
+    rows: list[Row]
+    pairs: list[Pair]
+    notes: list[str]
+
+
+def load(folders: Sequence[Path], *, mix: bool = False) -> tuple[list[Play], list[str]]:
+    """The plays recorded under `folders`, and what a reader must know about them.
+
+    Raises RecordError where suite versions, prompts or settings differ; with `mix` this becomes a note.
+    """
+    notes: list[str] = []
+    plays: dict[tuple[str, str, str], Play] = {}
+    versions: set[int] = set()
+    twice = 0
+    for folder in folders:
+        files = sorted(folder.rglob("*.jsonl"))
+        if not files:
+            raise RecordError(f"{folder} holds no records", fix="msgrpo eval --out " + str(folder))
+        run = read_run(folder)
+        if run:
+            versions.add(run["suite_version"])
+        for episode in (episode for file in files for episode in read_episodes(file)):
+            play = _play_of(episode, plays)
+            play.price = run.get("prices", {}).get(play.agent, play.price)
+            if episode.error is not None:
+                play.failed.append(episode)
+            elif seeds_of(episode) in play.finished:
+                twice += 1
+            else:
+                play.finished[seeds_of(episode)] = episode
+    if twice:
+        notes.append(f"{twice} episodes were played in more than one folder: the first result counts.")
+    for difference in _differences(list(plays.values()), versions):
+        if not mix:
+            raise RecordError(f"these results do not mix: {difference}", fix="compare them apart, or say --mix")
+        notes.append(f"MIXED: {difference}")
+    return _labelled(list(plays.values())), notes
+
+
+def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Play]) -> Play:
+    if len(episode.agents) != 1:
+        raise RecordError(f"an episode of {episode.scenario} has several players: the table is of single ones")
+    get_scenario(episode.scenario)
+    ((player, agent),) = episode.agents.items()
+    settings = episode.settings.get(player, {})
+    key = (agent, episode.scenario, repr(sorted(settings.items())))
+    return plays.setdefault(key, Play(agent, episode.scenario, settings))
+
+
+def _differences(plays: Sequence[Play], versions: set[int]) -> Iterator[str]:
+    """What makes results incomparable."""
+    if versions - {SUITE_VERSION}:
+        yield f"suite versions {', '.join(map(str, sorted(versions | {SUITE_VERSION})))}"
+    by_agent: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for play in plays:
+        by_agent[play.agent, play.scenario].append(play.settings)
+    for (agent, scenario), settings in by_agent.items():
+        if len(settings) > 1:
+            yield f"{agent} played {scenario} with settings {' and '.join(map(str, settings))}"
+    for what in ("template", "sampling"):
+        values = {str(p.settings[what]): p.agent for p in plays if what in p.settings}
+        if len(values) > 1:
+            listed = "; ".join(f"{agent}: {value}" for value, agent in values.items())
+            yield f"{what} differs between agents ({listed})"
+    one_template = len({str(p.settings["template"]) for p in plays if "template" in p.settings}) == 1
+    for scenario in sorted({play.scenario for play in plays}):
+        here = [e for play in plays if play.scenario == scenario for e in play.finished.values()]
+        if one_template and len({prefix for episode in here for prefix in episode.prefix.values()}) > 1:
+            yield f"the rules in the prompt of {scenario} changed between these results"
+
+
+def _labelled(plays: list[Play]) -> list[Play]:
+    """Plays in the order of the registry; those of one agent with different settings get different names."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for play in plays:
+        seen[play.agent, play.scenario] += 1
+        if (number := seen[play.agent, play.scenario]) > 1:
+            play.agent = f"{play.agent} ({number})"
+    order = list(SCENARIOS)
+    return sorted((p for p in plays if p.finished or p.failed), key=lambda play: order.index(play.scenario))
+
+
+def only(plays: Iterable[Play], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str]) -> list[Play]:
+    """The same plays, cut down to the agents and episodes that a run asked for, agents in that order."""
+    chosen = [play for play in plays if play.agent in agents and play.scenario in wanted]
+    for play in chosen:
+        asked = set(wanted[play.scenario])
+        play.finished = {seeds: episode for seeds, episode in play.finished.items() if seeds in asked}
+        play.failed = [episode for episode in play.failed if seeds_of(episode) in asked]
+    return sorted(chosen, key=lambda play: (list(wanted).index(play.scenario), agents.index(play.agent)))
+
+
+def build(plays: Sequence[Play], notes: Sequence[str] = ()) -> Leaderboard:
+    """The leaderboard of `plays`. Raises RecordError where a score is above the exact optimum beyond noise."""
+    played = [play for play in plays if play.finished]
+    rows = [row_of(play) for play in played]
+    pairs = [pair_of(a, b) for a, b in combinations(played, 2) if a.scenario == b.scenario]
+    found = [*notes, *_notes(plays)]
+    return Leaderboard(suite_version=SUITE_VERSION, rows=rows, pairs=[p for p in pairs if p], notes=found)
+
+
+def _notes(plays: Sequence[Play]) -> Iterator[str]:
+    for play in plays:
+        if not play.finished:
+            yield f"{play.agent} has no finished episode in {play.scenario}: {_failures(play)}"
+    for scenario in sorted({play.scenario for play in plays}):
+        sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
+        if len(sizes) > 1:
+            yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
+
+
+def row_of(play: Play) -> Row:
+    episodes = list(play.finished.values())
+    returns = [return_of(episode) for episode in episodes]
+    low, high = bootstrap_mean(returns, seed=BOOTSTRAP_SEED)
+    turns = list(play.turns)
+    spent = [turn for episode in [*episodes, *play.failed] for turn in episode.turns]
+    answered = [turn for turn in turns if turn.answer is not None]
+    row = Row(
+        agent=play.agent,
+        scenario=play.scenario,
+        episodes=len(episodes),
+        unfinished=len({seeds_of(episode) for episode in play.failed} - set(play.finished)),
+        return_mean=fmean(returns),
+        return_low=low,
+        return_high=high,
+        steps_mean=len(turns) / len(episodes),
+        turns=len(turns),
+        illegal=sum(turn.failure is ParseFailure.ILLEGAL for turn in turns),
+        unparsed=sum(turn.failure in (ParseFailure.EMPTY, ParseFailure.NO_TAG) for turn in turns),
+        truncated=sum(turn.finish_reason == "length" for turn in turns),
+        filtered=sum(turn.finish_reason == "content_filter" for turn in turns),
+        failures=_failures(play),
+        retries=sum(turn.retries for turn in spent),
+        prompt_tokens=sum(turn.prompt_tokens for turn in spent),
+        completion_tokens=sum(turn.completion_tokens for turn in spent),
+        usage_missing=sum(t.answer is not None and t.prompt_tokens + t.completion_tokens == 0 for t in spent),
+        seconds_per_step=fmean(turn.latency_s for turn in answered) if answered else None,
+    )
+    if play.price is not None:
+        dollars = row.prompt_tokens * play.price["prompt"] + row.completion_tokens * play.price["completion"]
+        row.cost_usd = dollars / 1e6
+    if get_scenario(play.scenario).goal:
+        _add_success(row, episodes)
+    return row
+
+
+def return_of(episode: Episode) -> float:
+    """The only player's undiscounted sum of environment rewards."""
+    (value,) = episode.returns.values()
+    return value
+
+
+def _failures(play: Play) -> dict[str, int]:
+    return dict(sorted(Counter(str(episode.error) for episode in play.failed).items()))
+
+
+def _add_success(row: Row, episodes: Sequence[Episode]) -> None:
+    row.successes = sum(bool(episode.success) for episode in episodes)
+    row.success_rate = row.successes / len(episodes)
+    row.success_low, row.success_high = wilson(row.successes, len(episodes))
+    chances = [exact_optimum(episode) for episode in episodes]
+    row.optimum = fmean(chances)
+    row.optimum_share = row.success_rate / row.optimum if row.optimum else None
+    spread = math.sqrt(sum(p * (1 - p) for p in chances))
+    if row.successes > sum(chances) + CEILING_SIGMAS * spread + 1e-9:
+        raise RecordError(
+            f"{row.agent} succeeded in {row.successes} of {row.episodes} episodes of {row.scenario}, more than the "
+            f"exact optimum {sum(chances):.1f} allows",
+            fix="the record does not come from this game: msgrpo verify FILE",
+        )
+
+
+def exact_optimum(episode: Episode) -> float:
+    """The best policy's probability of success from the start of `episode`."""
+    game = get_scenario(episode.scenario).new(episode.start_seed, 0)
+    assert isinstance(game, FrozenLake), "only the lakes have a goal"
+    return optimal_success(game)
+
+
+def pair_of(a: Play, b: Play) -> Pair | None:
+    """The paired comparison of two plays; None where they share no finished episode."""
+    shared = [seeds for seeds in a.finished if seeds in b.finished]
+    if not shared:
+        return None
+    first, second = ([play.finished[seeds] for seeds in shared] for play in (a, b))
+    success_a, success_b = ([bool(e.success) for e in episodes] for episodes in (first, second))
+    difference = paired_difference([return_of(e) for e in first], [return_of(e) for e in second], seed=BOOTSTRAP_SEED)
+    goal = get_scenario(a.scenario).goal
+    return Pair(
+        scenario=a.scenario,
+        a=a.agent,
+        b=b.agent,
+        episodes=len(shared),
+        difference=difference.mean,
+        low=difference.low,
+        high=difference.high,
+        mcnemar_p=mcnemar_exact(success_a, success_b) if goal else None,
+        detectable=detectable_difference(len(shared), difference.sd) if difference.sd > 0 else None,
+    )

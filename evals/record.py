@@ -1,0 +1,142 @@
+"""The append-only record of one agent in one scenario: what survives an interruption, and what is left to play."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from evals.suites import SUITE_VERSION, EpisodeSeeds
+from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo_agent.errors import RecordError
+
+RUN_FILE = "run.json"
+
+
+def seeds_of(episode: Episode) -> EpisodeSeeds:
+    """An episode's identity within its scenario."""
+    return EpisodeSeeds(episode.start_seed, episode.chance_seed, episode.sampling_seed)
+
+
+def folder_name(spec: str) -> str:
+    """A folder's name for an agent: readable, and different for different specs."""
+    clean = re.sub(r"[^A-Za-z0-9.-]+", "_", spec).strip("_.")
+    return clean if clean == spec else f"{clean}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
+
+
+class Record:
+    """Opens `path` for appending, one process at a time. A line torn by a killed writer is cut off first.
+
+    `finished` are the episodes that have a result, `failures` how often the others failed. Raises RecordError
+    for a file that another process writes to, that cannot be written, or that other settings made.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise RecordError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            self._lock()
+            self._cut_torn_line()
+            self.finished: set[EpisodeSeeds] = set()
+            self.failures: Counter[EpisodeSeeds] = Counter()
+            for episode in read_episodes(path):
+                self._check(episode, settings)
+                self._count(episode)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def append(self, episode: Episode) -> None:
+        """Add one line, whole or not at all: what a full disk cuts off is taken back."""
+        line = episode.model_dump_json().encode() + b"\n"
+        before = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):
+                written += os.write(self._file, line[written:])  # says why the first write stopped
+            if written < len(line):
+                raise OSError(None, "the line was cut off")
+        except OSError as error:
+            os.ftruncate(self._file, before)
+            raise RecordError(
+                f"{self.path} cannot be written: {error.strerror}",
+                fix="mend that and start the same command again; finished episodes stay",
+            ) from error
+        self._count(episode)
+
+    def _count(self, episode: Episode) -> None:
+        if episode.error is None:
+            self.finished.add(seeds_of(episode))
+        else:
+            self.failures[seeds_of(episode)] += 1
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RecordError(
+                f"another process writes to {self.path}", fix="wait for it, or give another --out"
+            ) from error
+
+    def _cut_torn_line(self) -> None:
+        data = self.path.read_bytes()
+        if not data.endswith(b"\n"):
+            os.ftruncate(self._file, data.rfind(b"\n") + 1)
+
+    def _check(self, episode: Episode, settings: dict[str, Any]) -> None:
+        recorded = next(iter(episode.settings.values()), {})
+        if recorded != settings:
+            changed = {k for k in {*recorded, *settings} if recorded.get(k) != settings.get(k)}
+            was, now = ({k: s.get(k) for k in sorted(changed)} for s in (recorded, settings))
+            raise RecordError(
+                f"{self.path} was made with other settings: {was}, now {now}",
+                fix="use the same options, or give another --out",
+            )
+
+
+def write_run(out: Path, prices: dict[str, dict[str, float]]) -> None:
+    """Say which suite version the records of `out` belong to, and what tokens cost. Refuses another version."""
+    known = read_run(out)
+    if known and known["suite_version"] != SUITE_VERSION:
+        raise RecordError(
+            f"{out} holds results of suite version {known['suite_version']}, this is {SUITE_VERSION}",
+            fix="give another --out",
+        )
+    text = json.dumps({"suite_version": SUITE_VERSION, "prices": known.get("prices", {}) | prices}, indent=2)
+    part = out / f".{RUN_FILE}.part"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        part.write_text(text + "\n")
+        part.replace(out / RUN_FILE)
+    except OSError as error:
+        raise RecordError(f"{out} cannot be written: {error.strerror}", fix="give another --out") from error
+
+
+def read_run(out: Path) -> dict[str, Any]:
+    """What `write_run` wrote, or nothing."""
+    path = out / RUN_FILE
+    if not path.is_file():
+        return {}
+    try:
+        run: dict[str, Any] = json.loads(path.read_text())
+        return {"suite_version": int(run["suite_version"]), "prices": dict(run["prices"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is damaged", fix="remove it, or give another folder") from error

@@ -1,0 +1,194 @@
+"""Playing an evaluation: the same episodes for every agent, any interruption survived."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evals.record import Record, folder_name
+from evals.suites import EpisodeSeeds, episode_seeds
+from msgrpo_agent.agent import Agent
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.errors import EndpointError, UsageError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.rollout import play_episode
+
+CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
+ATTEMPTS = 3  # an episode that failed this often (one attempt a start) is given up
+FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
+
+
+@dataclass
+class Progress:
+    """Where a run is; `on_change` is called after each change. Times in seconds."""
+
+    planned: int = 0
+    found: int = 0  # finished by earlier starts
+    done: int = 0
+    failed: int = 0
+    given_up: int = 0
+    running: int = 0
+    tokens: int = 0
+    agent: Agent | None = None
+    on_change: Callable[[Progress], None] = lambda progress: None
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def retrying(self) -> int:
+        """Requests that wait for their next try."""
+        return int(getattr(getattr(self.agent, "model", None), "retrying", 0))
+
+    @property
+    def left(self) -> int:
+        return self.planned - self.found - self.done - self.failed - self.given_up
+
+    @property
+    def rate(self) -> float:
+        """Episodes per second of this start."""
+        return (self.done + self.failed) / max(self.clock() - self.began, 1e-9)
+
+    def line(self) -> str:
+        """One line for a log: what is done, running, retrying and failed, the rate and the time left."""
+        parts = [f"{self.found + self.done}/{self.planned} episodes"]
+        if self.agent is not None:
+            parts.append(self.agent.spec)
+        parts += [f"{self.running} running", f"{self.retrying} retrying", f"{self.failed} failed"]
+        if self.given_up:
+            parts.append(f"{self.given_up} given up")
+        if self.tokens:
+            parts.append(f"{self.tokens:,} tokens")
+        if self.done:
+            parts.append(f"{self.rate:.2f} episodes/s")
+            parts.append(f"{duration(self.left / self.rate)} left")
+        return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+@dataclass(frozen=True)
+class _Job:
+    scenario: Scenario
+    seeds: EpisodeSeeds
+    record: Record
+
+
+def plays(agent: Agent, scenario: Scenario) -> bool:
+    """Whether an agent can play a scenario: a DQN knows the boards of its training only."""
+    able = getattr(agent, "plays", None)
+    return True if able is None else bool(able(scenario))
+
+
+async def evaluate(
+    agents: Sequence[Agent],
+    scenarios: Sequence[Scenario],
+    episodes: int,
+    out: Path,
+    *,
+    concurrency: int = CONCURRENCY,
+    progress: Progress | None = None,
+) -> None:
+    """Play what is not finished yet, agent after agent, and append each episode to its record when it ends.
+
+    An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS.
+    Raises EndpointError for a fatal failure or too many others, UsageError where an agent can play nothing.
+    """
+    progress = progress or Progress()
+    seeds = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
+    with ExitStack() as stack:
+        plan: list[tuple[Agent, list[_Job]]] = []
+        for agent in agents:
+            able = [scenario for scenario in scenarios if plays(agent, scenario)]
+            if not able:
+                names = ", ".join(scenario.id for scenario in scenarios)
+                raise UsageError(
+                    f"{agent.spec} can play none of {names}", fix="choose the scenario it was trained on"
+                )
+            jobs: list[_Job] = []
+            for scenario in able:
+                path = out / folder_name(agent.spec) / f"{scenario.id}.jsonl"
+                record = stack.enter_context(Record(path, agent.settings()))
+                jobs += _open_jobs(scenario, seeds[scenario.id], record, progress)
+            plan.append((agent, jobs))
+        for agent, jobs in plan:
+            progress.agent = agent
+            progress.on_change(progress)
+            await _play_all(agent, jobs, concurrency, progress)
+
+
+def _open_jobs(
+    scenario: Scenario, seeds: Sequence[EpisodeSeeds], record: Record, progress: Progress
+) -> Iterator[_Job]:
+    for one in seeds:
+        progress.planned += 1
+        if one in record.finished:
+            progress.found += 1
+        elif record.failures[one] >= ATTEMPTS:
+            progress.given_up += 1
+        else:
+            yield _Job(scenario, one, record)
+
+
+async def _play_all(agent: Agent, jobs: Sequence[_Job], concurrency: int, progress: Progress) -> None:
+    """A fixed number of workers take jobs until there are none; the first error ends them all."""
+    waiting = iter(jobs)
+    counts = [0, 0]  # ended, failed
+
+    async def work() -> None:
+        for job in waiting:
+            episode = await _play(agent, job, progress)
+            counts[0] += 1
+            counts[1] += episode.error is not None
+            _stop_if_hopeless(agent, counts, episode)
+
+    workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(jobs)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def _play(agent: Agent, job: _Job, progress: Progress) -> Episode:
+    progress.running += 1
+    progress.on_change(progress)
+    try:
+        episode = await play_episode(
+            job.scenario,
+            dict.fromkeys(job.scenario.players, agent),
+            start_seed=job.seeds.start,
+            chance_seed=job.seeds.chance,
+            sampling_seed=job.seeds.sampling,
+        )
+    finally:
+        progress.running -= 1
+    job.record.append(episode)
+    progress.tokens += sum(turn.prompt_tokens + turn.completion_tokens for turn in episode.turns)
+    progress.done += episode.error is None
+    progress.failed += episode.error is not None
+    progress.on_change(progress)
+    return episode
+
+
+def _stop_if_hopeless(agent: Agent, counts: Sequence[int], episode: Episode) -> None:
+    ended, failed = counts
+    if episode.error is not None and failed > FEWEST_FAILURES and failed > FAILURE_SHARE * ended:
+        raise EndpointError(
+            f"{agent.spec}: {failed} of {ended} episodes failed, the last with {episode.error}: "
+            f"{episode.error_message}",
+            kind="too_many_failures",
+            fatal=True,
+            fix="mend the endpoint and start the same command again; finished episodes stay",
+        )

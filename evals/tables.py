@@ -1,0 +1,119 @@
+"""The leaderboard as text: terminal, Markdown, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from evals.leaderboard import Leaderboard, Pair, Row
+
+SCORES = ("agent", "n", "return", "success", "of optimum", "steps")
+ANSWERS = ("illegal", "unparsed", "cut off", "failures", "tokens in/out", "cost", "s/step")
+PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "n could show")
+
+
+def cells(row: Row) -> list[str]:
+    """A row as text, in the order of SCORES and ANSWERS; – where there is nothing to say."""
+    success = "–"
+    if row.success_rate is not None and row.success_low is not None and row.success_high is not None:
+        success = f"{row.success_rate:.1%} [{row.success_low:.1%}, {row.success_high:.1%}]"
+    failures = ", ".join(f"{kind} {count}" for kind, count in row.failures.items())
+    if row.unfinished:
+        failures += f" ({row.unfinished} without result)"
+    tokens = f"{row.prompt_tokens:,}/{row.completion_tokens:,}" + (" +?" if row.usage_missing else "")
+    return [
+        row.agent,
+        str(row.episodes),
+        f"{row.return_mean:+.3f} [{row.return_low:+.3f}, {row.return_high:+.3f}]",
+        success,
+        "–" if row.optimum_share is None else f"{row.optimum_share:.1%}",
+        f"{row.steps_mean:.1f}",
+        f"{row.illegal / row.turns:.1%}" if speaks(row) else "–",
+        f"{row.unparsed / row.turns:.1%}" if speaks(row) else "–",
+        f"{row.truncated / row.turns:.1%}" if speaks(row) else "–",
+        failures or "0",
+        tokens if speaks(row) else "–",
+        "–" if row.cost_usd is None else f"${row.cost_usd:.4f}",
+        f"{row.seconds_per_step:.3f}" if row.seconds_per_step is not None else "–",
+    ]
+
+
+def speaks(row: Row) -> bool:
+    """Whether the agent answers in words."""
+    return row.seconds_per_step is not None
+
+
+def pair_cells(pair: Pair) -> list[str]:
+    return [
+        pair.a,
+        pair.b,
+        str(pair.episodes),
+        f"{pair.difference:+.3f}",
+        f"[{pair.low:+.3f}, {pair.high:+.3f}]",
+        "–" if pair.mcnemar_p is None else f"{pair.mcnemar_p:.3g}",
+        "–" if pair.detectable is None else f"{pair.detectable:.3f}",
+    ]
+
+
+def by_scenario(board: Leaderboard) -> dict[str, tuple[list[Row], list[Pair]]]:
+    """Rows and pairs of each scenario, in the board's order."""
+    found: dict[str, tuple[list[Row], list[Pair]]] = {}
+    for row in board.rows:
+        found.setdefault(row.scenario, ([], []))[0].append(row)
+    for pair in board.pairs:
+        found[pair.scenario][1].append(pair)
+    return found
+
+
+def markdown(board: Leaderboard) -> str:
+    """Both tables of every scenario, ready to be pasted."""
+    parts = [f"Suite version {board.suite_version}; 95 % intervals."]
+    for scenario, (rows, pairs) in by_scenario(board).items():
+        parts += [f"### {scenario}", _table((*SCORES, *ANSWERS), map(cells, rows))]
+        if pairs:
+            parts.append(_table(PAIR_COLUMNS, map(pair_cells, pairs)))
+    parts += [f"- {note}" for note in board.notes]
+    return "\n\n".join(parts) + "\n"
+
+
+def terminal(board: Leaderboard) -> Iterator[Table | Text]:
+    """For each scenario the scores, what the answers were like, and the pairs; then the notes. 80 columns do."""
+    for scenario, (rows, pairs) in by_scenario(board).items():
+        lines = [cells(row) for row in rows]
+        yield _rich(scenario, SCORES, [line[: len(SCORES)] for line in lines])
+        spoken = [[line[0], *line[len(SCORES) :]] for line, row in zip(lines, rows, strict=True) if speaks(row)]
+        if spoken:
+            yield _rich(f"{scenario}: answers", ("agent", *ANSWERS), spoken)
+        if pairs:
+            yield _rich(f"{scenario}: paired differences of return", PAIR_COLUMNS, map(pair_cells, pairs))
+    yield from (Text(f"note: {note}") for note in board.notes)
+
+
+def _rich(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        table.add_row(*map(Text, line))  # Text: an agent's name is no markup
+    return table
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    body = [columns, ["---"] * len(columns), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body)
+
+
+def csv_text(board: Leaderboard) -> str:
+    """One line a row, every number in full."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(Row.model_fields), lineterminator="\n")
+    writer.writeheader()
+    for row in board.rows:
+        failures = " ".join(f"{kind}={count}" for kind, count in row.failures.items())
+        writer.writerow(row.model_dump() | {"failures": failures})
+    return out.getvalue()

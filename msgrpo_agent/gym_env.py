@@ -1,0 +1,129 @@
+"""Any single-player scenario as a Gymnasium environment, for agents that read boards instead of text.
+
+import gymnasium, msgrpo_agent.gym_env
+env = gymnasium.make("msgrpo/snake-v0", split="eval")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.game import Game, Outcome, Scenario, Split
+from msgrpo_agent.games import SCENARIOS, get_scenario
+
+EMPTY = {"_", "."}
+SEEDS = 2**31  # start and luck are drawn from [0, SEEDS)
+
+Planes = NDArray[np.uint8]
+
+
+def layers(scenario: Scenario) -> tuple[str, ...]:
+    """The glyphs that have a plane of their own, in a fixed order: everything but the empty cell."""
+    return tuple(sorted(glyph for glyph in scenario.new(0, 0).board().legend if glyph not in EMPTY))
+
+
+def planes_shape(scenario: Scenario) -> tuple[int, int, int]:
+    """(planes, height, width): one plane for each glyph, then as many as a cell for every step needs."""
+    cells = scenario.new(0, 0).board().cells
+    height, width = len(cells), len(cells[0])
+    return len(layers(scenario)) + -(-scenario.step_limit // (height * width)), height, width
+
+
+def planes(game: Game, glyphs: tuple[str, ...], shape: tuple[int, int, int]) -> Planes:
+    """One-hot planes of the board, top row first, and of the step.
+
+    The step limit belongs to the task, so the state is Markov only with the step in it: step k lights the k-th
+    cell of the last planes (the last step's cell after the end).
+    """
+    found = np.zeros(shape, dtype=np.uint8)
+    board = np.array(game.board().cells)
+    for plane, glyph in enumerate(glyphs):
+        found[plane] = board == glyph
+    clock = found[len(glyphs) :].reshape(-1)
+    clock[min(game.steps, game.step_limit - 1)] = 1
+    return found
+
+
+class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not checked
+    """One episode a reset, each from another start of `split`.
+
+    Actions are the indices of `scenario.actions`. `reset` takes `options={"start_seed": …, "chance_seed": …}` for
+    a certain episode. `info` holds both seeds and, in games with a goal, `success`.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (Gymnasium's own form)
+
+    def __init__(self, scenario_id: str, split: Split = "train", render_mode: str | None = None) -> None:
+        self.scenario = get_scenario(scenario_id)
+        if len(self.scenario.players) > 1:
+            raise UsageError(f"{scenario_id} has several players, a Gymnasium environment has one")
+        self.split = split
+        self.render_mode = render_mode
+        self.glyphs = layers(self.scenario)
+        self.shape = planes_shape(self.scenario)
+        self.player = self.scenario.players[0]
+        self.actions = self.scenario.actions
+        self.observation_space = spaces.Box(0, 1, self.shape, np.uint8)
+        self.action_space = spaces.Discrete(len(self.actions))
+        self.game: Game | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Planes, dict[str, Any]]:
+        super().reset(seed=seed)
+        chosen = options or {}
+        start = chosen.get("start_seed")
+        if start is None:
+            start = next(self.scenario.starts(self.split, int(self.np_random.integers(SEEDS))))
+        chance = chosen.get("chance_seed")
+        if chance is None:
+            chance = int(self.np_random.integers(SEEDS))
+        self.seeds = {"start_seed": int(start), "chance_seed": int(chance)}
+        self.game = self.scenario.new(int(start), int(chance))
+        return planes(self.game, self.glyphs, self.shape), self._info(self.game)
+
+    def step(self, action: np.int64) -> tuple[Planes, float, bool, bool, dict[str, Any]]:
+        if self.game is None:
+            raise UsageError("step before reset")
+        reward = self.game.step({self.player: self.actions[int(action)]})[self.player]
+        outcome = self.game.outcome
+        observation = planes(self.game, self.glyphs, self.shape)
+        return (
+            observation,
+            reward,
+            outcome is Outcome.TERMINATED,
+            outcome is Outcome.TRUNCATED,
+            self._info(self.game),
+        )
+
+    def render(self) -> str | None:
+        if self.game is None or self.render_mode != "ansi":
+            return None
+        return self.game.board().text()
+
+    def _info(self, game: Game) -> dict[str, Any]:
+        return self.seeds | ({} if game.success is None else {"success": game.success})
+
+
+def env_id(scenario: Scenario) -> str:
+    return f"msgrpo/{scenario.id}-v0"
+
+
+def register_envs() -> None:
+    """Register every single-player scenario with Gymnasium; again is harmless."""
+    for scenario in SCENARIOS.values():
+        if len(scenario.players) == 1 and env_id(scenario) not in gymnasium.registry:
+            gymnasium.register(
+                env_id(scenario),
+                entry_point="msgrpo_agent.gym_env:ScenarioEnv",
+                kwargs={"scenario_id": scenario.id},
+            )
+
+
+register_envs()

@@ -1,0 +1,100 @@
+"""A trained DQN as an agent: it reads the board's planes, never the text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3 import DQN
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import Tensor, nn
+
+from msgrpo_agent.agent import Decision, OnText, View
+from msgrpo_agent.errors import ModelError, UsageError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.gym_env import layers, planes, planes_shape
+
+CARD, WEIGHTS = "dqn.json", "model.zip"
+
+
+class BoardNet(BaseFeaturesExtractor):  # type: ignore[misc]  # stable-baselines3 is not checked
+    """Two 3x3 convolutions that keep the board's size, then one linear layer: (N, C, H, W) → (N, features)."""
+
+    def __init__(self, observation_space: Any, channels: int = 32, features: int = 256) -> None:
+        super().__init__(observation_space, features)
+        planes, height, width = observation_space.shape
+        self.net = nn.Sequential(
+            nn.Conv2d(planes, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(channels * height * width, features),
+            nn.ReLU(),
+        )
+
+    def forward(self, observations: Tensor) -> Tensor:
+        features: Tensor = self.net(observations.to(torch.float32))
+        return features
+
+
+class DQNAgent:
+    """Greedy play of the network in `folder` (`msgrpo train-dqn`), on boards like those it was trained on."""
+
+    def __init__(self, spec: str, folder: Path) -> None:
+        self.spec = spec
+        self.card = read_card(folder)
+        try:
+            self.network = DQN.load(folder / WEIGHTS, device="cpu", custom_objects={"buffer_size": 1})
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise ModelError(
+                f"{folder / WEIGHTS} is no DQN: {error}", fix="train it again in a new folder"
+            ) from error
+        self.glyphs = tuple(self.card["glyphs"])
+        self.shape: tuple[int, int, int] = tuple(self.card["shape"])
+        self.digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:12]
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "model": "dqn",
+            "trained_on": self.card["scenario"],
+            "steps": self.card["steps"],
+            "weights": self.digest,
+        }
+
+    def plays(self, scenario: Scenario) -> bool:
+        """Whether the boards of `scenario` have the same planes."""
+        if len(scenario.players) > 1:
+            return False
+        return (layers(scenario), planes_shape(scenario)) == (self.glyphs, self.shape)
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        if not self.plays(view.scenario):
+            raise UsageError(
+                f"{self.spec} was trained on {self.card['scenario']}, the boards of {view.scenario.id} differ",
+                fix=f"msgrpo train-dqn {view.scenario.id} --out DIR",
+            )
+        chosen, _ = self.network.predict(planes(view.game, self.glyphs, self.shape), deterministic=True)
+        return Decision(view.game.actions[int(chosen)])
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """What a DQN was trained on: scenario, glyphs, shape, steps, tuning."""
+    for name in (CARD, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"{folder} is no trained DQN: {name} is missing",
+                fix=f"train one: msgrpo train-dqn frozen-lake --out {folder}",
+            )
+    try:
+        card: dict[str, Any] = json.loads((folder / CARD).read_text())
+        return {name: card[name] for name in ("scenario", "glyphs", "shape", "steps", "seed", "tuning")}
+    except (ValueError, KeyError) as error:
+        raise ModelError(f"{folder / CARD} is damaged") from error

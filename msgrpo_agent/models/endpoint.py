@@ -1,0 +1,393 @@
+"""Lθ behind any OpenAI-compatible URL, and everything that can go wrong on the way to it.
+
+Three things are kept apart. An *answer*, however bad, empty or cut off, is the model's and is never asked again.
+A *failure that may pass* (connection, time-out, 408, 409, 425, 429, 5xx, a body that is no chat completion) is
+asked again after a capped wait, counted in `Completion.retries`. Any other failure is raised as EndpointError at
+once; it is `fatal` where every further request would fail too (wrong key, unknown model, no quota).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import openai
+
+from msgrpo_agent.agent import Completion, FinishReason, OnText, Sampling
+from msgrpo_agent.errors import EndpointError, UsageError
+from msgrpo_agent.prompt import Prompt
+
+KEY_VARIABLES = ("MSGRPO_API_KEY", "OPENAI_API_KEY")
+TOP_LOGPROBS = 20  # the most that OpenAI and vLLM give by default
+SEED_BITS = 31  # some servers take 32-bit seeds only
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
+
+_CONTEXT = re.compile(
+    r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|max_model_len", re.I
+)
+_NO_MODEL = re.compile(r"model.?not.?found|unknown model|invalid model|model .{0,80}does not exist", re.I)
+_QUOTA = re.compile(r"insufficient_quota|exceeded your current quota|billing", re.I)
+_FILTER = re.compile(r"content.?(filter|policy|management)", re.I)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds: to connect, between two pieces of an answer, and for one whole request."""
+
+    connect_s: float = 10.0
+    read_s: float = 180.0
+    total_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars per million tokens."""
+
+    prompt: float
+    completion: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with one request: its kind (a column of the table) and whether asking again may help."""
+
+    kind: str
+    message: str
+    retry: bool = True
+    fatal: bool = False
+    retry_after_s: float | None = None
+    fix: str | None = None
+
+    def error(self, tries: int) -> EndpointError:
+        again = f" ({tries} tries)" if tries > 1 else ""
+        return EndpointError(self.message + again, kind=self.kind, fatal=self.fatal, fix=self.fix)
+
+
+class _BadBodyError(Exception):
+    """A response with status 200 that holds no chat completion."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _BrokenStreamError(Exception):
+    """Reading the next piece of a streamed answer failed; the cause says how."""
+
+
+class EndpointModel:
+    """A model of an OpenAI-compatible server.
+
+    The key comes from MSGRPO_API_KEY or OPENAI_API_KEY; a server without keys needs neither. `body` is merged
+    into every request, and a value of None takes a parameter out (`{"max_tokens": None,
+    "max_completion_tokens": 512}`). `retries` are the further tries of one request. `retrying` says how many
+    requests wait for their next try right now.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model_name: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        price: Price | None = None,
+        retries: int = 6,
+        timeouts: Timeouts = Timeouts(),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        if not url.startswith(("http://", "https://")) or not model_name:
+            raise UsageError(
+                f"{url!r} with the model {model_name!r} is no endpoint", fix="endpoint:http://host:8000/v1#model"
+            )
+        self.name = model_name
+        self.url = url
+        self.body = dict(body or {})
+        self.price = price
+        self.retries = retries
+        self.timeouts = timeouts
+        self.retrying = 0
+        self._sleep = sleep
+        self._jitter = random.Random(0)
+        self._gives_logprobs = True
+        self._client = openai.AsyncOpenAI(
+            base_url=url,
+            api_key=next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none"),
+            default_headers=dict(headers or {}),
+            timeout=openai.Timeout(timeouts.read_s, connect=timeouts.connect_s, pool=timeouts.total_s),
+            max_retries=0,  # our own, so that they can be shown and counted
+        )
+
+    @property
+    def extra_settings(self) -> dict[str, Any]:
+        """What a record must hold beyond the sampling settings: the extra body changes answers."""
+        return {"body": self.body} if self.body else {}
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        seed: int,
+        *,
+        actions: Sequence[str] = (),
+        on_text: OnText | None = None,
+    ) -> Completion:
+        """The answer to one prompt. Raises EndpointError when there is none after all tries."""
+        tries = 0
+        while True:
+            began = time.perf_counter()
+            wanted = tuple(actions) if self._gives_logprobs else ()
+            request = self._request(prompt, sampling, seed, wanted)
+            try:
+                async with asyncio.timeout(self.timeouts.total_s):
+                    answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
+                return completion(answer, time.perf_counter() - began, tries, wanted)
+            except (openai.OpenAIError, _BadBodyError, _BrokenStreamError, TimeoutError) as error:
+                failure = classify(error)
+            if wanted and failure.kind == "bad_request" and "logprob" in failure.message:
+                self._gives_logprobs = False  # this server has none: the answer matters more
+                continue
+            tries += 1
+            if not failure.retry or tries > self.retries:
+                raise await self._final(failure, tries)
+            await self._wait(failure, tries)
+
+    async def _wait(self, failure: Failure, tries: int) -> None:
+        """Exponential back-off with jitter, or the server's own Retry-After; never longer than a minute."""
+        own = FIRST_WAIT_S * 2 ** (tries - 1) * self._jitter.uniform(0.75, 1.0)
+        wanted = own if failure.retry_after_s is None else failure.retry_after_s
+        self.retrying += 1
+        try:
+            await self._sleep(min(wanted, LONGEST_WAIT_S))
+        finally:
+            self.retrying -= 1
+
+    async def _final(self, failure: Failure, tries: int) -> EndpointError:
+        if failure.kind != "unknown_model":
+            return failure.error(tries)
+        try:
+            known = ", ".join([model.id async for model in await self._client.models.list()])
+        except (openai.OpenAIError, AttributeError, TypeError, ValueError):
+            known = ""
+        fix = f"its models: {known}" if known else "check the URL (it usually ends in /v1) and the model's name"
+        message = f"{self.url} does not serve the model {self.name!r}: {failure.message}"
+        return EndpointError(message, kind=failure.kind, fatal=True, fix=fix)
+
+    def _request(self, prompt: Prompt, sampling: Sampling, seed: int, actions: Sequence[str]) -> dict[str, Any]:
+        """One user message: chat templates with and without a system role take it."""
+        request: dict[str, Any] = {
+            "model": self.name,
+            "messages": prompt.messages,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "seed": seed & (2**SEED_BITS - 1),
+        }
+        if actions:
+            request |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+        return request
+
+    def _arguments(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The request for the openai client, with `body` merged in and what it sets to None taken out.
+
+        All of it goes as `extra_body`, which overrides: the client's walk over typed messages costs more time
+        than all else that it does for a request.
+        """
+        merged = {name: value for name, value in (request | self.body).items() if value is not None}
+        return {"model": self.name, "messages": [], "extra_body": merged}
+
+    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        raw = await self._client.chat.completions.with_raw_response.create(**self._arguments(request))
+        try:
+            return checked(json.loads(raw.http_response.text))
+        except json.JSONDecodeError as error:
+            raise _BadBodyError(f"status 200, but the body is no JSON: {raw.http_response.text[:80]!r}") from error
+
+    async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
+        """The same answer, put together from its pieces; `on_text` gets the text so far after each of them."""
+        arguments = self._arguments(request | {"stream_options": {"include_usage": True}}) | {"stream": True}
+        text, reasoning, finish, usage = "", "", None, None
+        logprobs: list[Any] = []
+        async with await self._client.chat.completions.create(**arguments) as chunks:
+            async for piece in _pieces(chunks):
+                usage = piece.get("usage") or usage
+                for choice in piece.get("choices") or []:
+                    delta = choice.get("delta") or {}
+                    reasoning += _reasoning(delta) or ""
+                    finish = choice.get("finish_reason") or finish
+                    logprobs += (choice.get("logprobs") or {}).get("content") or []
+                    if delta.get("content"):
+                        text += delta["content"]
+                        on_text(text)
+        if finish is None:
+            raise _BadBodyError("the stream ended before the answer did")
+        message = {"content": text, "reasoning": reasoning or None}
+        choice = {"message": message, "finish_reason": finish, "logprobs": {"content": logprobs}}
+        return {"choices": [choice], "usage": usage}
+
+
+async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
+    """The chunks as plain dicts. The client passes on whatever its transport raises in mid-stream."""
+    while True:
+        try:
+            chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except openai.OpenAIError:
+            raise
+        except Exception as error:
+            raise _BrokenStreamError(str(error) or type(error).__name__) from error
+        yield chunk.to_dict()
+
+
+def checked(body: Any) -> dict[str, Any]:
+    """The body of a chat completion, or _BadBodyError for what servers send with status 200 in its place."""
+    if not isinstance(body, dict):
+        raise _BadBodyError(f"status 200, but the body is no object: {str(body)[:80]!r}")
+    choices = body.get("choices")
+    if not choices:
+        error = body.get("error")
+        code = error.get("code") if isinstance(error, dict) else None
+        said = json.dumps(error)[:200] if error else f"choices is {choices!r}"
+        raise _BadBodyError(f"status 200, but no answer: {said}", code if isinstance(code, int) else None)
+    choice = choices[0] if isinstance(choices, list) else None
+    if not isinstance(choice, dict):
+        raise _BadBodyError(f"status 200, but choices is {str(choices)[:80]!r}")
+    if not isinstance(choice.get("message"), dict) and choice.get("finish_reason") != "content_filter":
+        raise _BadBodyError(f"status 200, but the message is {choice.get('message')!r}")
+    return body
+
+
+def completion(body: Mapping[str, Any], latency_s: float, retries: int, actions: Sequence[str]) -> Completion:
+    """A checked body as a Completion. Without `usage` the token counts are 0."""
+    choice = body["choices"][0]
+    message = choice.get("message") or {}
+    usage = body.get("usage") if isinstance(body.get("usage"), dict) else None
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return Completion(
+        text=_text(message.get("content")) or message.get("refusal") or "",
+        finish_reason=_finish_reason(choice.get("finish_reason")),
+        prompt_tokens=int((usage or {}).get("prompt_tokens") or 0),
+        completion_tokens=int((usage or {}).get("completion_tokens") or 0),
+        latency_s=latency_s,
+        reasoning=_reasoning(message),
+        action_probabilities=action_probabilities(content or [], actions) if actions else None,
+        retries=retries,
+    )
+
+
+def _text(content: Any) -> str:
+    """A string, or the text parts of a list of parts, or nothing."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _reasoning(message: Mapping[str, Any]) -> str | None:
+    return message.get("reasoning") or message.get("reasoning_content") or None
+
+
+def _finish_reason(given: Any) -> FinishReason:
+    if given == "length":
+        return "length"
+    return "content_filter" if given == "content_filter" else "stop"
+
+
+def action_probabilities(tokens: Sequence[Mapping[str, Any]], actions: Sequence[str]) -> dict[str, float] | None:
+    """P over the legal actions from the alternatives to the token that follows the last `<action>`.
+
+    Each alternative counts for the one action that begins with it; the rest is left out and the sum made 1.
+    None where the server gave no alternatives, the answer has no tag, or no alternative begins an action.
+    """
+    texts = [str(token.get("token") or "") for token in tokens]
+    start = "".join(texts).rfind("<action>")
+    if start < 0:
+        return None
+    position, offset = start + len("<action>"), 0
+    for token, text in zip(tokens, texts, strict=True):
+        if offset <= position < offset + len(text):
+            return _over_actions(token.get("top_logprobs") or [], text[: position - offset], actions)
+        offset += len(text)
+    return None
+
+
+def _over_actions(
+    alternatives: Sequence[Mapping[str, Any]], head: str, actions: Sequence[str]
+) -> dict[str, float] | None:
+    mass = dict.fromkeys(actions, 0.0)
+    for alternative in alternatives:
+        text = str(alternative.get("token") or "")
+        begins = text.removeprefix(head).partition("<")[0].strip().casefold()
+        fits = [action for action in actions if begins and action.casefold().startswith(begins)]
+        if text.startswith(head) and len(fits) == 1:
+            mass[fits[0]] += math.exp(float(alternative.get("logprob", -math.inf)))
+    total = sum(mass.values())
+    return {action: m / total for action, m in mass.items()} if total > 0 else None
+
+
+def classify(error: Exception) -> Failure:
+    """Which failure an exception of the client is."""
+    if isinstance(error, openai.APIStatusError):
+        return _of_status(error.status_code, _said(error.response.text), retry_after(error.response.headers))
+    if isinstance(error, _BadBodyError):
+        if error.status is not None and error.status >= 400:  # OpenRouter sends errors of its providers like this
+            return _of_status(error.status, str(error), None)
+        return Failure("bad_response", str(error))
+    if isinstance(error, (openai.APITimeoutError, TimeoutError)):
+        return Failure("timeout", "no answer in time")
+    if isinstance(error, (openai.APIConnectionError, _BrokenStreamError)):
+        cause = error.__cause__ or error
+        return Failure("connection", f"connection failed: {str(cause) or type(cause).__name__}")
+    return Failure("bad_response", f"the answer cannot be read: {str(error)[:200]}")
+
+
+def _said(text: str) -> str:
+    """What the server says, shortened, without the tags of an HTML page; error bodies have every shape."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:300]
+
+
+def _of_status(status: int, said: str, wait: float | None) -> Failure:
+    message = f"status {status}: {said}" if said else f"status {status}"
+    if status in (401, 403):
+        keys = " or ".join(KEY_VARIABLES)
+        return Failure("auth", message, retry=False, fatal=True, fix=f"export the endpoint's key as {keys}")
+    if status == 404 or (status == 400 and _NO_MODEL.search(said)):
+        return Failure("unknown_model", message, retry=False, fatal=True)
+    if status == 402 or (status == 429 and _QUOTA.search(said)):
+        return Failure("quota", message, retry=False, fatal=True, fix="the account has no quota left")
+    if status == 413 or (status in (400, 422) and _CONTEXT.search(said)):
+        return Failure("context_length", message, retry=False)
+    if status == 400 and _FILTER.search(said):
+        return Failure("content_filter", message, retry=False)
+    if status == 429:
+        return Failure("rate_limit", message, retry_after_s=wait)
+    if status in (408, 409, 425) or status >= 500:
+        return Failure("server_error", message, retry_after_s=wait)
+    return Failure("bad_request", message, retry=False)
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Seconds that the server asks to wait: a number or an HTTP date; None where absent or unreadable."""
+    given = headers.get("retry-after")
+    if not given:
+        return None
+    if re.fullmatch(r"\d+(\.\d+)?", given.strip()):
+        return float(given)
+    try:
+        when = parsedate_to_datetime(given).timestamp()
+    except ValueError:
+        return None
+    return max(0.0, when - (time.time() if now is None else now))

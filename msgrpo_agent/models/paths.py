@@ -1,0 +1,35 @@
+"""Where models and adapters lie on disk. No torch: serving and listing read this too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from msgrpo_agent.errors import ModelError
+
+NANO = "nano"
+NANO_DIR = Path(__file__).parents[1] / "nano"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def base_path(base: str) -> str:
+    """Where the weights of a base are: `nano` is in the package, anything else is a folder or a hub name."""
+    return str(NANO_DIR) if base == NANO else base
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The adapter's own config, after checking that the folder holds a complete adapter."""
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"{folder} is no complete adapter: {name} is missing",
+                fix="train one: msgrpo train --out " + str(folder),
+            )
+    try:
+        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
+    if not config.get("base_model_name_or_path"):
+        raise ModelError(f"{folder / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
+    return config

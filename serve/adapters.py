@@ -1,0 +1,216 @@
+"""Adapters on disk: which there are, and whether vLLM may serve one on a given base.
+
+vLLM accepts an adapter that was trained for another model's shape without a word, so the shapes are compared here,
+from the headers of the safetensors files: no torch, no weights read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgrpo_agent.errors import ModelError
+from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_path, read_adapter_config
+
+Shapes = dict[str, tuple[int, ...]]
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM's --max-lora-rank takes
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the base's own weights
+_UNSERVABLE = ("lm_head", "embed_tokens")  # vLLM has no LoRA layer for these
+_PEFT_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A complete adapter that vLLM supports. `name` is the model name clients ask for; `folder` has no links."""
+
+    name: str
+    folder: Path
+    base: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of `msgrpo adapters`. `problem` says why it cannot be served; None when nothing speaks against it."""
+
+    name: str
+    folder: str
+    base: str | None
+    scenario: str | None
+    result: str | None
+    problem: str | None
+
+
+def served_rank(rank: int) -> int:
+    """The smallest rank that vLLM can be started with for adapters of this rank. Raises ModelError above 512."""
+    for allowed in RANKS:
+        if rank <= allowed:
+            return allowed
+    raise ModelError(f"vLLM serves adapters up to rank {RANKS[-1]}, this one has {rank}")
+
+
+def tensor_shapes(file: Path) -> Shapes:
+    """Tensor name → shape, from the header. Raises ModelError when the file is torn or no safetensors."""
+    broken = ModelError(f"{file} is no complete safetensors file", fix="copy or train it again")
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise broken
+        try:
+            header = json.loads(handle.read(length))
+            header.pop("__metadata__", None)
+            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise broken from error
+    if 8 + length + end != size:
+        raise broken
+    return shapes
+
+
+def base_shapes(folder: Path) -> Shapes:
+    """The shapes of every weight of a base model's folder."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder} holds no safetensors weights", fix="give the folder of a model in that format")
+    return {name: shape for file in files for name, shape in tensor_shapes(file).items()}
+
+
+def read_adapter(folder: Path, name: str | None = None) -> Adapter:
+    """The adapter in `folder`, named after it. Raises ModelError when incomplete or not supported by vLLM."""
+    if not folder.is_dir():
+        raise ModelError(f"there is no adapter folder {folder}", fix="msgrpo adapters lists those under runs/")
+    if not (folder / ADAPTER_WEIGHTS).is_file() and list(folder.glob("adapter_model.*")):
+        raise ModelError(
+            f"{folder} holds its weights in another format than safetensors", fix=f"convert them to {ADAPTER_WEIGHTS}"
+        )
+    folder = folder.resolve()
+    config = read_adapter_config(folder)
+    refused = _unsupported(config)
+    if refused:
+        raise ModelError(f"vLLM cannot serve the adapter {folder}: {'; '.join(refused)}", fix="train a plain LoRA")
+    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    served_rank(rank)
+    for module, (a, b) in _pairs(folder).items():
+        if module.rpartition(".")[2] in _UNSERVABLE:
+            raise ModelError(f"vLLM cannot serve the adapter {folder}: it changes {module}", fix="leave that one out")
+        if a[0] != b[1] or a[0] > rank:
+            raise ModelError(f"the adapter {folder} contradicts itself: {module} has rank {a[0]}, the config {rank}")
+    return Adapter(name or folder.name, folder, config["base_model_name_or_path"], rank)
+
+
+def check_fits(adapter: Adapter, base: Path) -> None:
+    """Raise ModelError unless every layer of the adapter has the shape of the base's layer of that name."""
+    shapes = base_shapes(base)
+    for module, (a, b) in _pairs(adapter.folder).items():
+        weight = shapes.get(f"{module}.weight")
+        if weight is None and any(name.startswith(f"{module}.") for name in shapes):
+            continue  # a quantised layer: packed, so its stored shape says nothing
+        if weight is None:
+            raise ModelError(
+                f"the adapter {adapter.folder} was not made for {adapter.base}: it has no layer {module}",
+                fix="serve it with the base that it was trained on",
+            )
+        if weight != (b[0], a[1]):
+            raise ModelError(
+                f"the adapter {adapter.folder} was not made for {adapter.base}: "
+                f"{module} is {weight[0]}x{weight[1]} there, the adapter's is {b[0]}x{a[1]}",
+                fix="serve it with the base that it was trained on",
+            )
+
+
+def same_base(one: str, other: str) -> bool:
+    """Whether two names mean the same base: the same folder, or the same hub name."""
+    a, b = Path(base_path(one)).expanduser(), Path(base_path(other)).expanduser()
+    return a.resolve() == b.resolve() if a.is_dir() and b.is_dir() else one == other
+
+
+def list_runs(root: Path) -> list[Run]:
+    """Every adapter folder directly below `root` (or `root` itself), with what its run wrote about itself."""
+    folders = sorted(
+        file.parent for pattern in (ADAPTER_CONFIG, f"*/{ADAPTER_CONFIG}") for file in root.glob(pattern)
+    )
+    return [_describe(folder) for folder in folders]
+
+
+def _describe(folder: Path) -> Run:
+    base, problem = None, None
+    try:
+        base = read_adapter_config(folder)["base_model_name_or_path"]
+        adapter = read_adapter(folder)
+        if Path(base_path(base)).is_dir():
+            check_fits(adapter, Path(base_path(base)))
+    except ModelError as error:
+        problem = error.message
+    return Run(folder.resolve().name, str(folder), base, _scenario(folder), _result(folder), problem)
+
+
+def _scenario(run: Path) -> str | None:
+    try:
+        config = json.loads((run / "config.json").read_text())
+    except (OSError, ValueError):
+        return None  # an adapter that was not trained here has no such file
+    value = config.get("scenario") if isinstance(config, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _result(run: Path) -> str | None:
+    """The score of the first and of the last held-out evaluation in metrics.jsonl."""
+    file = run / "metrics.jsonl"
+    rows: list[dict[str, Any]] = []
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # a run that is being written may have a torn last line
+        if row.get("kind") == "eval":
+            rows.append(row)
+    if not rows:
+        return None
+    score = rows[-1]["score"]
+    return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} in {rows[-1]['step']} updates"
+
+
+def _unsupported(config: dict[str, Any]) -> list[str]:
+    """What vLLM's own PEFT reader refuses, found before an engine is started for it."""
+    refused = []
+    if config.get("peft_type", "LORA") != "LORA":
+        refused.append(f"its type is {config['peft_type']}, not LORA")
+    if not isinstance(config.get("r"), int) or config["r"] < 1 or "lora_alpha" not in config:
+        refused.append("its config names no rank (r) and lora_alpha")
+    if config.get("bias", "none") != "none" or config.get("lora_bias"):
+        refused.append("it trains biases")
+    named = {
+        "use_dora": "DoRA",
+        "modules_to_save": "modules_to_save",
+        "layer_replication": "layer replication",
+        "alora_invocation_tokens": "activated LoRA",
+        "use_bdlora": "block-diagonal LoRA",
+        "use_qalora": "QALoRA",
+    }
+    refused += [f"it uses {text}" for key, text in named.items() if config.get(key)]
+    init = config.get("init_lora_weights", True)
+    if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+        refused.append(f"init_lora_weights={init} changes the base's weights")
+    return refused
+
+
+def _pairs(folder: Path) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Layer name → shapes of (A, B): r x in and out x r."""
+    shapes = tensor_shapes(folder / ADAPTER_WEIGHTS)
+    halves: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        module, dot, half = name.removeprefix(_PEFT_PREFIX).removesuffix(".weight").rpartition(".")
+        if half not in ("lora_A", "lora_B") or not dot or len(shape) != 2:
+            raise ModelError(f"vLLM cannot serve the adapter {folder}: {name} is not part of a plain LoRA")
+        halves.setdefault(module, {})[half] = shape
+    lonely = [module for module, found in halves.items() if len(found) != 2]
+    if lonely or not halves:
+        raise ModelError(
+            f"{folder} is no complete adapter: " + (f"{lonely[0]} lacks a half" if lonely else "it is empty")
+        )
+    return {module: (found["lora_A"], found["lora_B"]) for module, found in halves.items()}

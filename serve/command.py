@@ -1,0 +1,210 @@
+"""The vLLM command and environment of one server; built without starting anything."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.models.paths import NANO, base_path
+from serve.adapters import Adapter, same_base, served_rank
+
+Engine = Literal["cuda", "cpu"]
+
+ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+KEY_VARIABLE = "MSGRPO_API_KEY"
+DRAIN_S = 10  # requests in flight may end in this time after a stop
+RUNTIME_SLOTS = 4  # adapters that one batch may mix when clients load their own
+_OWNED = (
+    *("--model", "--served-model-name", "--host", "--port", "--uds", "--api-key", "--lora-modules"),
+    *("--enable-lora", "--root-path", "--ssl-keyfile", "--ssl-certfile"),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asked for, with every default filled in. `name` is the base's model name."""
+
+    base: str = NANO
+    adapters: tuple[Adapter, ...] = ()
+    name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str | None = None
+    max_model_len: int | None = None
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    runtime_adapters: Path | None = None  # clients may load adapters from below this folder
+    extra: tuple[str, ...] = ()  # vLLM's own options, passed on
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command, the variables it needs on top of the caller's environment, and what it will answer to."""
+
+    command: list[str]
+    environment: dict[str, str]
+    host: str
+    port: int
+    models: list[str]
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://{_bracketed(self.host)}:{self.port}/v1"
+
+    def shell(self) -> str:
+        """One line for a shell. The key is left to the variable that it comes from."""
+        shown = self.environment | ({"VLLM_API_KEY": f"${KEY_VARIABLE}"} if self.key else {})
+        settings = [
+            f'{name}="{value}"' if value.startswith("$") else f"{name}={shlex.quote(value)}"
+            for name, value in shown.items()
+        ]
+        return " ".join(["env", *settings, shlex.join(self.command)])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server at `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def common_base(adapters: tuple[Adapter, ...], asked: str | None) -> str:
+    """The base of all adapters; nano when nothing is asked for. Raises UsageError when they differ."""
+    base = asked or (adapters[0].base if adapters else NANO)
+    for adapter in adapters:
+        if not same_base(adapter.base, base):
+            raise UsageError(
+                f"the adapter {adapter.folder} was trained on {adapter.base}, not on {base}",
+                fix="one server has one base: start one for each. Is it a copy of the same model? "
+                "Then name it in the adapter's adapter_config.json (base_model_name_or_path)",
+            )
+    return base
+
+
+def base_name(base: str) -> str:
+    """The model name of a base: `nano`, a hub name, or the name of its folder."""
+    return Path(base).expanduser().resolve().name if Path(base).expanduser().is_dir() and base != NANO else base
+
+
+def build(request: Request, engine: Engine, weights: str | None = None) -> Launch:
+    """The launch of `request`. `weights` is where the base's files are, when that is already known.
+
+    Raises UsageError for names that clash, options that msgrpo sets itself, and an open host without a key.
+    """
+    base = request.name or base_name(request.base)
+    names = [base, *(adapter.name for adapter in request.adapters)]
+    _check_names(names)
+    _check_extra(request.extra)
+    if not is_loopback(request.host) and not request.key:
+        raise UsageError(f"{request.host} can be reached by others: it needs a key", fix=f"set {KEY_VARIABLE}")
+    weights = weights or base_path(request.base)
+    # The last of two equal options wins: ours to tune come before the caller's, ours to rely on after.
+    command = [
+        *(sys.executable, "-m", ENTRY),
+        *_tuned(request, engine),
+        *request.extra,
+        *("--model", weights, "--served-model-name", base),
+        *("--host", request.host, "--port", str(request.port)),
+        *_lora(request, base),
+    ]
+    if request.key or request.runtime_adapters:
+        command += ["--middleware", "serve.guard.Guard"]
+    return Launch(
+        command, _environment(request, engine, weights), request.host, request.port, names, request.key or None
+    )
+
+
+def _tuned(request: Request, engine: Engine) -> list[str]:
+    options = ["--uvicorn-log-level", "warning", "--shutdown-timeout", str(DRAIN_S)]
+    if engine == "cpu":
+        # A seeded request whose prompt is split by chunked prefill kills the CPU engine. Blocks of 32 (the default
+        # is 128) let short prompts share their prefix. float32 is what the in-process model computes in.
+        options += ["--dtype", "float32", "--block-size", "32", "--no-enable-chunked-prefill"]
+    elif request.base == NANO:
+        options += ["--dtype", "float32"]
+    if request.max_model_len is not None:
+        options += ["--max-model-len", str(request.max_model_len)]
+    if request.tensor_parallel_size > 1:
+        options += ["--tensor-parallel-size", str(request.tensor_parallel_size)]
+    if request.data_parallel_size > 1:
+        options += ["--data-parallel-size", str(request.data_parallel_size)]
+    if request.adapters or request.runtime_adapters:
+        slots = len(request.adapters) + (RUNTIME_SLOTS if request.runtime_adapters else 0)
+        rank = max([adapter.rank for adapter in request.adapters] + [16 if request.runtime_adapters else 1])
+        options += ["--max-lora-rank", str(served_rank(rank)), "--max-loras", str(slots)]
+    return options
+
+
+def _lora(request: Request, base: str) -> list[str]:
+    if not request.adapters and not request.runtime_adapters:
+        return []
+    modules = [
+        json.dumps({"name": adapter.name, "path": str(adapter.folder), "base_model_name": base})
+        for adapter in request.adapters
+    ]
+    return ["--enable-lora", *(["--lora-modules", *modules] if modules else [])]
+
+
+def _environment(request: Request, engine: Engine, weights: str) -> dict[str, str]:
+    environment = {
+        "PYTHONPATH": str(Path(__file__).parents[1]),  # the guard must be importable there, and from here
+        "PYTHONSAFEPATH": "1",  # never from the folder that the command happens to be started in
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",  # the adapter resolvers among them have no path confinement
+        "VLLM_SERVER_DEV_MODE": "0",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if request.runtime_adapters else "0",
+        "VLLM_API_KEY": request.key or "",  # not on the command line, where `ps` shows it
+    }
+    if Path(weights).is_dir():
+        environment["HF_HUB_OFFLINE"] = "1"
+    if engine == "cpu" and request.base == NANO:
+        environment["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB
+    if request.runtime_adapters:
+        environment["MSGRPO_ADAPTER_ROOT"] = str(request.runtime_adapters.resolve())
+        environment["MSGRPO_SERVED_BASE"] = request.base
+        environment["MSGRPO_SERVED_WEIGHTS"] = weights
+    return environment
+
+
+def child_environment(launch: Launch, ours: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of the child: the caller's, with the launch's variables over it."""
+    joined = dict(ours) | launch.environment
+    if ours.get("PYTHONPATH"):
+        joined["PYTHONPATH"] += ":" + ours["PYTHONPATH"]
+    return joined
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two models would be named {name!r}",
+                fix="name them apart: --adapter NAME=DIR, --name NAME for the base",
+            )
+        if not name or any(c.isspace() or c in '#"' for c in name):
+            raise UsageError(f"{name!r} is no model name", fix="use letters, digits and . _ - /")
+
+
+def _check_extra(extra: tuple[str, ...]) -> None:
+    for word in extra:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in _OWNED:
+            raise UsageError(
+                f"{option} is set by msgrpo serve itself",
+                fix="use its own --host, --port, --base, --name, --adapter, and a reverse proxy for TLS and paths",
+            )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

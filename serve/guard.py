@@ -1,0 +1,149 @@
+"""An ASGI middleware inside vLLM: the key on every route, and runtime adapters from one folder only.
+
+vLLM asks for its key below /v1 and a few other paths alone; /invocations (inference), /tokenize, /metrics and /docs
+answer anybody. And it loads an adapter from any folder that it can read. It is configured by the environment that
+`serve.command` builds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.models.paths import ADAPTER_WEIGHTS
+from serve.adapters import check_fits, read_adapter, same_base
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATH = "/health"
+_LONGEST_LOAD_REQUEST = 65_536  # bytes
+
+
+class RefusedError(Exception):
+    """A request that goes no further."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Guard:
+    """`--middleware serve.guard.Guard`."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        key = os.environ.get("VLLM_API_KEY", "")
+        self._key = hashlib.sha256(key.encode()).digest() if key else None
+        root = os.environ.get("MSGRPO_ADAPTER_ROOT")
+        self._root = Path(root).resolve() if root else None
+        self._loaded: dict[str, tuple[int, int]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        try:
+            self._check_key(scope)
+            receive = await self._check_loading(scope, receive)
+        except RefusedError as refused:
+            await _refuse(scope, send, refused)
+            return
+        await self.app(scope, receive, send)
+
+    def _check_key(self, scope: Scope) -> None:
+        if self._key is None or scope["path"] == OPEN_PATH:
+            return
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        if scheme.lower() != b"bearer" or not secrets.compare_digest(hashlib.sha256(token).digest(), self._key):
+            raise RefusedError(401, "this server needs its key: Authorization: Bearer …")
+
+    async def _check_loading(self, scope: Scope, receive: Receive) -> Receive:
+        path = scope["path"].rstrip("/")
+        if path.endswith("/adapters") or "/adapters/" in path:
+            raise RefusedError(403, "adapters are loaded by POST /v1/load_lora_adapter")
+        if not path.endswith("/load_lora_adapter"):
+            return receive
+        if self._root is None:
+            raise RefusedError(403, "loading adapters at run time is off")
+        body = self._checked_load(await _read(receive))
+
+        async def replay() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        scope["headers"] = [(n, v) for n, v in scope["headers"] if n != b"content-length"] + [
+            (b"content-length", str(len(body)).encode())
+        ]
+        return replay
+
+    def _checked_load(self, body: bytes) -> bytes:
+        """The request with its folder resolved, so that what was checked is what is loaded."""
+        assert self._root is not None
+        try:
+            request = json.loads(body)
+            name, asked = request["lora_name"], Path(request["lora_path"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RefusedError(400, "give lora_name and lora_path as JSON") from error
+        folder = (asked if asked.is_absolute() else self._root / asked).resolve()
+        if not folder.is_relative_to(self._root):
+            raise RefusedError(403, "that folder is not below the one that adapters may be loaded from")
+        if request.get("load_inplace"):
+            raise RefusedError(400, "a new version of an adapter needs a new name and a new folder, not load_inplace")
+        weights = folder / ADAPTER_WEIGHTS
+        if weights.is_symlink() and not weights.resolve().is_relative_to(self._root):
+            raise RefusedError(403, "that adapter's weights are a link out of the folder")
+        try:
+            adapter = read_adapter(folder, str(name))
+            if not same_base(adapter.base, os.environ["MSGRPO_SERVED_BASE"]):
+                raise RefusedError(400, f"that adapter was trained on {adapter.base}")
+            check_fits(adapter, Path(os.environ["MSGRPO_SERVED_WEIGHTS"]))
+        except MsgrpoError as error:
+            raise RefusedError(400, error.message) from error
+        self._check_unchanged(weights)
+        request["lora_path"] = str(folder)
+        return json.dumps(request).encode()
+
+    def _check_unchanged(self, weights: Path) -> None:
+        # vLLM keys its prefix cache by adapter name and path: other weights there would meet stale entries.
+        status = weights.stat()
+        version = (status.st_mtime_ns, status.st_size)
+        if self._loaded.setdefault(str(weights), version) != version:
+            raise RefusedError(
+                409, "that folder was loaded with other weights before: write each version to a new folder"
+            )
+
+
+async def _read(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise RefusedError(400, "the request ended early")
+        body += bytes(message.get("body", b""))
+        if len(body) > _LONGEST_LOAD_REQUEST:
+            raise RefusedError(413, "the request is too long")
+        if not message.get("more_body"):
+            return body
+
+
+async def _refuse(scope: Scope, send: Send, refused: RefusedError) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": refused.message})
+        return
+    error = {"message": refused.message, "type": "refused", "param": None, "code": refused.status}
+    headers = [(b"content-type", b"application/json")]
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})

@@ -1,0 +1,148 @@
+"""A vLLM server as a child process: start it, wait until it answers, and stop it for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from msgrpo_agent.errors import ServeError
+from serve import supervisor
+from serve.checks import failure, stage
+from serve.command import DRAIN_S, Launch, child_environment
+
+STOP_S = 15.0  # the longest that stopping may take
+_POLL_S = 0.2
+
+
+class Server:
+    """One launch. As a context manager it is stopped on the way out, whatever happened.
+
+    The supervisor between this process and vLLM ends vLLM when our end of its pipe closes: by `stop`, or because
+    this process died.
+    """
+
+    def __init__(self, launch: Launch, log: Path) -> None:
+        self.launch = launch
+        self.log = log
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._began_ns = 0
+        self._memory: frozenset[str] = frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process id, which is also the session of everything below it."""
+        return self._running().pid
+
+    def start(self) -> None:
+        """Start the child; its output goes to the log file, which is written anew."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        program = Path(supervisor.__file__)
+        with self.log.open("wb") as output:
+            self._began_ns = os.fstat(output.fileno()).st_ctime_ns
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", str(program), str(DRAIN_S + 1), *self.launch.command],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=child_environment(self.launch, os.environ),
+                start_new_session=True,
+            )
+
+    def wait_ready(self, on_stage: Callable[[str], None] = lambda _: None) -> None:
+        """Return once every model of the launch is listed. `on_stage` is told what vLLM does meanwhile.
+
+        Raises ServeError with the telling lines of the log when vLLM ends first.
+        """
+        child = self._running()
+        while child.poll() is None:
+            if answers(self.launch.host, self.launch.port):
+                served = models(self.launch.host, self.launch.port, self.launch.key)
+                missing = [name for name in self.launch.models if name not in served]
+                if missing:
+                    raise ServeError(f"{self.launch.url} does not serve {missing[0]}, but {', '.join(served)}")
+                assert child.stdin is not None
+                self._memory = supervisor.shared_memory(child.pid, self._began_ns)
+                with contextlib.suppress(BrokenPipeError):  # it ended just now: the next wait says so
+                    child.stdin.write(supervisor.READY)
+                return
+            on_stage(stage(self.log.read_text(errors="replace")))
+            time.sleep(_POLL_S)
+        raise failure(f"vLLM did not start (exit status {child.returncode})", self.log)
+
+    def wait(self) -> None:
+        """Return never, or raise ServeError when vLLM ends by itself."""
+        status = self._running().wait()
+        raise failure(f"vLLM ended (exit status {status})", self.log)
+
+    def stop(self) -> None:
+        """Let requests in flight end for DRAIN_S, then end everything; a second Ctrl-C ends everything at once."""
+        child = self._supervisor
+        if child is None:
+            return
+        try:
+            assert child.stdin is not None
+            child.stdin.close()
+            child.wait(STOP_S)
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            child.terminate()
+            child.wait(STOP_S)
+        finally:
+            # The supervisor has done this, unless it was killed or saw its child die too early.
+            supervisor.end_session(child.pid, self._began_ns, self._memory)
+            self._supervisor = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._supervisor is None:
+            raise ServeError("the server was not started")
+        return self._supervisor
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether a server at host:port calls itself healthy."""
+    try:
+        return _get(host, port, "/health")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def models(host: str, port: int, key: str | None = None) -> dict[str, str | None]:
+    """Model name → its base's name (None for a base), as the server at host:port lists them.
+
+    Raises ServeError when nothing answers there, or the key is wrong.
+    """
+    try:
+        status, body = _get(host, port, "/v1/models", key)
+    except (OSError, http.client.HTTPException) as error:
+        raise ServeError(f"nothing answers at {host}:{port}", fix="start it: msgrpo serve") from error
+    if status in (401, 403):
+        raise ServeError(f"the server at {host}:{port} wants another key", fix="set MSGRPO_API_KEY to its key")
+    try:
+        return {entry["id"]: entry.get("parent") for entry in json.loads(body)["data"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServeError(f"what answers at {host}:{port} is no OpenAI-compatible server (status {status})") from error
+
+
+def _get(host: str, port: int, path: str, key: str | None = None) -> tuple[int, bytes]:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    connection = http.client.HTTPConnection(reachable, port, timeout=5)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()

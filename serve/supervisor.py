@@ -1,0 +1,122 @@
+"""Runs a command and makes sure that nothing of it outlives the process that asked for it.
+
+Started as its own program, in its own session, with a pipe from its parent as standard input. The parent writes
+one byte once the server is ready; the pipe's end, by closing or by the parent's death (kill -9 too), means stop:
+
+- a ready server gets SIGTERM and the drain time; one that still starts, when vLLM can lose a SIGTERM, gets neither;
+- then every process of the session is killed, and the shared memory that they had mapped is removed.
+
+SIGTERM to the supervisor itself skips the drain time. Standard library only: it must start at once and stay small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+READY = b"r"
+_SHARED_MEMORY = "/dev/shm/"  # where Linux keeps it
+_GONE_S = 5.0  # how long killed processes may take to disappear
+
+
+class _StopNowError(Exception):
+    """SIGTERM arrived."""
+
+
+def session_processes(session: int) -> list[int]:
+    """The living processes of a session, without its leader."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != session:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(sid) == session and state not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def shared_memory(session: int, since_ns: int) -> frozenset[str]:
+    """The files of /dev/shm that processes of a session have mapped and that are newer than it.
+
+    Found by inode: a named semaphore is created under another name and then linked.
+    """
+    inodes = set()
+    for pid in session_processes(session):
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            inodes |= {int(line.split()[4]) for line in maps if _SHARED_MEMORY in line}
+    found = set()
+    for entry in os.scandir(_SHARED_MEMORY):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.inode() in inodes and entry.stat().st_ctime_ns >= since_ns:
+                found.add(entry.path)
+    return frozenset(found)
+
+
+def end_session(session: int, since_ns: int, memory: frozenset[str] = frozenset()) -> None:
+    """Kill every process of a session but its leader, wait until they are gone, and remove their shared memory.
+
+    `memory` names files of processes that are gone already.
+    """
+    memory = memory | shared_memory(session, since_ns)
+    deadline = time.monotonic() + _GONE_S
+    while (processes := session_processes(session)) and time.monotonic() < deadline:
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    for name in memory:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def supervise(command: list[str], drain_s: float) -> int:
+    """Run `command` until it ends or standard input does. Returns its exit status (negative: a signal)."""
+    me = os.getpid()
+    memory: frozenset[str] = frozenset()
+    child = None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop_now)
+    with tempfile.TemporaryDirectory(prefix="msgrpo-") as scratch:
+        began_ns = os.stat(scratch).st_ctime_ns
+        environment = os.environ | {"TMPDIR": scratch}  # its sockets and rendezvous files, removed with it
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
+            became_ready = _next_byte(child) == READY
+            memory = shared_memory(me, began_ns)
+            if became_ready and _next_byte(child) == b"":
+                child.terminate()
+                child.wait(drain_s)
+        except (_StopNowError, subprocess.TimeoutExpired):
+            pass  # ended below, as everything that is left
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_session(me, began_ns, memory)
+    return child.wait() if child is not None else -signal.SIGTERM
+
+
+def _stop_now(number: int, frame: FrameType | None) -> None:
+    raise _StopNowError
+
+
+def _next_byte(child: subprocess.Popen[bytes]) -> bytes | None:
+    """What the parent writes next: b"" once its end of the pipe is closed; None when the child ends first."""
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        readable, _, _ = select.select([0, pidfd], [], [])
+        return None if pidfd in readable else os.read(0, 1)
+    finally:
+        os.close(pidfd)
+
+
+if __name__ == "__main__":
+    status = supervise(sys.argv[2:], float(sys.argv[1]))
+    sys.exit(status if status >= 0 else 128 - status)

@@ -1,0 +1,194 @@
+"""`msgrpo serve` as a person sees it: checks, the spinner, what to try, and an orderly end."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from msgrpo_agent.errors import ServeError, UsageError
+from serve.adapters import Adapter, check_fits, read_adapter
+from serve.checks import (
+    check_port,
+    check_torchvision,
+    installed_engine,
+    local_weights,
+    machine_engine,
+)
+from serve.command import KEY_VARIABLE, Engine, Launch, Request, build, common_base, is_loopback
+from serve.server import Server, models
+
+LOGS = Path("runs") / "serve"
+
+
+def parse_adapter(text: str) -> Adapter:
+    """`DIR`, or `NAME=DIR` for another model name than the folder's."""
+    name, equals, folder = text.partition("=")
+    if equals and "/" not in name and not Path(text).is_dir():
+        return read_adapter(Path(folder), name)
+    return read_adapter(Path(text))
+
+
+def plan(
+    adapters: Sequence[str],
+    *,
+    base: str | None,
+    name: str | None,
+    host: str,
+    port: int,
+    max_model_len: int | None,
+    tensor_parallel_size: int,
+    data_parallel_size: int,
+    runtime_adapters: Path | None,
+    extra: Sequence[str],
+) -> Request:
+    """The request that the command line's options mean. Raises UsageError or ModelError for what cannot be served."""
+    if extra and not extra[0].startswith("-"):
+        raise UsageError(f"unexpected argument {extra[0]!r}", fix=f"for an adapter: --adapter {extra[0]}")
+    if runtime_adapters is not None and not runtime_adapters.is_dir():
+        raise UsageError(f"--allow-runtime-adapters: there is no folder {runtime_adapters}")
+    read = tuple(parse_adapter(text) for text in adapters)
+    return Request(
+        base=common_base(read, base),
+        adapters=read,
+        name=name,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        runtime_adapters=runtime_adapters,
+        extra=tuple(extra),
+    )
+
+
+def with_key(request: Request, key: str | None) -> tuple[Request, bool]:
+    """The request with its key, and whether that was made here: a server that others can reach always has one."""
+    if key and (not key.isascii() or not key.isprintable() or " " in key):
+        raise UsageError(f"{KEY_VARIABLE} holds characters that an HTTP header cannot", fix="use letters and digits")
+    if key or is_loopback(request.host):
+        return replace(request, key=key or None), False
+    return replace(request, key=secrets.token_urlsafe(24)), True
+
+
+def status(host: str, port: int, key: str | None) -> dict[str, str | None]:
+    """What a running server serves: model name → its base's name, None for a base."""
+    return models(host, port, key)
+
+
+def dry_run(request: Request, key: str | None) -> str:
+    """The command with its variables, for a shell; nothing is downloaded or started."""
+    request, _ = with_key(request, key)
+    weights = local_weights(request.base, download=False)
+    if weights is not None:
+        for adapter in request.adapters:
+            check_fits(adapter, weights)
+    return build(request, _planned_engine(), None if weights is None else str(weights)).shell()
+
+
+def _planned_engine() -> Engine:
+    try:
+        return installed_engine()
+    except ServeError:
+        return machine_engine()  # what it would be once installed
+
+
+def serve(request: Request, key: str | None, console: Console) -> bool:
+    """Serve until Ctrl-C, SIGTERM or the terminal's end. Returns whether it had become ready.
+
+    Raises ServeError, ModelError or UsageError before the start when it cannot work, and when vLLM ends by itself.
+    """
+    request, show_key = with_key(request, key)
+    ready = False
+    with _signals_as_interrupt():
+        try:
+            launch, log = prepare(request, console), LOGS / f"vllm-{request.port}.log"
+            with Server(launch, log) as server:
+                try:
+                    _start(server, console)
+                    ready = True
+                    _announce(launch, log, console, show_key=show_key)
+                    server.wait()
+                except KeyboardInterrupt:
+                    console.print("stopping" + (", requests in flight may end …" if ready else " …"))
+        except KeyboardInterrupt:
+            console.print("stopped before the start")
+        else:
+            console.print("stopped")
+    return ready
+
+
+def prepare(request: Request, console: Console) -> Launch:
+    """Every check that needs no running engine, cheapest first; then the launch."""
+    engine = installed_engine()
+    check_port(request.host, request.port)
+    build(request, engine)  # names and options, before anything is downloaded
+    if engine == "cpu":
+        check_torchvision()
+    if local_weights(request.base, download=False) is None:
+        console.print(f"downloading {request.base} …", highlight=False)
+    weights = local_weights(request.base, download=True)
+    assert weights is not None
+    for adapter in request.adapters:
+        check_fits(adapter, weights)
+    return build(request, engine, str(weights))
+
+
+def _start(server: Server, console: Console) -> None:
+    server.start()
+    if not console.is_terminal:
+        seen: set[str] = set()
+
+        def tell(text: str) -> None:
+            if text not in seen:
+                seen.add(text)
+                console.print(f"{text} …", highlight=False)
+
+        server.wait_ready(tell)
+        return
+    with console.status("importing vLLM …") as spinner:
+        server.wait_ready(lambda text: spinner.update(f"{text} …"))
+
+
+def _announce(launch: Launch, log: Path, console: Console, *, show_key: bool) -> None:
+    url, model = launch.url, launch.models[-1]
+    header = f"-H 'Authorization: Bearer ${KEY_VARIABLE}' " if launch.key else ""
+    header = header.replace("'", '"')
+    lines = [
+        f"ready at {url}",
+        f"models   {', '.join(launch.models)}",
+        f"log      {log}",
+        *([f"key      {launch.key}   (shown once: export {KEY_VARIABLE}=…)"] if show_key else []),
+        "try",
+        f"  curl {url}/chat/completions {header}-H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}\'',
+        f"  msgrpo eval --endpoint {url} --model {model}",
+        f"  msgrpo play frozen-lake --agent endpoint:{url}#{model}",
+        "stop it with Ctrl-C",
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # nohup asks to outlive the terminal
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

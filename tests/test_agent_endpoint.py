@@ -1,0 +1,408 @@
+"""Every fault of an OpenAI-compatible server, over a real socket. The waits are recorded, not waited."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import time
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from msgrpo_agent.agent import Completion, LanguageAgent, Sampling
+from msgrpo_agent.errors import EndpointError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.endpoint import (
+    LONGEST_WAIT_S,
+    EndpointModel,
+    Price,
+    Timeouts,
+    action_probabilities,
+    retry_after,
+)
+from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.prompt import Prompt
+from msgrpo_agent.rollout import play_episode
+from tests.fake_server import Behaviour, FakeServer, answer, chat, hang, http, reply, reset, send, streamed
+
+PROMPT = Prompt("rules ", "state")
+GOOD = answer("Go. <action>up</action>")
+HTML = send(http(502, b"<html><body><h1>Bad gateway</h1>nginx</body></html>", {"content-type": "text/html"}))
+
+
+class Client:
+    """A model on a fake server, with the waits it asked for."""
+
+    def __init__(self, server: FakeServer, **arguments: Any) -> None:
+        self.waits: list[float] = []
+        self.model = EndpointModel(server.url, "fake", sleep=self._sleep, **arguments)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    async def ask(self, **arguments: Any) -> Completion:
+        try:
+            return await self.model.complete(PROMPT, Sampling(), 7, **arguments)
+        finally:
+            await self.model.close()
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MSGRPO_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+async def test_an_answer_and_what_was_asked() -> None:
+    async with FakeServer([GOOD]) as server:
+        got = await Client(server, headers={"x-team": "a"}, body={"min_p": 0.1, "seed": None}).ask()
+    (request,) = server.requests
+    assert (got.text, got.finish_reason, got.retries) == ("Go. <action>up</action>", "stop", 0)
+    assert (got.prompt_tokens, got.completion_tokens) == (100, 10)
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["x-team"] == "a"
+    assert request.body == {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "rules state"}],
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_tokens": 256,
+        "min_p": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("environment", "sent"),
+    [({}, "none"), ({"OPENAI_API_KEY": "a"}, "a"), ({"OPENAI_API_KEY": "a", "MSGRPO_API_KEY": "b"}, "b")],
+)
+async def test_the_key_comes_from_the_environment(
+    environment: dict[str, str], sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    async with FakeServer([GOOD]) as server:
+        await Client(server).ask()
+    assert server.requests[0].headers["authorization"] == f"Bearer {sent}"
+
+
+async def test_the_seed_is_sent_in_31_bits_and_the_same_seed_again() -> None:
+    async with FakeServer() as server:
+        client = Client(server)
+        for seed in (2**62 + 5, 2**62 + 5, 6):
+            await client.model.complete(PROMPT, Sampling(), seed)
+        await client.model.close()
+    assert [r.body["seed"] for r in server.requests] == [5, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(reply(429, {"error": {"message": "slow down"}}), id="429"),
+        pytest.param(reply(500, {"error": "boom"}), id="500, error is a string"),
+        pytest.param(HTML, id="502 with HTML"),
+        pytest.param(reply(503, ""), id="503 without a body"),
+        pytest.param(reply(408, {"detail": "late"}), id="408"),
+        pytest.param(reset, id="reset"),
+        pytest.param(send(b"", close=True), id="closed without an answer"),
+        pytest.param(send(http(200, b'{"choices": [', length=500), close=True), id="cut off on 200"),
+        pytest.param(send(http(200, b'{"choices": [')), id="broken JSON on 200"),
+        pytest.param(reply(200, "<html>login</html>", {"content-type": "text/html"}), id="HTML on 200"),
+        pytest.param(reply(200, [1]), id="a list on 200"),
+        pytest.param(reply(200, {"choices": None}), id="choices null"),
+        pytest.param(reply(200, {"choices": []}), id="choices empty"),
+        pytest.param(reply(200, {"choices": [None]}), id="choice null"),
+        pytest.param(reply(200, {"choices": [{"message": None, "finish_reason": "stop"}]}), id="message null"),
+        pytest.param(reply(200, {"error": {"message": "upstream", "code": 502}}), id="an error on 200"),
+        pytest.param(reply(200, {"error": "overloaded"}), id="a string as error on 200"),
+    ],
+)
+async def test_what_may_pass_is_asked_again_and_counted(fault: Behaviour) -> None:
+    async with FakeServer([fault, fault, GOOD]) as server:
+        client = Client(server)
+        got = await client.ask()
+    assert got.text == "Go. <action>up</action>"
+    assert got.retries == 2
+    assert len(server.requests) == 3
+    assert server.requests[0].body == server.requests[2].body
+    assert 0 < client.waits[0] <= 0.5
+    assert 0.5 < client.waits[1] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [
+        ("7", 7, 7),
+        ("0.5", 0.5, 0.5),
+        (formatdate(time.time() + 30, usegmt=True), 1, 30),
+        (formatdate(time.time() - 30, usegmt=True), 0, 0),
+        ("86400", LONGEST_WAIT_S, LONGEST_WAIT_S),
+        ("soon", 0.3, 0.5),
+        (None, 0.3, 0.5),
+    ],
+)
+async def test_retry_after(header: str | None, low: float, high: float) -> None:
+    fault = reply(429, {}, {"retry-after": header} if header else {})
+    async with FakeServer([fault, GOOD]) as server:
+        client = Client(server)
+        await client.ask()
+    (wait,) = client.waits
+    assert low <= wait <= high
+
+
+def test_retry_after_reads_a_date_against_the_clock() -> None:
+    headers = {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    assert retry_after(headers, now=1445412470.0) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (reply(429, {}), "rate_limit"),
+        (reply(500, {}), "server_error"),
+        (HTML, "server_error"),
+        (reset, "connection"),
+        (reply(200, {"choices": None}), "bad_response"),
+    ],
+)
+async def test_tries_are_capped(fault: Behaviour, kind: str) -> None:
+    async with FakeServer(then=fault) as server:
+        client = Client(server, retries=3)
+        with pytest.raises(EndpointError, match="4 tries") as caught:
+            await client.ask()
+    assert (caught.value.kind, caught.value.fatal) == (kind, False)
+    assert len(server.requests) == 4
+    assert len(client.waits) == 3
+
+
+async def test_back_off_is_capped() -> None:
+    async with FakeServer(then=reply(500, {})) as server:
+        client = Client(server, retries=12)
+        with pytest.raises(EndpointError):
+            await client.ask()
+    assert max(client.waits) == LONGEST_WAIT_S
+    assert client.model.retrying == 0
+
+
+async def test_a_server_that_is_not_there() -> None:
+    async with FakeServer() as server:
+        url = server.url
+    model = EndpointModel(url, "fake", retries=0)
+    with pytest.raises(EndpointError) as caught:
+        await model.complete(PROMPT, Sampling(), 1)
+    await model.close()
+    assert (caught.value.kind, caught.value.fatal) == ("connection", False)
+
+
+async def test_a_server_that_dies_while_it_answers() -> None:
+    async with FakeServer(then=hang) as server:
+        client = Client(server, retries=1)
+        asking = asyncio.ensure_future(client.ask())
+        while not server.requests:
+            await asyncio.sleep(0)
+        await server.stop()
+        with pytest.raises(EndpointError) as caught:
+            await asking
+    assert caught.value.kind == "connection"
+
+
+@pytest.mark.parametrize("timeouts", [Timeouts(read_s=0.02), Timeouts(total_s=0.02)], ids=["read", "total"])
+async def test_time_outs(timeouts: Timeouts) -> None:
+    async with FakeServer(then=hang) as server:
+        client = Client(server, retries=1, timeouts=timeouts)
+        with pytest.raises(EndpointError, match="in time") as caught:
+            await client.ask()
+        assert caught.value.kind == "timeout"
+        assert len(client.waits) == 1
+
+
+async def test_a_connection_that_cannot_be_made_in_time() -> None:
+    with socket.socket() as deaf, socket.socket() as first, socket.socket() as second:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)  # never accepts: once its queue is full, further connections hang
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
+        model = EndpointModel(url, "fake", retries=0, timeouts=Timeouts(connect_s=0.05))
+        with pytest.raises(EndpointError) as caught:
+            await model.complete(PROMPT, Sampling(), 1)
+        await model.close()
+    assert caught.value.kind == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        (reply(401, {"error": "no"}), "auth", "MSGRPO_API_KEY"),
+        (reply(403, {"error": {"message": "denied"}}), "auth", "denied"),
+        (reply(404, {"error": {"message": "no such model"}}), "unknown_model", "its models: base, fl"),
+        (reply(400, {"message": "The model `x` does not exist"}), "unknown_model", "base, fl"),
+        (reply(429, {"error": {"code": "insufficient_quota"}}), "quota", "quota"),
+    ],
+)
+async def test_what_will_not_pass_is_fatal_at_once(fault: Behaviour, kind: str, says: str) -> None:
+    models = reply(200, {"object": "list", "data": [{"id": "base"}, {"id": "fl"}]})
+    async with FakeServer([fault], then=models) as server:
+        client = Client(server)
+        with pytest.raises(EndpointError) as caught:
+            await client.ask()
+    assert (caught.value.kind, caught.value.fatal) == (kind, True)
+    assert says in str(caught.value)
+    assert client.waits == []
+
+
+async def test_an_unknown_path_says_so_without_a_list_of_models() -> None:
+    async with FakeServer(then=reply(404, "<h1>Not found</h1>", {"content-type": "text/html"})) as server:
+        with pytest.raises(EndpointError, match="ends in /v1"):
+            await Client(server).ask()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (
+            reply(400, {"error": {"message": "This model's maximum context length is 512 tokens."}}),
+            "context_length",
+        ),
+        (reply(400, {"error": "context_length_exceeded"}), "context_length"),
+        (reply(413, ""), "context_length"),
+        (reply(400, {"error": {"code": "content_filter"}}), "content_filter"),
+        (reply(422, {"detail": [{"msg": "field required"}]}), "bad_request"),
+    ],
+)
+async def test_what_this_request_cannot_pass_ends_the_episode_only(fault: Behaviour, kind: str) -> None:
+    async with FakeServer([fault]) as server:
+        client = Client(server)
+        with pytest.raises(EndpointError) as caught:
+            await client.ask()
+    assert (caught.value.kind, caught.value.fatal) == (kind, False)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "finish", "reasoning"),
+    [
+        (answer("think, thi", "length"), "think, thi", "length", None),
+        (answer(None, "length", reasoning="hm"), "", "length", "hm"),
+        (answer("", "stop", reasoning_content="so"), "", "stop", "so"),
+        (answer("<action>up</action>", reasoning="so"), "<action>up</action>", "stop", "so"),
+        (answer(None), "", "stop", None),
+        (answer("", "content_filter"), "", "content_filter", None),
+        (
+            reply(200, {"choices": [{"message": None, "finish_reason": "content_filter"}]}),
+            "",
+            "content_filter",
+            None,
+        ),
+        (answer(None, refusal="I will not play"), "I will not play", "stop", None),
+        (answer([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab", "stop", None),  # type: ignore[arg-type]
+        (answer("x", None, unknown_field={"a": 1}), "x", "stop", None),
+    ],
+)
+async def test_a_bad_answer_is_the_models_and_never_asked_again(
+    given: Behaviour, text: str, finish: str, reasoning: str | None
+) -> None:
+    async with FakeServer([given], then=GOOD) as server:
+        got = await Client(server).ask()
+    assert (got.text, got.finish_reason, got.reasoning, got.retries) == (text, finish, reasoning, 0)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}, "many"])
+async def test_missing_usage_counts_no_tokens(usage: Any) -> None:
+    async with FakeServer([reply(200, chat("x") | {"usage": usage})]) as server:
+        got = await Client(server).ask()
+    assert (got.prompt_tokens, got.completion_tokens) == (0, 0)
+
+
+def piece(text: str | None, finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"id": "x", "choices": [{"index": 0, "delta": {"content": text, **delta}, "finish_reason": finish}]}
+
+
+USAGE = {"id": "x", "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+
+
+async def test_streaming_gives_the_text_so_far() -> None:
+    seen: list[str] = []
+    async with FakeServer(
+        [streamed(piece(None, reasoning="hm"), piece("Go "), piece("up", "stop"), USAGE)]
+    ) as server:
+        got = await Client(server).ask(on_text=seen.append)
+    assert seen == ["Go ", "Go up"]
+    assert (got.text, got.reasoning, got.prompt_tokens, got.finish_reason) == ("Go up", "hm", 5, "stop")
+    assert server.requests[0].body["stream"] is True
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        streamed(piece("Go "), done=False),
+        streamed({"error": {"message": "worker died"}}),
+        send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {brok\n\n", close=True),
+    ],
+    ids=["ends early", "error event", "broken JSON"],
+)
+async def test_a_broken_stream_is_asked_again(broken: Behaviour) -> None:
+    async with FakeServer([broken, streamed(piece("up", "stop"))]) as server:
+        got = await Client(server).ask(on_text=lambda text: None)
+    assert (got.text, got.retries) == ("up", 1)
+
+
+def token(text: str, **alternatives: float) -> dict[str, Any]:
+    listed = [{"token": t, "logprob": math.log(p)} for t, p in (alternatives or {text: 1.0}).items()]
+    return {"token": text, "logprob": listed[0]["logprob"], "top_logprobs": listed}
+
+
+def test_action_probabilities_by_hand() -> None:
+    tokens = [token("<action"), token(">"), token("up", up=0.5, down=0.2, Le=0.2, zebra=0.1), token("</action>")]
+    found = action_probabilities(tokens, ("up", "down", "left", "right"))
+    assert found is not None
+    assert found == pytest.approx({"up": 5 / 9, "down": 2 / 9, "left": 2 / 9, "right": 0.0})
+
+
+def test_action_probabilities_where_the_tag_ends_inside_a_token() -> None:
+    merged = token(">up", **{">up": 0.75, ">left": 0.25, "up": 0.9})
+    found = action_probabilities([token("<action"), merged], ("up", "left"))
+    assert found == pytest.approx({"up": 0.75, "left": 0.25})
+
+
+@pytest.mark.parametrize("tokens", [[], [token("up")], [token("<action>")], [{"token": "<action>"}, {"token": "up"}]])
+def test_action_probabilities_where_there_are_none(tokens: list[dict[str, Any]]) -> None:
+    assert action_probabilities(tokens, ("up", "down")) is None
+
+
+async def test_probabilities_come_with_the_answer_or_not_at_all() -> None:
+    body = chat("<action>up</action>")
+    body["choices"][0]["logprobs"] = {"content": [token("<action>"), token("up", up=0.6, down=0.4)]}
+    refused = reply(400, {"error": {"message": "logprobs are not supported by this model"}})
+    async with FakeServer([reply(200, body), refused, GOOD, GOOD]) as server:
+        client = Client(server)
+        asked = [await client.model.complete(PROMPT, Sampling(), 1, actions=("up", "down")) for _ in range(3)]
+        await client.model.close()
+    assert asked[0].action_probabilities == pytest.approx({"up": 0.6, "down": 0.4})
+    assert asked[1].action_probabilities is None
+    assert ["logprobs" in r.body for r in server.requests] == [True, True, False, False]
+
+
+async def test_a_failed_request_is_never_a_move() -> None:
+    scenario = get_scenario("frozen-lake")
+    async with FakeServer([GOOD, answer("?"), *[reply(500, {})] * 3]) as server:
+        client = Client(server, retries=2)
+        agent = LanguageAgent("endpoint", client.model)
+        episode = await play_episode(scenario, {"player": agent}, start_seed=3, chance_seed=1, sampling_seed=1)
+        await agent.close()
+    assert episode.error == "server_error"
+    assert [turn.failure for turn in episode.turns] == [None, ParseFailure.NO_TAG]
+
+
+async def test_settings_hold_the_extra_body() -> None:
+    agent = LanguageAgent("e", EndpointModel("http://h/v1", "m", body={"min_p": 0.1}, price=Price(1, 2)))
+    assert agent.settings()["body"] == {"min_p": 0.1}
+    await agent.close()
+
+
+def test_no_url_no_endpoint() -> None:
+    with pytest.raises(UsageError, match="no endpoint"):
+        EndpointModel("localhost:8000", "m")

@@ -1,0 +1,373 @@
+"""The table, against values worked out by hand, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from evals import command, report, tables
+from evals.leaderboard import Play, build, load
+from evals.record import folder_name, seeds_of, write_run
+from evals.suites import episode_seeds
+from evals.verify import as_text, first_difference, nth, records_in, verify
+from msgrpo_agent.cli import app
+from msgrpo_agent.episode import Episode, Turn, read_episodes
+from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.game import Outcome
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.references import optimal_success
+
+SCENARIO = "frozen-lake"
+SEEDS = episode_seeds(get_scenario(SCENARIO), 8)
+THIS = PromptTemplate().hash
+SETTINGS = {"model": "m", "template": "t", "sampling": {"temperature": 1.0}}
+
+
+def episode(i: int, success: bool, *, agent: str = "a", scenario: str = SCENARIO, **fields: Any) -> Episode:
+    turn = Turn(
+        step=0, player="player", state="s", answer="<action>up</action>", action="up", prompt_tokens=1000,
+        completion_tokens=50, latency_s=0.5, finish_reason="stop",
+    )  # fmt: skip
+    given: dict[str, Any] = {
+        "scenario": scenario,
+        "start_seed": SEEDS[i].start,
+        "chance_seed": SEEDS[i].chance,
+        "sampling_seed": SEEDS[i].sampling,
+        "agents": {"player": agent},
+        "settings": {"player": SETTINGS},
+        "turns": [turn],
+        "outcome": Outcome.TERMINATED,
+        "success": success,
+        "returns": {"player": float(success)},
+    }
+    return Episode(**(given | fields))
+
+
+def play(successes: list[bool], agent: str = "a", **fields: Any) -> Play:
+    found = [episode(i, success, agent=agent, **fields) for i, success in enumerate(successes)]
+    return Play(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found})
+
+
+def write(folder: Path, episodes: list[Episode]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "r.jsonl").open("a") as file:
+        file.writelines(e.model_dump_json() + "\n" for e in episodes)
+
+
+def test_a_row_by_hand() -> None:
+    chances = [optimal_success(get_scenario(SCENARIO).new(s.start, 0)) for s in SEEDS[:4]]  # type: ignore[arg-type]
+    assert chances == [1.0] * 4
+    one = play([True, False, True, True])
+    turns = [
+        Turn(step=0, player="player", state="s", answer="", failure=ParseFailure.EMPTY, finish_reason="length"),
+        Turn(step=1, player="player", state="s", answer="x", failure=ParseFailure.ILLEGAL, retries=2),
+    ]
+    one.finished[SEEDS[1]].turns += turns
+    one.failed = [episode(1, False, error="timeout"), episode(5, False, error="timeout", turns=[])]
+    one.price = {"prompt": 2.0, "completion": 10.0}
+    (row,) = build([one]).rows
+    assert (row.episodes, row.successes, row.success_rate, row.optimum_share) == (4, 3, 0.75, 0.75)
+    assert (row.turns, row.illegal, row.unparsed, row.truncated, row.retries) == (6, 1, 1, 1, 2)
+    assert (row.failures, row.unfinished) == ({"timeout": 2}, 1)
+    # four finished turns and the one turn of a failed attempt: its tokens are paid as well
+    assert (row.prompt_tokens, row.completion_tokens, row.usage_missing) == (5000, 250, 2)
+    assert row.cost_usd == pytest.approx(5000 * 2e-6 + 250 * 10e-6)
+    assert row.seconds_per_step == pytest.approx(4 * 0.5 / 6)
+    assert row.steps_mean == 1.5
+
+
+def test_pairs_are_over_shared_episodes_only() -> None:
+    a, b = play([True, True, True, False, True]), play([False, False, True, False], "b")
+    (pair,) = build([a, b]).pairs
+    assert (pair.episodes, pair.difference) == (4, 0.5)
+    assert pair.mcnemar_p == pytest.approx(2 * 0.25)
+    assert pair.detectable is not None
+    assert any("different episodes" in note for note in build([a, b]).notes)
+
+
+def test_a_score_above_the_exact_optimum_is_an_error() -> None:
+    lakes = [s.start for s in episode_seeds(get_scenario("frozen-lake-slippery"), 8)]
+    too_good = [episode(i, True, scenario="frozen-lake-slippery", start_seed=start) for i, start in enumerate(lakes)]
+    one = Play("a", "frozen-lake-slippery", SETTINGS, {seeds_of(e): e for e in too_good})
+    build([one])  # eight of eight may be luck
+    hundred = {seeds_of(e)._replace(chance=k): e for e in too_good for k in range(100)}
+    with pytest.raises(RecordError, match="more than the exact optimum"):
+        build([Play("a", "frozen-lake-slippery", SETTINGS, hundred)])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"template": "other"}, "template differs"),
+        ({"sampling": {"temperature": 0.0}}, "sampling differs"),
+    ],
+)
+def test_results_with_other_prompts_or_settings_do_not_mix(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    write(tmp_path / "x", [episode(0, True)])
+    write(tmp_path / "y", [episode(0, True, agent="b", settings={"player": SETTINGS | change})])
+    with pytest.raises(RecordError, match=says):
+        load([tmp_path / "x", tmp_path / "y"])
+    plays, notes = load([tmp_path / "x", tmp_path / "y"], mix=True)
+    assert len(plays) == 2
+    assert says in notes[0]
+
+
+def test_one_agent_with_two_settings_becomes_two_rows(tmp_path: Path) -> None:
+    write(tmp_path / "x", [episode(0, True)])
+    write(tmp_path / "y", [episode(1, True, settings={"player": SETTINGS | {"model": "n"}})])
+    with pytest.raises(RecordError, match="with settings"):
+        load([tmp_path / "x", tmp_path / "y"])
+    plays, _ = load([tmp_path / "x", tmp_path / "y"], mix=True)
+    assert [p.agent for p in plays] == ["a", "a (2)"]
+
+
+def test_other_suite_versions_do_not_mix(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        write(tmp_path / name, [episode(0, True)])
+        write_run(tmp_path / name, {})
+    (tmp_path / "y" / "run.json").write_text('{"suite_version": 0, "prices": {}}')
+    with pytest.raises(RecordError, match="suite versions 0, 1"):
+        load([tmp_path / "x", tmp_path / "y"])
+
+
+def test_other_rules_in_the_prompt_do_not_mix(tmp_path: Path) -> None:
+    write(tmp_path, [episode(0, True, prefix={"player": "p"}), episode(1, True, prefix={"player": "q"})])
+    with pytest.raises(RecordError, match="rules in the prompt of frozen-lake changed"):
+        load([tmp_path])
+
+
+def test_results_of_different_days_merge_and_doubles_count_once(tmp_path: Path) -> None:
+    write(tmp_path / "x", [episode(0, True), episode(1, False)])
+    write(tmp_path / "y", [episode(1, True), episode(2, True)])
+    plays, notes = load([tmp_path / "x", tmp_path / "y"])
+    assert [e.success for e in plays[0].finished.values()] == [True, False, True]
+    assert "1 episodes were played in more than one folder" in notes[0]
+
+
+def test_a_folder_without_records(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="holds no records"):
+        load([tmp_path])
+
+
+def test_an_agent_that_finished_nothing_is_named() -> None:
+    failed = Play("a", SCENARIO, SETTINGS, {}, [episode(0, False, error="connection")])
+    board = build([failed])
+    assert board.rows == []
+    assert "no finished episode" in board.notes[0]
+    assert "connection" in board.notes[0]
+
+
+def test_texts_say_the_same() -> None:
+    board = build([play([True, False, True]), play([False] * 3, "b|c")])
+    assert "| a | 3 | +0.667" in tables.markdown(board)
+    assert "b\\|c" in tables.markdown(board)
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(board))))
+    assert [row["successes"] for row in rows] == ["2", "0"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    for part in tables.terminal(board):
+        console.print(part)
+    text = console.export_text()
+    assert "66.7% [20.8%, 93.9%]" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_page_needs_nothing_else_and_runs_no_answer() -> None:
+    evil = play([True], "</script><img src=x>")
+    evil.finished[SEEDS[0]].turns[0].answer = "</script><script>alert(1)</script>"
+    page = report.html(build([evil]), [evil])
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
+    assert page.count("<script") == 2
+    assert "<img" not in page
+    found = re.search(r'id="plays">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    (shown,) = json.loads(found[1])
+    assert shown["turns"][0]["answer"] == "</script><script>alert(1)</script>"
+
+
+def test_a_chart_spans_negative_and_positive_returns() -> None:
+    (row,) = build([play([True])]).rows
+    solo = row.model_copy(update={"success_rate": None, "optimum": None, "return_mean": -1.0, "return_low": -2.0})
+    svg = report.chart([solo, solo.model_copy(update={"return_mean": 0.5})])
+    assert svg.count("<rect") == 2
+    assert "Mean return" in svg
+    assert "-1.000" in svg
+    assert not re.search(r'(width|x|cx)="-', svg)
+
+
+def test_a_chart_of_a_goal_shows_success_and_the_optimum() -> None:
+    svg = report.chart(build([play([True, False])]).rows)
+    assert "Success" in svg
+    assert svg.count("<circle") == 1
+    assert "+0.500" in svg
+
+
+# ── the commands ──
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Path:
+    run(
+        "eval",
+        "random",
+        "optimal",
+        "--episodes",
+        "3",
+        "--scenario",
+        SCENARIO,
+        "--scenario",
+        "snake",
+        "--out",
+        str(tmp_path),
+    )
+    return tmp_path
+
+
+def test_eval_writes_every_table(evaluated: Path) -> None:
+    board = json.loads((evaluated / "leaderboard.json").read_text())
+    assert [(r["agent"], r["scenario"], r["episodes"]) for r in board["rows"]] == [
+        ("random", SCENARIO, 3),
+        ("optimal", SCENARIO, 3),
+        ("random", "snake", 3),
+        ("optimal", "snake", 3),
+    ]
+    for ending in ("md", "csv", "html"):
+        assert (evaluated / f"leaderboard.{ending}").stat().st_size > 100
+
+
+def test_eval_prints_json_of_what_was_asked_for(evaluated: Path) -> None:
+    result = run("eval", "optimal", "--episodes", "2", "--scenario", SCENARIO, "--out", str(evaluated), "--json")
+    (row,) = json.loads(result.stdout)["rows"]
+    assert (row["agent"], row["episodes"], row["success_rate"]) == ("optimal", 2, 1.0)
+
+
+def test_leaderboard_verify_and_replay(evaluated: Path, tmp_path: Path) -> None:
+    board = json.loads(run("leaderboard", str(evaluated), "--out", str(tmp_path / "all"), "--json").stdout)
+    assert len(board["rows"]) == 4
+    assert (tmp_path / "all" / "leaderboard.html").is_file()
+    assert run("verify", str(evaluated)).stdout.count("3 episodes replay") == 4
+    text = run("replay", str(evaluated / "optimal" / "frozen-lake.jsonl"), "--episode", "2").stdout
+    assert "── step 1" in text
+    assert "success" in text
+
+
+def recorded(evaluated: Path) -> Episode:
+    return nth(evaluated / "random" / f"{SCENARIO}.jsonl", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda e: setattr(e.turns[0], "state", "x"), "saw another state"),
+        (lambda e: setattr(e.turns[0], "reward", 0.5), "reward 0.5"),
+        (lambda e: setattr(e.turns[0], "answer", "<action>none</action>"), "now None"),
+        (lambda e: setattr(e, "returns", {"player": 1.0}), "returns"),
+        (lambda e: e.turns.pop(), "ends after step"),
+        (lambda e: e.turns.append(e.turns[0]), "step 0"),
+        (lambda e: setattr(e, "agents", {"snake1": "random"}), "players"),
+        (lambda e: (e.prefix.update(player="p"), e.settings["player"].update(template=THIS)), "prompt of player"),
+    ],
+)
+def test_verify_names_the_first_difference(evaluated: Path, change: Any, says: str) -> None:
+    changed = recorded(evaluated)
+    assert first_difference(changed) is None
+    change(changed)
+    assert says in str(first_difference(changed))
+    write(evaluated / "changed", [changed])
+    with pytest.raises(RecordError, match="does not replay"):
+        verify(evaluated / "changed" / "r.jsonl")
+
+
+def test_a_failed_episode_replays_up_to_its_failure(evaluated: Path) -> None:
+    failed = nth(evaluated / "optimal" / f"{SCENARIO}.jsonl", 1)
+    failed.turns = failed.turns[:1]
+    failed.outcome, failed.success, failed.returns = Outcome.PLAYING, False, {"player": 0.0}
+    failed.error, failed.error_message = "timeout", "no answer in time"
+    assert first_difference(failed) is None
+    assert "failed: timeout: no answer in time" in as_text(failed)
+
+
+def test_records_that_are_not_there(evaluated: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="has no episode 9"):
+        nth(evaluated / "random" / "snake.jsonl", 9)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordError, match="no records"):
+        records_in([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"endpoint": "http://h/v1"}, "belong together"),
+        ({"suite": "paper", "scenarios": ["snake"]}, "do not go together"),
+        ({"quick": True, "episodes": 3}, "do not go together"),
+        ({"scenarios": ["snake-duel"]}, "several players"),
+        ({"price": "cheap"}, "IN,OUT"),
+        ({"body": "{"}, "no JSON"),
+        ({"body": "[]"}, "no JSON object"),
+        ({"headers": ["x"]}, "NAME=VALUE"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"agents": ["rndom"]}, "no agent is named"),
+        ({"suite": "papr"}, "no suite is named"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_is_written(
+    fields: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    options = command.Options(**({"agents": ["random"]} | fields), out=tmp_path / "out")
+    with pytest.raises(UsageError, match=says):
+        command.run(options, Console(file=io.StringIO()))
+    assert not (tmp_path / "out").exists()
+
+
+def test_who_plays_without_agents() -> None:
+    assert command.Options().specs() == ["nano", "random", "optimal"]
+    served = command.Options(endpoint="http://h/v1", model="m")
+    assert served.specs() == ["endpoint:http://h/v1#m", "random", "optimal"]
+    assert command.Options(agents=["random", "random"]).specs() == ["random"]
+
+
+async def test_an_endpoint_has_a_price_and_a_cost(tmp_path: Path) -> None:
+    import asyncio
+
+    from tests.fake_server import FakeServer
+
+    async with FakeServer() as server:
+        options = command.Options(
+            agents=["random"], endpoint=server.url, model="fake", price="1,2", scenarios=[SCENARIO], episodes=2,
+            out=tmp_path, body='{"min_p": 0.1}', headers=["x-a=b"],
+        )  # fmt: skip
+        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    row = next(row for row in board.rows if row.agent.startswith("endpoint:"))
+    assert row.cost_usd == pytest.approx((row.prompt_tokens + 2 * row.completion_tokens) / 1e6)
+    assert row.prompt_tokens == 100 * row.turns > 0
+    assert all(r.body["min_p"] == 0.1 and r.headers["x-a"] == "b" for r in server.requests)
+    episodes = list(read_episodes(tmp_path / folder_name(row.agent) / f"{SCENARIO}.jsonl"))
+    assert all(e.settings["player"]["body"] == {"min_p": 0.1} for e in episodes)
+
+
+def test_another_nano_is_another_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from msgrpo_agent.models import loading
+
+    run("eval", "nano", "--episodes", "2", "--scenario", SCENARIO, "--out", str(tmp_path))
+    monkeypatch.setattr(loading, "_digest", lambda file: "other weights")
+    with pytest.raises(RecordError, match="other weights"):
+        run("eval", "nano", "--episodes", "3", "--scenario", SCENARIO, "--out", str(tmp_path))

@@ -1,0 +1,312 @@
+"""Interruptions: nothing lost, nothing doubled, no failed request turned into a move."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evals import leaderboard
+from evals.record import Record, folder_name, read_run, seeds_of, write_run
+from evals.run import ATTEMPTS, FEWEST_FAILURES, Progress, duration, evaluate
+from evals.suites import episode_seeds
+from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo_agent.episode import read_episodes
+from msgrpo_agent.errors import EndpointError, RecordError, UsageError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.endpoint import EndpointModel
+from msgrpo_agent.references import RandomAgent
+from tests.fake_server import Behaviour, FakeServer, Request, answer, hang, player, reply, reset
+
+LAKE = get_scenario("frozen-lake")
+
+
+async def no_wait(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+def served(server: FakeServer, **arguments: Any) -> LanguageAgent:
+    return LanguageAgent("endpoint:fake", EndpointModel(server.url, "fake", sleep=no_wait, **arguments))
+
+
+@dataclass
+class Counting:
+    """A random agent that counts its episodes and fails where it is told."""
+
+    spec: str = "counting"
+    fails: int = 0
+    fatal: bool = False
+    begun: list[int] = field(default_factory=list)
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "counting"}
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        await asyncio.sleep(0)
+        if view.game.steps == 0:
+            self.begun.append(view.seed)
+            if self.fails:
+                self.fails -= 1
+                raise EndpointError("down", kind="server_error", fatal=self.fatal)
+        return await RandomAgent().act(view)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def lines(out: Path, spec: str = "counting", scenario: str = "frozen-lake") -> list[Any]:
+    return list(read_episodes(out / folder_name(spec) / f"{scenario}.jsonl"))
+
+
+async def test_every_agent_plays_the_same_episodes(tmp_path: Path) -> None:
+    await evaluate([Counting("a"), Counting("b")], [LAKE], 6, tmp_path, concurrency=4)
+    wanted = set(episode_seeds(LAKE, 6))
+    assert {seeds_of(e) for e in lines(tmp_path, "a")} == {seeds_of(e) for e in lines(tmp_path, "b")} == wanted
+
+
+async def test_a_finished_evaluation_plays_nothing_and_a_longer_one_only_the_rest(tmp_path: Path) -> None:
+    agent = Counting()
+    for episodes, begun in ((4, 4), (4, 4), (7, 7)):
+        await evaluate([agent], [LAKE], episodes, tmp_path)
+        assert len(agent.begun) == begun
+    assert len({seeds_of(e) for e in lines(tmp_path)}) == 7
+
+
+async def test_a_failed_episode_is_recorded_apart_and_tried_again_at_the_next_start(tmp_path: Path) -> None:
+    agent = Counting(fails=2)
+    await evaluate([agent], [LAKE], 5, tmp_path)
+    assert [e.error for e in lines(tmp_path)].count("server_error") == 2
+    await evaluate([agent], [LAKE], 5, tmp_path)
+    (play,), _ = leaderboard.load([tmp_path])
+    assert len(play.finished) == 5
+    assert len(play.failed) == 2
+
+
+async def test_an_episode_that_always_fails_is_given_up(tmp_path: Path) -> None:
+    for _ in range(ATTEMPTS):
+        await evaluate([Counting(fails=1)], [LAKE], 1, tmp_path)
+    progress, agent = Progress(), Counting()
+    await evaluate([agent], [LAKE], 1, tmp_path, progress=progress)
+    assert agent.begun == []
+    assert progress.given_up == 1
+
+
+async def test_a_fatal_failure_stops_at_once_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    await evaluate([Counting()], [LAKE], 2, tmp_path)
+    agent = Counting(fails=1, fatal=True)
+    with pytest.raises(EndpointError, match="down"):
+        await evaluate([agent], [LAKE], 50, tmp_path, concurrency=2)
+    assert len(agent.begun) <= 2
+    assert len(lines(tmp_path)) == 2
+
+
+async def test_too_many_failures_stop_with_a_message(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="11 of 11 episodes failed") as caught:
+        await evaluate([Counting(fails=1000)], [LAKE], 100, tmp_path, concurrency=1)
+    assert caught.value.fatal
+    assert len(lines(tmp_path)) == FEWEST_FAILURES + 1
+
+
+async def test_a_run_that_is_cancelled_goes_on_where_it_was(tmp_path: Path) -> None:
+    agent = Counting()
+    progress = Progress()
+    running = asyncio.ensure_future(evaluate([agent], [LAKE], 30, tmp_path, concurrency=3, progress=progress))
+    while progress.done < 5:
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    kept = len(lines(tmp_path))
+    assert 5 <= kept < 30
+    again = Counting()
+    await evaluate([again], [LAKE], 30, tmp_path)
+    assert len(again.begun) == 30 - kept
+    assert len({seeds_of(e) for e in lines(tmp_path)}) == len(lines(tmp_path)) == 30
+
+
+async def test_kill_9_loses_at_most_the_torn_line(tmp_path: Path) -> None:
+    await evaluate([Counting()], [LAKE], 4, tmp_path)
+    path = tmp_path / "counting" / "frozen-lake.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])  # the writer was killed inside the fourth line
+    agent = Counting()
+    await evaluate([agent], [LAKE], 4, tmp_path)
+    assert len(agent.begun) == 1
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from evals.run import Progress, evaluate
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.references import RandomAgent
+def die(progress):
+    if progress.done == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(evaluate([RandomAgent()], [get_scenario("frozen-lake")], 20, Path(sys.argv[1]),
+                     progress=Progress(on_change=die)))
+"""
+
+
+def test_killed_again_and_again_the_result_is_that_of_a_clean_run(tmp_path: Path) -> None:
+    for after in ("3", "4", "99"):
+        done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed"), after], check=False)
+        assert done.returncode == (0 if after == "99" else -9)
+    asyncio.run(evaluate([RandomAgent()], [LAKE], 20, tmp_path / "clean"))
+    killed, clean = ({seeds_of(e): e.turns for e in lines(tmp_path / name, "random")} for name in ("killed", "clean"))
+    assert len(lines(tmp_path / "killed", "random")) == 20
+    assert killed == clean
+
+
+async def test_a_full_disk_stops_the_run_and_leaves_a_whole_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.write, [3000]
+
+    def write(file: int, data: bytes) -> int:
+        """What a disk with little room does: a short write first, then an error."""
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(len(data), room[0])
+        room[0] -= taken
+        return real(file, data[:taken])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        with pytest.raises(RecordError, match="No space left"):
+            await evaluate([Counting()], [LAKE], 20, tmp_path, concurrency=1)
+    kept = lines(tmp_path)
+    assert 0 < len(kept) < 20
+    assert (tmp_path / "counting" / "frozen-lake.jsonl").read_bytes().endswith(b"\n")
+    await evaluate([Counting()], [LAKE], 20, tmp_path)
+    assert len(lines(tmp_path)) == 20
+
+
+def test_two_processes_do_not_write_one_record(tmp_path: Path) -> None:
+    with (
+        Record(tmp_path / "a.jsonl", {}),
+        pytest.raises(RecordError, match="another process"),
+    ):
+        Record(tmp_path / "a.jsonl", {})
+
+
+async def test_other_settings_are_refused(tmp_path: Path) -> None:
+    async with FakeServer() as server:
+        agent = served(server)
+        await evaluate([agent], [LAKE], 1, tmp_path)
+        warmer = LanguageAgent(agent.spec, agent.model, agent.sampling.model_copy(update={"temperature": 0.5}))
+        with pytest.raises(RecordError, match=r"other settings: .*1\.0.* now .*0\.5"):
+            await evaluate([warmer], [LAKE], 2, tmp_path)
+        await agent.close()
+
+
+def test_another_suite_version_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, {"e": {"prompt": 1.0, "completion": 2.0}})
+    write_run(tmp_path, {"f": {"prompt": 3.0, "completion": 4.0}})
+    assert set(read_run(tmp_path)["prices"]) == {"e", "f"}
+    (tmp_path / "run.json").write_text('{"suite_version": 0, "prices": {}}')
+    with pytest.raises(RecordError, match="suite version 0"):
+        write_run(tmp_path, {})
+
+
+class Picky(Counting):
+    def plays(self, scenario: Scenario) -> bool:
+        return scenario.id == "frozen-lake"
+
+
+async def test_an_agent_plays_what_it_can(tmp_path: Path) -> None:
+    agents: list[Agent] = [Picky()]
+    await evaluate(agents, [LAKE, get_scenario("snake")], 2, tmp_path)
+    assert not (tmp_path / "counting" / "snake.jsonl").exists()
+    with pytest.raises(UsageError, match="none of snake"):
+        await evaluate(agents, [get_scenario("snake")], 2, tmp_path)
+
+
+async def test_concurrency_is_bounded_and_reached(tmp_path: Path) -> None:
+    together = asyncio.Barrier(6)
+
+    async def meet(request: Request, writer: asyncio.StreamWriter) -> None:
+        await together.wait()  # passes only when six requests are open at once
+        await player(request, writer)
+
+    async with FakeServer([meet] * 6) as server:
+        agent = served(server)
+        await evaluate([agent], [LAKE], 24, tmp_path, concurrency=6)
+        await agent.close()
+    assert server.most_at_once == 6
+
+
+async def test_a_server_that_often_fails_gives_the_clean_servers_result(tmp_path: Path) -> None:
+    faults: list[Behaviour] = [reply(429, {}), reply(500, "x"), reset, reply(200, {"choices": None})]
+    script = [faults[i // 5 % 4] if i % 5 == 0 else player for i in range(200)]  # one request in five
+    for name, server in (("faulty", FakeServer(script)), ("clean", FakeServer())):
+        async with server:
+            agent = served(server)
+            await evaluate([agent], [LAKE], 15, tmp_path / name, concurrency=5)
+            await agent.close()
+    faulty, clean = (
+        {seeds_of(e): (e.returns, [t.answer for t in e.turns]) for e in lines(tmp_path / name, "endpoint:fake")}
+        for name in ("faulty", "clean")
+    )
+    assert faulty == clean
+    boards = [leaderboard.build(leaderboard.load([tmp_path / name])[0]).rows[0] for name in ("faulty", "clean")]
+    assert boards[0].retries > 0 == boards[1].retries
+    assert boards[0].prompt_tokens == boards[1].prompt_tokens == 100 * boards[1].turns
+
+
+async def test_progress_counts_and_names_what_waits(tmp_path: Path) -> None:
+    seen: list[str] = []
+    clock = iter(range(10_000))
+    progress = Progress(on_change=lambda p: seen.append(p.line()), clock=lambda: float(next(clock)))
+    async with FakeServer([reply(500, {}), answer("?")]) as server:
+        agent = served(server)
+        await evaluate([agent], [LAKE], 3, tmp_path, progress=progress)
+        await agent.close()
+    assert (progress.done, progress.failed, progress.running, progress.left) == (3, 0, 0, 0)
+    assert seen[-1].startswith("3/3 episodes · endpoint:fake · 0 running · 0 retrying · 0 failed · ")
+    assert "tokens" in seen[-1]
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (5.2, 65, 3725)] == ["5s", "1m05s", "1h02m"]
+
+
+def test_folder_names_differ_where_specs_do() -> None:
+    assert folder_name("nano") == "nano"
+    assert folder_name("adapter:runs/a") != folder_name("adapter:runs_a")
+    assert "/" not in folder_name("endpoint:http://h:1/v1#m")
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", *arguments]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) -> None:
+    async with FakeServer(then=hang) as server:
+        spec = f"endpoint:{server.url}#fake"
+        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, said = await asyncio.to_thread(child.communicate)
+    assert child.returncode == 130
+    assert "start the same command again" in said
+    assert "Traceback" not in said
+    async with FakeServer(then=reply(401, {"error": "wrong key"})) as server:
+        spec = f"endpoint:{server.url}#fake"
+        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path / "b"))
+        _, said = await asyncio.to_thread(child.communicate)
+    assert child.returncode == 2
+    assert "MSGRPO_API_KEY" in said
+    assert "Traceback" not in said

@@ -1,0 +1,349 @@
+"""The command and environment that a request means, and the requests that are refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from msgrpo_agent import cli
+from msgrpo_agent.errors import ModelError, MsgrpoError, ServeError, UsageError
+from msgrpo_agent.models.paths import NANO_DIR
+from serve import checks, terminal
+from serve.adapters import Adapter, read_adapter
+from serve.command import ENTRY, Launch, Request, build, child_environment, common_base, is_loopback
+from tests.serve_fakes import write_adapter
+
+
+def option(launch: Launch, name: str) -> str:
+    """The value that counts: argparse takes the last."""
+    last = len(launch.command) - 1 - launch.command[::-1].index(name)
+    return launch.command[last + 1]
+
+
+def adapter(name: str = "fl", rank: int = 8, base: str = "nano") -> Adapter:
+    return Adapter(name, Path("/runs") / name, base, rank)
+
+
+def test_nano_alone() -> None:
+    launch = build(Request(), "cpu")
+    assert launch.command[1:3] == ["-m", ENTRY]
+    assert option(launch, "--model") == str(NANO_DIR)
+    assert option(launch, "--host") == "127.0.0.1"
+    assert option(launch, "--served-model-name") == "nano"
+    assert "--enable-lora" not in launch.command
+    assert "--middleware" not in launch.command
+    assert launch.models == ["nano"]
+    assert launch.url == "http://127.0.0.1:8000/v1"
+    assert launch.environment["HF_HUB_OFFLINE"] == "1"
+    assert launch.environment["VLLM_API_KEY"] == ""
+
+
+def test_adapters_are_served_under_their_names_with_room_for_all_in_one_batch() -> None:
+    launch = build(Request(adapters=(adapter("fl", 8), adapter("snake", 17))), "cpu")
+    start = launch.command.index("--lora-modules")
+    assert [json.loads(text) for text in launch.command[start + 1 : start + 3]] == [
+        {"name": "fl", "path": "/runs/fl", "base_model_name": "nano"},
+        {"name": "snake", "path": "/runs/snake", "base_model_name": "nano"},
+    ]
+    assert option(launch, "--max-lora-rank") == "32"
+    assert option(launch, "--max-loras") == "2"
+    assert launch.models == ["nano", "fl", "snake"]
+
+
+def test_the_cpu_build_gets_what_it_needs() -> None:
+    launch = build(Request(base="Qwen/Qwen2.5-3B-Instruct"), "cpu")
+    assert "--no-enable-chunked-prefill" in launch.command
+    assert option(launch, "--dtype") == "float32"
+    assert option(launch, "--block-size") == "32"
+    assert "HF_HUB_OFFLINE" not in launch.environment
+
+
+def test_the_cuda_build_keeps_its_own_defaults_but_nano_is_float32() -> None:
+    launch = build(Request(base="Qwen/Qwen2.5-3B-Instruct"), "cuda")
+    assert not {"--dtype", "--block-size", "--no-enable-chunked-prefill"} & set(launch.command)
+    assert option(build(Request(), "cuda"), "--dtype") == "float32"
+
+
+def test_sizes_and_vllms_own_options_are_passed_on_and_theirs_win() -> None:
+    request = Request(
+        max_model_len=512, tensor_parallel_size=2, data_parallel_size=4, extra=("--dtype", "bfloat16", "--seed=3")
+    )
+    launch = build(request, "cpu")
+    assert option(launch, "--max-model-len") == "512"
+    assert option(launch, "--tensor-parallel-size") == "2"
+    assert option(launch, "--data-parallel-size") == "4"
+    assert option(launch, "--dtype") == "bfloat16"
+    assert "--seed=3" in launch.command
+
+
+def test_what_safety_rests_on_comes_after_the_callers_options() -> None:
+    launch = build(Request(extra=("--hos", "0.0.0.0")), "cpu")  # argparse would take the abbreviation
+    assert launch.command.index("--host") > launch.command.index("--hos")
+
+
+@pytest.mark.parametrize("word", ["--host", "--host=0.0.0.0", "--api_key", "--lora-modules", "--uds", "--port=1"])
+def test_options_that_msgrpo_sets_are_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="is set by msgrpo serve itself"):
+        build(Request(extra=(word,)), "cpu")
+
+
+def test_names_that_clash_are_refused() -> None:
+    with pytest.raises(UsageError, match="two models would be named 'fl'"):
+        build(Request(adapters=(adapter("fl"), adapter("fl"))), "cpu")
+    with pytest.raises(UsageError, match="two models would be named 'nano'"):
+        build(Request(adapters=(adapter("nano"),)), "cpu")
+    assert build(Request(adapters=(adapter("nano"),), name="base"), "cpu").models == ["base", "nano"]
+    with pytest.raises(UsageError, match="is no model name"):
+        build(Request(name="a b"), "cpu")
+
+
+def test_the_base_is_the_adapters_own_and_one_for_all() -> None:
+    qwen = adapter("q", base="Qwen/Qwen2.5-3B-Instruct")
+    assert common_base((), None) == "nano"
+    assert common_base((qwen,), None) == "Qwen/Qwen2.5-3B-Instruct"
+    assert common_base((adapter(),), str(NANO_DIR)) == str(NANO_DIR)
+    with pytest.raises(UsageError, match=r"trained on Qwen/Qwen2.5-3B-Instruct, not on nano"):
+        common_base((adapter(), qwen), None)
+    with pytest.raises(UsageError, match="trained on nano, not on Qwen"):
+        common_base((adapter(),), "Qwen/Qwen2.5-3B-Instruct")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_hosts_that_only_this_machine_reaches(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+def test_hosts_that_others_reach(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_an_open_host_has_a_key_always() -> None:
+    with pytest.raises(UsageError, match="it needs a key"):
+        build(Request(host="0.0.0.0"), "cpu")
+    open_host = Request(host="0.0.0.0")
+    generated, made = terminal.with_key(open_host, None)
+    again, _ = terminal.with_key(open_host, "")
+    assert made
+    assert generated.key is not None
+    assert len(generated.key) >= 32
+    assert again.key != generated.key
+    given, made = terminal.with_key(open_host, "s3cret")
+    assert (given.key, made) == ("s3cret", False)
+    with pytest.raises(UsageError, match="characters"):
+        terminal.with_key(open_host, "two words")
+
+
+def test_loopback_needs_no_key_but_keeps_a_given_one() -> None:
+    assert terminal.with_key(Request(), None) == (Request(), False)
+    assert terminal.with_key(Request(), "s3cret")[0].key == "s3cret"
+
+
+def test_a_key_is_enforced_by_the_guard_and_is_in_no_command_line() -> None:
+    launch = build(Request(key="s3cret"), "cpu")
+    assert option(launch, "--middleware") == "serve.guard.Guard"
+    assert launch.environment["VLLM_API_KEY"] == "s3cret"
+    assert "s3cret" not in " ".join(launch.command)
+    assert "s3cret" not in repr(launch.command)
+    assert "s3cret" not in launch.shell()
+    assert 'VLLM_API_KEY="$MSGRPO_API_KEY"' in launch.shell()
+
+
+def test_runtime_loading_is_off_unless_asked_for(tmp_path: Path) -> None:
+    assert build(Request(), "cpu").environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "0"
+    launch = build(Request(runtime_adapters=tmp_path), "cpu")
+    assert launch.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert launch.environment["MSGRPO_ADAPTER_ROOT"] == str(tmp_path)
+    assert option(launch, "--middleware") == "serve.guard.Guard"
+    assert "--enable-lora" in launch.command
+    assert int(option(launch, "--max-loras")) > 1
+
+
+def test_the_callers_environment_does_not_loosen_the_server() -> None:
+    ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_API_KEY": "old", "HOME": "/h"}
+    joined = child_environment(build(Request(), "cpu"), ours | {"PYTHONPATH": "/theirs"})
+    assert joined["VLLM_SERVER_DEV_MODE"] == "0"
+    assert joined["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "0"
+    assert joined["VLLM_API_KEY"] == ""
+    assert joined["HOME"] == "/h"
+    assert joined["PYTHONPATH"].endswith(":/theirs")
+    assert joined["PYTHONPATH"].split(":")[0] == str(Path(terminal.__file__).parents[1])
+
+
+def test_the_dry_run_prints_a_line_that_a_shell_takes_and_starts_nothing(tmp_path: Path) -> None:
+    found = read_adapter(write_adapter(tmp_path / "my run"), "fl")
+    words = shlex.split(terminal.dry_run(Request(adapters=(found,)), None))
+    assert words[0] == "env"
+    assert ENTRY in words
+    assert json.loads(words[words.index("--lora-modules") + 1])["path"] == str(tmp_path / "my run")
+
+
+def test_an_adapter_may_be_named_on_the_command_line(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a=b")
+    assert terminal.parse_adapter(str(folder)).name == "a=b"
+    assert terminal.parse_adapter(f"fl={folder}").name == "fl"
+    with pytest.raises(MsgrpoError, match="there is no adapter folder"):
+        terminal.parse_adapter(f"fl={tmp_path / 'nothing'}")
+
+
+def test_serving_imports_neither_torch_nor_vllm() -> None:
+    program = (
+        "import sys, serve.terminal, serve.guard, serve.supervisor, msgrpo_agent.cli;"
+        "print([name for name in ('torch', 'transformers', 'peft', 'vllm', 'safetensors') if name in sys.modules])"
+    )
+    environment = {"PYTHONPATH": str(Path(terminal.__file__).parents[1])}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("without_vllm")
+def test_without_vllm_the_message_has_the_commands_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path / "none",))
+    with pytest.raises(ServeError, match="vLLM is not installed") as caught:
+        terminal.prepare(Request(), Console())
+    assert caught.value.fix is not None
+    steps = [line.split("#")[0].strip() for line in caught.value.fix.splitlines()[1:]]
+    assert steps == [
+        "pip install torch==2.13.0",
+        "pip install 'msgrpo[serve-cpu]'",
+        "pip uninstall -y torchvision torchaudio torchcodec",
+    ]
+    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path,))  # it exists: a GPU
+    with pytest.raises(ServeError) as caught:
+        checks.installed_engine()
+    assert caught.value.fix == "pip install 'msgrpo[serve]'"
+    monkeypatch.setattr(checks.sys, "platform", "darwin")
+    with pytest.raises(ServeError, match="vLLM needs Linux"):
+        checks.installed_engine()
+
+
+@pytest.mark.usefixtures("without_vllm")
+def test_a_dry_run_needs_no_vllm() -> None:
+    assert ENTRY in terminal.dry_run(Request(), None)
+
+
+def fake_package(folder: Path, name: str, version: str, init: str = "") -> None:
+    (folder / name.partition("-")[0]).mkdir()
+    (folder / name.partition("-")[0] / "__init__.py").write_text(init)
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_a_vllm_of_another_time_or_another_machine_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path / "none",))
+    fake_package(tmp_path, "vllm", "0.9.0")
+    with pytest.raises(ServeError, match=r"vLLM 0\.9\.0 has no .*needs 0\.32"):
+        checks.installed_engine()
+    entry = tmp_path.joinpath(*ENTRY.split(".")).with_suffix(".py")
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    with pytest.raises(ServeError, match="is the build for GPUs, and this machine has none"):
+        checks.installed_engine()
+
+
+def test_a_torchvision_that_breaks_the_import_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    fake_package(tmp_path, "torchvision", "0.28.0", broken)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ServeError, match="torchvision::nms does not exist") as caught:
+        checks.check_torchvision()
+    assert caught.value.fix == "pip uninstall -y torchvision torchaudio torchcodec"
+    (tmp_path / "torchvision" / "__init__.py").write_text("")
+    checks.check_torchvision()
+
+
+def test_a_base_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    for base in ("./nothing", "nothing", "a/b/c"):
+        with pytest.raises(ModelError, match="is no folder and no hub name"):
+            checks.local_weights(base, download=True)
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        checks.local_weights(str(tmp_path), download=True)
+    assert checks.local_weights("nano", download=True) == NANO_DIR
+
+
+def msgrpo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[object, str, str]:
+    """(exit code, output, errors) of the command line."""
+    monkeypatch.setattr(sys, "argv", ["msgrpo", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs/fl"], "--adapter runs/fl"),
+        (["--adapter", "nowhere"], "there is no adapter folder nowhere"),
+        (["--allow-runtime-adapters", "nowhere"], "there is no folder nowhere"),
+        (["--dry-run", "--", "--api-key", "x"], "--api-key is set by msgrpo serve itself"),
+        (["--base", "nowhere", "--dry-run"], "is no folder and no hub name"),
+        (["--status", "--port", "9"], "nothing answers at 127.0.0.1:9"),
+    ],
+)
+def test_each_refusal_is_one_message_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    code, _, errors = msgrpo(monkeypatch, capsys, "serve", *words)
+    assert code == 2
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_the_command_line_passes_everything_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_adapter(tmp_path / "fl")
+    monkeypatch.setenv("MSGRPO_API_KEY", "s3cret")
+    words = [
+        "--adapter",
+        str(folder),
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "8123",
+        "--max-model-len",
+        "512",
+        "--name",
+        "base",
+    ]
+    code, output, _ = msgrpo(monkeypatch, capsys, "serve", *words, "--dry-run", "--", "--seed", "3")
+    assert code == 0
+    asked = shlex.split(output)
+    for pair in (("--host", "0.0.0.0"), ("--port", "8123"), ("--max-model-len", "512"), ("--seed", "3")):
+        assert asked[asked.index(pair[0]) + 1] == pair[1]
+    assert "s3cret" not in output
+
+
+def test_adapters_are_listed_for_people_and_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_adapter(tmp_path / "fl")
+    code, output, _ = msgrpo(monkeypatch, capsys, "adapters", str(tmp_path), "--json")
+    assert code == 0
+    assert [run["name"] for run in json.loads(output)] == ["fl"]
+    assert "nano" in msgrpo(monkeypatch, capsys, "adapters", str(tmp_path))[1]
+    assert "no adapters in" in msgrpo(monkeypatch, capsys, "adapters", str(tmp_path / "none"))[1]

@@ -1,0 +1,184 @@
+"""The middleware inside vLLM: the key on every route, and adapters from one folder only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgrpo_agent.models.paths import ADAPTER_WEIGHTS, NANO_DIR
+from serve.guard import Guard
+from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors
+
+LOAD = "/v1/load_lora_adapter"
+
+
+class Inside:
+    """What the guard protects: it notes the bodies that reach it, and answers 200."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            self.bodies.append(b"lifespan")
+            return
+        self.bodies.append((await receive()).get("body", b""))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def ask(
+    guard: Guard, path: str, *, key: str | None = None, body: bytes = b"", method: str = "POST", kind: str = "http"
+) -> tuple[int, Any]:
+    """(status, answer); a closed websocket is its close code."""
+    headers = [(b"content-length", str(len(body)).encode())]
+    if key is not None:
+        headers.append((b"authorization", key.encode()))
+    sent: list[Any] = []
+    parts = [body[:5], body[5:]]
+
+    async def receive() -> dict[str, Any]:
+        part = parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "method": method, "headers": headers}
+    await guard(scope, receive, send)
+    if kind == "websocket":
+        return sent[0]["code"], sent[0]["type"]
+    text = sent[1]["body"]
+    return sent[0]["status"], text if text == b"ok" else json.loads(text)["error"]["message"]
+
+
+@pytest.fixture
+def inside() -> Inside:
+    return Inside()
+
+
+@pytest.fixture
+def keyed(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> Guard:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    monkeypatch.delenv("MSGRPO_ADAPTER_ROOT", raising=False)
+    return Guard(inside)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def loading(inside: Inside, root: Path, monkeypatch: pytest.MonkeyPatch) -> Guard:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("MSGRPO_ADAPTER_ROOT", str(root))
+    monkeypatch.setenv("MSGRPO_SERVED_BASE", "nano")
+    monkeypatch.setenv("MSGRPO_SERVED_WEIGHTS", str(NANO_DIR))
+    return Guard(inside)
+
+
+def load(path: Path | str, **more: Any) -> bytes:
+    return json.dumps({"lora_name": "new", "lora_path": str(path)} | more).encode()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/invocations", "/tokenize", "/metrics", "/docs", "/", "/health/x"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
+async def test_nothing_answers_without_the_key(keyed: Guard, inside: Inside, path: str, method: str) -> None:
+    for key in (None, "", "s3cret", "Bearer", "Bearer ", "Bearer wrong", "Bearer s3cret2", "Basic s3cret"):
+        status, _ = await ask(keyed, path, key=key, method=method)
+        assert status == 401
+    assert inside.bodies == []
+
+
+async def test_the_key_opens_everything_and_health_is_open(keyed: Guard) -> None:
+    for path in ("/v1/models", "/invocations", "/metrics"):
+        assert (await ask(keyed, path, key="Bearer s3cret"))[0] == 200
+        assert (await ask(keyed, path, key="bearer s3cret"))[0] == 200
+    assert (await ask(keyed, "/health"))[0] == 200
+
+
+async def test_websockets_need_the_key_too(keyed: Guard, inside: Inside) -> None:
+    assert await ask(keyed, "/v1/realtime", kind="websocket") == (1008, "websocket.close")
+    assert inside.bodies == []
+
+
+async def test_the_servers_own_events_pass(keyed: Guard, inside: Inside) -> None:
+    await keyed({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    assert inside.bodies == [b"lifespan"]
+
+
+async def test_without_a_key_nothing_is_asked_but_loading_is_off(
+    keyed: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    guard = Guard(keyed.app)
+    assert (await ask(guard, "/v1/models"))[0] == 200
+    for path in (LOAD, LOAD + "/", "/prefix" + LOAD, "/adapters", "/adapters/fl"):
+        assert (await ask(guard, path, body=load("/x")))[0] == 403
+
+
+async def test_an_adapter_below_the_folder_is_loaded_by_its_real_path(
+    loading: Guard, inside: Inside, root: Path
+) -> None:
+    write_adapter(root / "v1")
+    (root / "latest").symlink_to(root / "v1")
+    assert (await ask(loading, LOAD, body=load(root / "v1")))[0] == 200
+    assert (await ask(loading, LOAD, body=load("latest")))[0] == 200
+    assert [json.loads(body)["lora_path"] for body in inside.bodies] == [str(root / "v1")] * 2
+
+
+async def test_no_way_leads_out_of_the_folder(loading: Guard, inside: Inside, root: Path, tmp_path: Path) -> None:
+    outside = write_adapter(tmp_path / "outside")
+    (root / "link").symlink_to(outside)
+    (root / "chain").symlink_to(root / "link")
+    for path in ("../outside", str(outside), str(root / ".." / "outside"), "link", "chain", str(root) + "-other"):
+        status, message = await ask(loading, LOAD, body=load(path))
+        assert (status, message) == (403, "that folder is not below the one that adapters may be loaded from")
+    inner = write_adapter(root / "inner")
+    (inner / ADAPTER_WEIGHTS).unlink()
+    (inner / ADAPTER_WEIGHTS).symlink_to(outside / ADAPTER_WEIGHTS)
+    assert (await ask(loading, LOAD, body=load("inner")))[0] == 403
+    assert inside.bodies == []
+
+
+async def test_what_cannot_be_served_is_refused(loading: Guard, inside: Inside, root: Path) -> None:
+    write_adapter(root / "qwen", base_model_name_or_path="Qwen/Qwen2.5-3B-Instruct")
+    write_adapter(root / "dora", use_dora=True)
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    write_adapter(root / "shape", shapes={f"{name}.lora_A.weight": (8, 64), f"{name}.lora_B.weight": (64, 8)})
+    for folder, reason in (
+        ("qwen", "trained on Qwen"),
+        ("dora", "DoRA"),
+        ("shape", "128x128"),
+        ("none", "no adapter"),
+    ):
+        status, message = await ask(loading, LOAD, body=load(folder))
+        assert status == 400
+        assert reason in message
+    assert inside.bodies == []
+
+
+@pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"lora_name": "x"}', b'{"lora_name":"x","lora_path":3}'])
+async def test_a_body_that_is_no_load_request_is_refused(loading: Guard, body: bytes) -> None:
+    assert (await ask(loading, LOAD, body=body))[0] == 400
+
+
+async def test_a_very_long_body_is_refused(loading: Guard) -> None:
+    assert (await ask(loading, LOAD, body=b" " * 70_000))[0] == 413
+
+
+async def test_new_weights_need_a_new_folder(loading: Guard, inside: Inside, root: Path) -> None:
+    folder = write_adapter(root / "v1", rank=8)
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 200
+    assert (await ask(loading, LOAD, body=load("v1", load_inplace=True)))[0] == 400
+    write_safetensors(folder / ADAPTER_WEIGHTS, nano_lora_shapes(4))
+    status, message = await ask(loading, LOAD, body=load("v1"))
+    assert status == 409
+    assert "write each version to a new folder" in message
+    assert len(inside.bodies) == 1

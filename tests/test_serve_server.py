@@ -1,0 +1,267 @@
+"""Starting, readiness, failure and, above all, the end of the child, with a fake that is as vLLM at its worst."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from msgrpo_agent.errors import ServeError
+from serve import server as server_module
+from serve import supervisor, terminal
+from serve.checks import check_port, stage, telling_lines
+from serve.command import Launch
+from serve.server import Server, models
+from tests.serve_fakes import fake_launch, free_port
+
+ROOT = Path(__file__).parents[1]
+WITHIN_S = 15  # what stopping promises
+
+
+@pytest.fixture(autouse=True)
+def _short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "DRAIN_S", -0.8)  # the supervisor waits a second longer than vLLM drains
+
+
+def shared_memory_of(log: Path) -> Path:
+    """The file that the fake left in shared memory."""
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("shared memory")]
+    return Path("/dev/shm") / line.split()[-1]
+
+
+@contextlib.contextmanager
+def ended(pid: int) -> Iterator[None]:
+    """On the way out, wait until the process `pid` has ended."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        yield
+        readable, _, _ = select.select([pidfd], [], [], WITHIN_S)
+        assert readable, f"process {pid} is still there after {WITHIN_S} s"
+    finally:
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize("options", [(), ("stubborn",)])
+def test_a_ready_server_is_stopped_with_all_that_belongs_to_it(tmp_path: Path, options: tuple[str, ...]) -> None:
+    server = Server(fake_launch(*options), tmp_path / "vllm.log")
+    server.start()
+    server.wait_ready()
+    session, memory = server.pid, shared_memory_of(server.log)
+    assert len(supervisor.session_processes(session)) == 3  # the fake, its worker, Python's resource tracker
+    assert memory.exists()
+    server.stop()
+    assert supervisor.session_processes(session) == []
+    assert not memory.exists()
+    server.stop()  # a second time does nothing
+
+
+def test_a_server_that_still_starts_is_stopped(tmp_path: Path) -> None:
+    server = Server(fake_launch("starting", "stubborn"), tmp_path / "vllm.log")
+    server.start()
+    session = server.pid
+    with pytest.raises(KeyboardInterrupt), server:
+        server.wait_ready(_interrupt_once(server.log))
+    assert supervisor.session_processes(session) == []
+    assert not shared_memory_of(server.log).exists()
+
+
+def _interrupt_once(log: Path) -> Callable[[str], None]:
+    def on_stage(_: str) -> None:
+        if "serving" in log.read_text():
+            raise KeyboardInterrupt
+
+    return on_stage
+
+
+def test_a_server_that_dies_at_the_start_is_one_error_with_its_telling_line(tmp_path: Path) -> None:
+    with Server(fake_launch("dies"), tmp_path / "vllm.log") as server:
+        server.start()
+        with pytest.raises(ServeError, match="the fake one cannot start") as caught:
+            server.wait_ready()
+    assert "pid=7" not in caught.value.message
+    assert caught.value.fix is not None
+    assert str(tmp_path / "vllm.log") in caught.value.fix
+
+
+def test_a_server_that_dies_later_is_one_error(tmp_path: Path) -> None:
+    with Server(fake_launch(), tmp_path / "vllm.log") as server:
+        server.start()
+        server.wait_ready()
+        session, memory = server.pid, shared_memory_of(server.log)
+        for pid in supervisor.session_processes(session):
+            if b"-c\0\nimport http.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ServeError, match=r"vLLM ended \(exit status 137\)"):
+            server.wait()
+        assert supervisor.session_processes(session) == []  # its worker is gone too
+    assert not memory.exists()
+
+
+def test_ready_means_that_every_model_is_there(tmp_path: Path) -> None:
+    launch = fake_launch(models=("nano", "fl"), lists=("nano",))
+    with Server(launch, tmp_path / "vllm.log") as server:
+        server.start()
+        with pytest.raises(ServeError, match="does not serve fl, but nano"):
+            server.wait_ready()
+
+
+def test_a_killed_supervisor_leaves_nothing_after_stop(tmp_path: Path) -> None:
+    server = Server(fake_launch(), tmp_path / "vllm.log")
+    server.start()
+    server.wait_ready()
+    session, memory = server.pid, shared_memory_of(server.log)
+    os.kill(session, signal.SIGKILL)
+    with pytest.raises(ServeError, match="vLLM ended"):
+        server.wait()
+    server.stop()
+    assert supervisor.session_processes(session) == []
+    assert not memory.exists()
+
+
+DRIVER = """
+import os, sys
+from rich.console import Console
+from pathlib import Path
+from serve import server, terminal
+from serve.command import Launch, Request
+server.DRAIN_S = float(os.environ["DRAIN_S"])
+command, port = sys.argv[2:], int(sys.argv[1])
+launch = Launch(command, {"PYTHONPATH": sys.path[0]}, "127.0.0.1", port, ["nano"])
+terminal.prepare = lambda request, console: launch
+ready = terminal.serve(Request(port=port), None, Console(width=200))
+print("was ready" if ready else "never ready", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def driven(
+    folder: Path, launch: Launch, until: str, drain_s: float = -0.8
+) -> Iterator[tuple[subprocess.Popen[str], int, list[str]]]:
+    """`msgrpo serve` in a process of its own, once it has printed `until`: (process, supervisor's pid, lines)."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(launch.port), *launch.command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "DRAIN_S": str(drain_s)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if until in line:
+                break
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield process, int(child), lines
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_ready_server(tmp_path: Path, number: signal.Signals) -> None:
+    with driven(tmp_path, fake_launch("stubborn"), "stop it with") as (process, session, lines):
+        assert "models   nano" in lines
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=WITHIN_S)
+        assert rest.splitlines()[-2:] == ["stopped", "was ready"]
+        assert supervisor.session_processes(session) == []
+        assert not shared_memory_of(next(tmp_path.glob("runs/serve/*.log"))).exists()
+
+
+def test_a_signal_stops_a_server_that_starts(tmp_path: Path) -> None:
+    with driven(tmp_path, fake_launch("starting", "stubborn"), "importing vLLM") as (process, session, _):
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=WITHIN_S)
+        assert rest.splitlines()[-1] == "never ready"
+        assert supervisor.session_processes(session) == []
+
+
+def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(tmp_path: Path) -> None:
+    with driven(tmp_path, fake_launch("stubborn"), "stop it with", drain_s=600) as (process, session, _):
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert "stopping" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WITHIN_S)
+        assert supervisor.session_processes(session) == []
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; the child inherits it
+    try:
+        with driven(tmp_path, fake_launch(), "stop it with") as (process, _, _):
+            fields = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+            assert int(fields["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_spinner_says_what_vllm_does(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    with Server(fake_launch(), tmp_path / "vllm.log") as server:
+        terminal._start(server, Console(file=screen, force_terminal=True, width=80))
+    assert "importing vLLM …" in screen.getvalue()
+
+
+@pytest.mark.parametrize("until", ["importing vLLM", "stop it with"])
+def test_the_children_notice_a_kill_9_of_msgrpo_serve(tmp_path: Path, until: str) -> None:
+    options = ("stubborn", "starting") if until == "importing vLLM" else ("stubborn",)
+    with driven(tmp_path, fake_launch(*options), until) as (process, session, _):
+        with ended(session):
+            process.kill()
+        assert supervisor.session_processes(session) == []
+
+
+def test_a_port_in_use_is_refused_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServeError, match=f"port {port} is in use") as caught:
+            check_port("127.0.0.1", port)
+    assert f"--port {port + 1}" in str(caught.value)
+    check_port("127.0.0.1", free_port())
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    with pytest.raises(ServeError, match=r"cannot listen at 192.0.2.77"):
+        check_port("192.0.2.77", free_port())
+
+
+def test_asking_where_nothing_runs_says_so() -> None:
+    with pytest.raises(ServeError, match="nothing answers at"):
+        models("127.0.0.1", free_port())
+
+
+def test_the_telling_lines_of_a_log_are_each_shown_once_without_their_prefix() -> None:
+    log = """
+(EngineCore pid=12) INFO 11-21 11:42:17 [core.py:133] Initializing a V1 LLM engine
+(EngineCore pid=12) ERROR 11-21 11:42:17 [core.py:7] Traceback (most recent call last):
+(EngineCore pid=12) ERROR 11-21 11:42:17 [core.py:7] ValueError: No available memory for the cache blocks.
+(APIServer pid=11) ValueError: No available memory for the cache blocks.
+(APIServer pid=11) RuntimeError: Engine core initialization failed.
+"""
+    assert telling_lines(log) == [
+        "ValueError: No available memory for the cache blocks.",
+        "RuntimeError: Engine core initialization failed.",
+    ]
+    assert telling_lines("one\n\ntwo\n") == ["one", "two"]
+
+
+def test_the_stage_is_read_from_the_last_line_that_tells() -> None:
+    assert stage("") == "importing vLLM"
+    log = "(EngineCore pid=1) INFO 11-21 11:42:17 [core.py:133] Initializing a V1 LLM engine (v0.32.0)\n"
+    assert stage(log + "nothing\n") == "starting the engine"
+    assert stage(log + "(Worker pid=2) INFO 1 2 [x] Starting to load model nano...\n") == "loading the weights"

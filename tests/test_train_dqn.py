@@ -1,0 +1,161 @@
+"""A few hundred steps: the mechanics of training, resuming and playing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from evals.run import evaluate
+from msgrpo_agent.agent import Agent
+from msgrpo_agent.cli import app
+from msgrpo_agent.errors import ModelError, RunError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.dqn import DQNAgent, read_card
+from msgrpo_agent.references import RandomAgent
+from msgrpo_agent.rollout import play_episode
+from msgrpo_agent.specs import make_agent
+from train.dqn import CHECKPOINTS, Tuning, newest_checkpoint, train, tuning_for
+
+LAKE = get_scenario("frozen-lake")
+TINY = Tuning(steps=240, environments=2, buffer=500, batch=16, learning_starts=40, target_update=50, hidden=(16, 16))
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("dqn")
+    train("frozen-lake", out, tuning=TINY, every=100, say=quiet)
+    return out
+
+
+async def test_the_trained_folder_is_an_agent(run: Path) -> None:
+    agent = make_agent(f"dqn:{run}")
+    first, second = [
+        await play_episode(LAKE, {"player": agent}, start_seed=7, chance_seed=1, sampling_seed=s) for s in (1, 2)
+    ]
+    assert first.turns == second.turns  # greedy: its own dice do not matter
+    assert first.settings["player"]["trained_on"] == "frozen-lake"
+    await agent.close()
+
+
+def test_the_card_says_what_it_was_trained_on(run: Path) -> None:
+    card = read_card(run)
+    assert (card["scenario"], card["steps"], card["seed"]) == ("frozen-lake", 240, 0)
+    assert card["tuning"]["hidden"] == [16, 16]
+    assert list((run / "tensorboard").rglob("events.*"))
+    assert newest_checkpoint(run) == run / CHECKPOINTS / "240"
+    assert len(list((run / CHECKPOINTS).iterdir())) == 1
+
+
+def test_it_plays_boards_with_the_same_planes_only(run: Path) -> None:
+    agent = DQNAgent("dqn", run)
+    playable = ("frozen-lake", "frozen-lake-slippery", "frozen-lake-8x8", "snake", "snake-duel")
+    assert [s for s in playable if agent.plays(get_scenario(s))] == ["frozen-lake", "frozen-lake-slippery"]
+
+
+async def test_another_board_is_refused(run: Path) -> None:
+    agent = DQNAgent("dqn", run)
+    with pytest.raises(UsageError, match="trained on frozen-lake"):
+        await play_episode(get_scenario("snake"), {"snake1": agent}, start_seed=0, chance_seed=0, sampling_seed=0)
+
+
+async def test_it_takes_part_in_an_evaluation(run: Path, tmp_path: Path) -> None:
+    await evaluate([DQNAgent("dqn:x", run)], [LAKE, get_scenario("snake")], 3, tmp_path)
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 1
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    said: list[str] = []
+    train("frozen-lake", tmp_path, steps=120, tuning=TINY, say=quiet)
+    before = DQNAgent("d", tmp_path).network
+    train("frozen-lake", tmp_path, steps=240, tuning=TINY, say=said.append)
+    after = DQNAgent("d", tmp_path).network
+    assert (before.num_timesteps, after.num_timesteps) == (120, 240)
+    assert after._n_updates > before._n_updates > 0
+    assert said[-1].startswith("240 of 240 steps")
+    train("frozen-lake", tmp_path, steps=240, tuning=TINY, say=said.append)
+    assert "already" in said[-1]
+
+
+def test_an_interruption_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train("frozen-lake", tmp_path, tuning=TINY, every=60, say=interrupt)
+    assert newest_checkpoint(tmp_path) == tmp_path / CHECKPOINTS / "60"
+    (tmp_path / CHECKPOINTS / ".80.part").mkdir()  # a checkpoint that was being written when the power failed
+    train("frozen-lake", tmp_path, tuning=TINY, say=quiet)
+    assert read_card(tmp_path)["steps"] == 240
+
+
+def test_another_runs_folder_is_refused(run: Path) -> None:
+    with pytest.raises(RunError, match="seed was 0, now 1"):
+        train("frozen-lake", run, tuning=TINY, seed=1, say=quiet)
+    with pytest.raises(RunError, match="scenario was frozen-lake"):
+        train("snake", run, tuning=TINY, say=quiet)
+
+
+@pytest.mark.parametrize("scenario", ["frozen-lake", "snake"])
+def test_the_tuning_of_a_family_makes_a_network_that_runs(scenario: str, tmp_path: Path) -> None:
+    train(scenario, tmp_path, steps=16, say=quiet)
+    agent = DQNAgent("d", tmp_path)
+    kept = {**read_card(tmp_path)["tuning"]}
+    assert kept["convolutions"] == tuning_for(get_scenario(scenario)).convolutions == (scenario == "snake")
+    values = agent.network.q_net(torch.zeros(1, *agent.shape))
+    assert values.shape == (1, 4)
+
+
+def test_damaged_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no trained DQN"):
+        DQNAgent("d", tmp_path)
+    (tmp_path / "dqn.json").write_text(json.dumps({"scenario": "snake"}))
+    (tmp_path / "model.zip").write_bytes(b"no zip")
+    with pytest.raises(ModelError, match="damaged"):
+        DQNAgent("d", tmp_path)
+
+
+def test_weights_that_are_no_weights(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "dqn.json").write_text((run / "dqn.json").read_text())
+    (tmp_path / "model.zip").write_bytes(b"no zip")
+    with pytest.raises(ModelError, match="is no DQN"):
+        DQNAgent("d", tmp_path)
+
+
+def test_several_players_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="several players"):
+        train("snake-duel", tmp_path, say=quiet)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train-dqn", "frozen-lake", "--out", str(tmp_path / "d"), "--steps", "8"])
+    assert result.exit_code == 0, result.output
+    assert DQNAgent("d", tmp_path / "d").card["steps"] == 8
+
+
+@pytest.mark.slow
+async def test_it_learns(tmp_path: Path) -> None:
+    """Ten seconds of training solve most lakes that it never saw; random play solves next to none."""
+    tuning = Tuning(
+        steps=10_000, batch=128, learning_starts=500, target_update=400, buffer=20_000, learning_rate=1e-3
+    )
+    train("frozen-lake", tmp_path, tuning=tuning, say=quiet)
+
+    async def successes(agent: Agent) -> int:
+        episodes = [
+            await play_episode(LAKE, {"player": agent}, start_seed=seed, chance_seed=0, sampling_seed=seed)
+            for seed in itertools.islice(LAKE.starts("eval"), 60)
+        ]
+        return sum(bool(episode.success) for episode in episodes)
+
+    assert await successes(RandomAgent()) < 10
+    assert await successes(DQNAgent("d", tmp_path)) >= 40

@@ -1,0 +1,198 @@
+"""The DQN baseline: stable-baselines3 on the scenario's planes, over the whole distribution of training starts.
+
+`model.zip` and `dqn.json` in the run's folder are the agent `dqn:FOLDER`; `checkpoints/` holds what resuming
+needs (with the replay buffer), `tensorboard/` the curves. Held-out starts are never seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+
+from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.gym_env import ScenarioEnv, layers, planes_shape
+from msgrpo_agent.models.dqn import CARD, WEIGHTS, BoardNet, read_card
+
+CHECKPOINTS, REPLAY = "checkpoints", "replay.pkl"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Ours: rl-zoo has no entry for grid worlds. `steps` are environment steps over all `environments`.
+
+    One gradient step follows each step of all environments. The exploration rate falls from 1 to
+    `exploration_final` over `exploration_fraction` of the run.
+    """
+
+    steps: int = 200_000
+    environments: int = 8
+    learning_rate: float = 5e-4
+    gamma: float = 0.99
+    buffer: int = 200_000
+    batch: int = 256
+    learning_starts: int = 5_000
+    target_update: int = 2_000  # environment steps
+    exploration_fraction: float = 0.4
+    exploration_final: float = 0.02
+    convolutions: bool = False  # before the two hidden layers; without, they see the flat planes
+    hidden: tuple[int, int] = (256, 256)
+
+
+def tuning_for(scenario: Scenario) -> Tuning:
+    """Small lakes need no convolutions; on Snake's larger board what matters lies around the head."""
+    if scenario.family == "snake":
+        return Tuning(steps=1_000_000, batch=128, gamma=0.95, learning_rate=3e-4, convolutions=True)
+    return Tuning()
+
+
+def train(
+    scenario_id: str,
+    out: Path,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    tuning: Tuning | None = None,
+    every: int = 50_000,
+    say: Say = print,
+) -> None:
+    """Train up to `steps` environment steps in all; a folder with a checkpoint goes on from it.
+
+    A resumed run continues weights, optimizer and replay buffer, not the random numbers: it is as good as an
+    uninterrupted one, and not bit for bit the same. Raises RunError where the folder holds another run.
+    """
+    scenario = get_scenario(scenario_id)
+    if len(scenario.players) > 1:
+        raise UsageError(f"{scenario_id} has several players; a DQN plays alone")
+    tuning = tuning or tuning_for(scenario)
+    goal = steps or tuning.steps
+    card = {
+        "scenario": scenario.id,
+        "glyphs": list(layers(scenario)),
+        "shape": list(planes_shape(scenario)),
+        "seed": seed,
+        "tuning": asdict(tuning) | {"hidden": list(tuning.hidden)},
+    }
+    newest = newest_checkpoint(out)
+    if newest is not None:
+        _check_same(out, newest, card)
+    environments = _environments(scenario, tuning, seed + (0 if newest is None else int(newest.name)))
+    model = _new(environments, tuning, out, seed) if newest is None else _load(newest, environments, out)
+    if model.num_timesteps >= goal:
+        say(f"{out} is trained for {model.num_timesteps:,} steps already")
+        return
+    saver = _Saver(out, card, every, goal, say)
+    try:
+        model.learn(goal - model.num_timesteps, callback=saver, reset_num_timesteps=False, tb_log_name="dqn")
+    finally:  # an interruption, too, leaves a checkpoint
+        saver.save()
+
+
+def newest_checkpoint(out: Path) -> Path | None:
+    """The complete checkpoint with the most steps; unfinished ones have another name."""
+    found = [path for path in (out / CHECKPOINTS).glob("*") if path.name.isdigit()]
+    return max(found, key=lambda path: int(path.name), default=None)
+
+
+def _check_same(out: Path, checkpoint: Path, card: dict[str, Any]) -> None:
+    kept = read_card(checkpoint)
+    different = [name for name in card if card[name] != kept[name]]
+    if different:
+        said = "; ".join(f"{name} was {kept[name]}, now {card[name]}" for name in different)
+        raise RunError(f"{out} holds another run: {said}", fix="give another --out")
+
+
+def _environments(scenario: Scenario, tuning: Tuning, seed: int) -> VecMonitor:
+    environments = VecMonitor(
+        DummyVecEnv([lambda: ScenarioEnv(scenario.id, split="train") for _ in range(tuning.environments)])
+    )
+    environments.seed(seed)
+    return environments
+
+
+def _new(environments: VecMonitor, tuning: Tuning, out: Path, seed: int) -> DQN:
+    policy: dict[str, Any] = {"net_arch": list(tuning.hidden)}
+    if tuning.convolutions:
+        policy |= {"features_extractor_class": BoardNet}
+    return DQN(
+        "MlpPolicy",
+        environments,
+        learning_rate=tuning.learning_rate,
+        gamma=tuning.gamma,
+        buffer_size=tuning.buffer,
+        batch_size=tuning.batch,
+        learning_starts=tuning.learning_starts,
+        train_freq=1,
+        gradient_steps=1,
+        target_update_interval=tuning.target_update,
+        exploration_fraction=tuning.exploration_fraction,
+        exploration_final_eps=tuning.exploration_final,
+        # the step limit is part of the task and the step is in the planes: nothing comes after the last one
+        replay_buffer_kwargs={"handle_timeout_termination": False},
+        policy_kwargs=policy,
+        tensorboard_log=str(out / "tensorboard"),
+        seed=seed,
+        device="cpu",
+    )
+
+
+def _load(checkpoint: Path, environments: VecMonitor, out: Path) -> DQN:
+    model = DQN.load(checkpoint / WEIGHTS, env=environments, device="cpu", tensorboard_log=str(out / "tensorboard"))
+    model.load_replay_buffer(checkpoint / REPLAY)
+    return model
+
+
+class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not checked
+    """A checkpoint every so many steps, complete or not there at all, and the agent beside it."""
+
+    def __init__(self, out: Path, card: dict[str, Any], every: int, goal: int, say: Say) -> None:
+        super().__init__()
+        self.out, self.card, self.every, self.goal, self.say = out, card, every, goal, say
+        self.began = time.monotonic()
+
+    def _on_training_start(self) -> None:
+        self.first = self.saved = self.num_timesteps
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps - self.saved >= self.every:
+            self.save()
+        return True
+
+    def save(self) -> None:
+        """Write the checkpoint beside its place and rename it; older ones go."""
+        steps = self.model.num_timesteps
+        place = self.out / CHECKPOINTS / str(steps)
+        if not place.exists():
+            part = place.with_name(f".{steps}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            self.model.save(part / WEIGHTS)
+            self.model.save_replay_buffer(part / REPLAY)
+            (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
+            part.rename(place)
+        for name in (WEIGHTS, CARD):
+            copy = self.out / f".{name}.part"
+            shutil.copyfile(place / name, copy)
+            copy.replace(self.out / name)
+        for other in (self.out / CHECKPOINTS).iterdir():
+            if other != place:
+                shutil.rmtree(other)
+        self.saved = steps
+        self.say(self._line(steps))
+
+    def _line(self, steps: int) -> str:
+        recent = [episode["r"] for episode in self.model.ep_info_buffer or []]
+        rate = (steps - self.first) / max(time.monotonic() - self.began, 1e-9)
+        mean = f" · mean return {sum(recent) / len(recent):+.3f} (exploring)" if recent else ""
+        return f"{steps:,} of {self.goal:,} steps{mean} · {rate:,.0f} steps/s"
