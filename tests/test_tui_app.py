@@ -177,11 +177,12 @@ async def test_an_answer_is_shown_as_it_streams(app_of) -> None:
         await pilot.press("n")
         while "a long" not in text_of(app, ".text"):
             await pilot.pause()
-        assert "</action>" not in text_of(app, ".text")
+        assert "here.<action>" not in text_of(app, ".text")
+        assert "next it reads" in text_of(app, ".text")
         assert play_screen(app).asking
         gate.set()
         await settle(pilot)
-        assert "<action>up</action>" in text_of(app, ".text")
+        assert "here.<action>up</action>" in text_of(app, ".text")
 
 
 # ── play, race, duel, take over ──────────────────────────────────────────────────────────────────────────────
