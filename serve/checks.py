@@ -154,7 +154,7 @@ _FIXES = (
     (re.compile(r"Address already in use"), "another program took the port: try another --port"),
 )
 _PREFIX = re.compile(r"^(\([\w ]+pid=\d+\)\s*)?((ERROR|WARNING|INFO)\s+\S+\s+\S+\s+\[[^\]]*\]\s*)?")
-_TELLING = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*:|: error:|^Killed|^Segmentation fault")
+_TELLING = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*:|: error:|^Value error,|^Killed|^Segmentation fault")
 
 
 def telling_lines(log: str, limit: int = 6) -> list[str]:

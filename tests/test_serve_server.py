@@ -251,10 +251,12 @@ def test_the_telling_lines_of_a_log_are_each_shown_once_without_their_prefix() -
 (EngineCore pid=12) ERROR 11-21 11:42:17 [core.py:7] Traceback (most recent call last):
 (EngineCore pid=12) ERROR 11-21 11:42:17 [core.py:7] ValueError: No available memory for the cache blocks.
 (APIServer pid=11) ValueError: No available memory for the cache blocks.
+(APIServer pid=11)   Value error, User-specified max_model_len (100000) is greater than 2048
 (APIServer pid=11) RuntimeError: Engine core initialization failed.
 """
     assert telling_lines(log) == [
         "ValueError: No available memory for the cache blocks.",
+        "Value error, User-specified max_model_len (100000) is greater than 2048",
         "RuntimeError: Engine core initialization failed.",
     ]
     assert telling_lines("one\n\ntwo\n") == ["one", "two"]

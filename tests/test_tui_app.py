@@ -71,7 +71,7 @@ async def test_watching_goes_by_the_clock_and_pauses(app_of, clock: ManualClock)
         assert session.cursor == 3
         assert "the apple is near" in text_of(app, ".text")
         assert "55%" in text_of(app, "ActionBars")
-        assert "960 tokens" in text_of(app, ".stats")
+        assert "tokens 960" in text_of(app, ".stats")
 
 
 async def test_speed_changes_the_pace(app_of, clock: ManualClock) -> None:
@@ -177,11 +177,12 @@ async def test_an_answer_is_shown_as_it_streams(app_of) -> None:
         await pilot.press("n")
         while "a long" not in text_of(app, ".text"):
             await pilot.pause()
-        assert "</action>" not in text_of(app, ".text")
+        assert "here.<action>" not in text_of(app, ".text")
+        assert "next it reads" in text_of(app, ".text")
         assert play_screen(app).asking
         gate.set()
         await settle(pilot)
-        assert "<action>up</action>" in text_of(app, ".text")
+        assert "here.<action>up</action>" in text_of(app, ".text")
 
 
 # ── play, race, duel, take over ──────────────────────────────────────────────────────────────────────────────
@@ -209,6 +210,21 @@ async def test_a_persons_episode_is_a_record_that_replays(app_of, tmp_path: Path
     assert episode.agents == {"player": "human"}
     assert episode.outcome == "truncated"
     assert Session.replay(episode, {"player": RandomAgent()}).last == 8
+
+
+async def test_keys_that_come_too_fast_never_scrub(app_of) -> None:
+    app = app_of(Setup("frozen-lake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await pilot.press(*["left"] * 5)
+        await settle(pilot)
+        assert play_screen(app).match.live
+        await press(pilot, "[")
+        assert not play_screen(app).match.live
+        played = play_screen(app).match.last
+        await press(pilot, "left")
+        assert play_screen(app).match.live
+        assert play_screen(app).match.last == played
 
 
 async def test_a_click_on_an_action_plays_it(app_of) -> None:
@@ -493,3 +509,16 @@ async def test_no_color_keeps_every_sign_apart(app_of, monkeypatch: pytest.Monke
         await settle(pilot)
         board = text_of(app, "BoardView")
         assert all(sign in board for sign in ("●1", "●2", "A-", "B+"))
+
+
+async def test_what_a_model_waits_for_is_shown(app_of, clock: ManualClock) -> None:
+    agent = scripted("s", answer("up"), gate=asyncio.Event())
+    agent.model.trouble = "status 503 (retry 2 of 6)"
+    app = app_of(Setup("snake", "s", seed=3), s=agent)
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        clock.tick(0.25)
+        await pilot.pause()
+        clock.tick(1.0)
+        await pilot.pause()
+        assert "thinking … 1 s status 503 (retry 2 of 6)" in text_of(app, ".status")

@@ -246,23 +246,21 @@ async def test_in_a_browser_the_served_app_draws_and_plays(tmp_path: Path) -> No
             wanted = {
                 tuple(bytes.fromhex(NIGHT.variables[name][1:])) for name in ("ice-a", "ice-b", "goal", "snake-1")
             }
-            for _ in range(100):
+            deadline = time.monotonic() + 90
+            seen: set[tuple[int, ...]] = set()
+            while not wanted <= seen and time.monotonic() < deadline:
                 shot = (await ask("Page.captureScreenshot"))["data"]
-                (tmp_path / "page.png").write_bytes(base64.b64decode(shot))
-                picture = image.open(tmp_path / "page.png").convert("RGB")
+                picture = image.open(io.BytesIO(base64.b64decode(shot))).convert("RGB")
                 seen = {colour for _, colour in picture.getcolors(picture.width * picture.height)}
-                if wanted <= seen:
-                    break
             assert wanted <= seen
-            await ask("Runtime.evaluate", expression="document.querySelector('textarea').focus()")
             record = tmp_path / "plays" / "human.jsonl"
-            for _ in range(100):
+            deadline = time.monotonic() + 90
+            while not (record.is_file() and record.read_bytes().endswith(b"\n")) and time.monotonic() < deadline:
+                await ask("Runtime.evaluate", expression="document.querySelector('textarea').focus()")
                 for kind in ("keyDown", "keyUp"):
                     key = {"key": "ArrowLeft", "code": "ArrowLeft", "windowsVirtualKeyCode": 37}
                     await ask("Input.dispatchKeyEvent", type=kind, **key)
                 await ask("Page.captureScreenshot")  # lets the page take the key and draw
-                if record.is_file():
-                    break
             (episode,) = read_episodes(record)
             assert [turn.action for turn in episode.turns] == ["left"] * 8
     finally:

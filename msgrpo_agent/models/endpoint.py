@@ -116,6 +116,7 @@ class EndpointModel:
         self.retries = retries
         self.timeouts = timeouts
         self.retrying = 0
+        self.trouble = ""  # the failure that is being waited out, and which retry comes next; for a screen
         self._sleep = sleep
         self._jitter = random.Random(0)
         self._gives_logprobs = True
@@ -169,10 +170,12 @@ class EndpointModel:
         own = FIRST_WAIT_S * 2 ** (tries - 1) * self._jitter.uniform(0.75, 1.0)
         wanted = own if failure.retry_after_s is None else failure.retry_after_s
         self.retrying += 1
+        self.trouble = f"{failure.message} (retry {tries} of {self.retries})"
         try:
             await self._sleep(min(wanted, LONGEST_WAIT_S))
         finally:
             self.retrying -= 1
+            self.trouble = ""
 
     async def _final(self, failure: Failure, tries: int) -> EndpointError:
         if failure.kind != "unknown_model":

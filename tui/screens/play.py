@@ -341,21 +341,24 @@ class PlayScreen(Screen[None]):
         return found
 
     def action_move(self, way: str, hand: str) -> None:
-        """A move where a person is to move; scrubbing otherwise. With two people each has a hand of keys."""
-        humans = self.waiting_humans() if self.match.live else []
-        if humans:
-            both = [s for s in self.match.sessions for a in s.agents.values() if isinstance(a, HumanAgent)]
-            if len(both) > 1:
-                seat = [p for i, p in self.match.seats()]
-                wanted = 0 if hand == ARROWS else 1
-                humans = [h for h in humans if self._rank(h[0], h[1]) == wanted] if seat else humans
-            if humans and way in self.match.sessions[humans[0][0]].game.actions:
-                humans[0][2].choose(way)
-        elif way in ("left", "right") and hand == ARROWS:
-            self.action_seek(-1 if way == "left" else 1)
+        """A move while a person has a seat in a game that goes on; scrubbing otherwise.
 
-    def _rank(self, index: int, player: str) -> int:
-        return self.match.seats().index((index, player))
+        Keys that come faster than the game are dropped, never taken for scrubbing. With two people each has a
+        hand of keys.
+        """
+        if not self.match.human:
+            if way in ("left", "right") and hand == ARROWS:
+                self.action_seek(-1 if way == "left" else 1)
+            return
+        if not self.match.live:  # nobody moves blindly: first back to the present
+            self.action_jump_to(-1)
+            return
+        people = [a for s in self.match.sessions for a in s.agents.values() if isinstance(a, HumanAgent)]
+        for index, player, person in self.waiting_humans():
+            mine = len(people) == 1 or hand == (ARROWS, WASD)[self.match.seats().index((index, player))]
+            if mine and way in self.match.sessions[index].game.actions:
+                person.choose(way)
+                return
 
     @on(ActionChosen)
     def bar_clicked(self, message: ActionChosen) -> None:
