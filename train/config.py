@@ -55,7 +55,7 @@ class TrainConfig(BaseModel):
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
     micro_batch_tokens: int = Field(16_384, ge=1, description="tokens of one forward and backward, padding included")
-    gradient_checkpointing: bool = Field(False, description="less memory; each prompt is then computed in full")
+    gradient_checkpointing: bool = Field(False, description="less memory, more time")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -33,7 +33,7 @@ from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.games.frozen_lake import MOVE, FrozenLake
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
 from msgrpo_agent.models.local import ChatFormat
-from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length
+from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.references import best_actions
 
@@ -299,6 +299,7 @@ def build(
     tokenizer = build_tokenizer(list(itertools.chain.from_iterable(d[:1500] for d in data.values())))
     encoded = {name: _encode(tokenizer, made) for name, made in data.items()}
     model = new_model(tokenizer)
+    share_prefixes(model)
     peak, names, shares = 3e-3, list(MIX), np.array(list(MIX.values())) / sum(MIX.values())
     optimizers, generator = _optimizers(model, peak), stream(seed, "nano-batches")
     recent: list[float] = []

@@ -19,7 +19,7 @@ from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
 from msgrpo_agent.models.local import LocalModel, trunk_and_head
-from msgrpo_agent.models.shared_prefix import answer_logprobs
+from msgrpo_agent.models.shared_prefix import answer_logprobs, share_prefixes
 from msgrpo_agent.prompt import PromptTemplate
 from train.config import TrainConfig
 
@@ -37,6 +37,7 @@ class Policy:
 
     def __init__(self, config: TrainConfig) -> None:
         base, tokenizer = load_base(config.base, dtype=config.dtype)
+        share_prefixes(base)
         merge = base.dtype == torch.float32
         engine = copy.deepcopy(base) if merge else None
         torch.manual_seed(config.seed)
@@ -47,7 +48,6 @@ class Policy:
         self.model.peft_config["default"].base_model_name_or_path = config.base
         self.engine = LocalModel("policy", engine or self.model, tokenizer)
         self._merged = engine
-        self._share_prefix = not config.gradient_checkpointing
         if config.gradient_checkpointing:
             self.model.enable_input_require_grads()
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -61,8 +61,6 @@ class Policy:
 
     def logprobs(self, prefix: list[int], pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
         """log pθ (N, T) of every answer token and the mask; see `shared_prefix.answer_logprobs`."""
-        if not self._share_prefix:
-            prefix, pairs = [], [([*prefix, *rest], answer) for rest, answer in pairs]
         trunk, head = trunk_and_head(self.model)
         return answer_logprobs(trunk, head, prefix, pairs, self.engine.pad_id, self.temperature)
 

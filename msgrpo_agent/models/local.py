@@ -19,11 +19,12 @@ from msgrpo_agent.agent import Completion, OnText, Sampling
 from msgrpo_agent.errors import ModelError
 from msgrpo_agent.models.shared_prefix import (
     common_prefix_length,
+    compute_prefix,
     left_pad,
+    new_cache,
     positions,
-    prefix_cache,
     select_rows,
-    with_prefix,
+    share_prefixes,
 )
 from msgrpo_agent.prompt import Prompt
 
@@ -71,6 +72,7 @@ class LocalModel:
     def __init__(self, name: str, model: Any, tokenizer: Any, *, max_batch: int = 256) -> None:
         self.name = name
         self.extra_settings: dict[str, Any] = {}  # what else a record says about the model
+        share_prefixes(model)
         self.model = model
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer)
@@ -184,24 +186,25 @@ class LocalModel:
         distinct, row_of = _distinct(rows)
         shared = common_prefix_length(distinct)
         ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
-        cache = prefix_cache(base, rows[0][:shared], len(distinct), room=ids.shape[1] + sampling.max_tokens)
+        prefix = compute_prefix(base, rows[0][:shared])
+        cache = new_cache(base.config.num_hidden_layers, room=ids.shape[1] + sampling.max_tokens)
         place = positions(mask, shared)
-        full_mask = with_prefix(mask, shared)
         out: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
         alive = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
         stops = torch.tensor(sorted(self.stop_ids), device=self.model.device)
         for n in range(sampling.max_tokens):
             hidden = base(
                 input_ids=ids,
-                attention_mask=full_mask,
+                attention_mask=mask,
                 position_ids=place,
                 past_key_values=cache,
                 use_cache=True,
+                **prefix,
             ).last_hidden_state[:, -1]
             if n == 0 and len(distinct) < len(rows):  # from here on equal prompts get different answers
                 repeat = torch.tensor(row_of, device=self.model.device)
                 select_rows(cache, repeat)
-                hidden, place, full_mask = hidden[repeat], place[repeat], full_mask[repeat]
+                hidden, place, mask = hidden[repeat], place[repeat], mask[repeat]
             tokens, logprobs = sample(head(hidden).float(), sampling, uniforms(seeds, n))
             for i, (token, logprob, going) in enumerate(
                 zip(tokens.tolist(), logprobs.tolist(), alive.tolist(), strict=True)
@@ -216,7 +219,7 @@ class LocalModel:
                 break
             ids = tokens[:, None]
             place = place[:, -1:] + 1
-            full_mask = torch.cat([full_mask, full_mask.new_ones(len(rows), 1)], dim=1)
+            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         return out
 
     def _action_probabilities(

@@ -1,9 +1,12 @@
 """One forward pass over the shared prefix of many prompts, for rollouts and for the update.
 
 All prompts of a scenario begin with the same instructions and rules. A causal model's keys and values of those
-tokens do not depend on what follows, so they are computed once for one row and every row attends to them. The
-result equals the plain forward pass over the full prompts, and so does the gradient, which flows through the
+tokens do not depend on what follows, so they are computed once, for one row, and every row attends to that one copy.
+The result equals the plain forward pass over the full prompts, and so does the gradient, which flows through the
 shared keys and values (a test holds both).
+
+It is an attention function of transformers' own interface: `share_prefixes(model)` selects it, and calls without
+a prefix are transformers' `sdpa`.
 """
 
 from __future__ import annotations
@@ -13,8 +16,63 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+Prefix = list[tuple[Tensor, Tensor]]  # for each layer: keys and values (KV, P, D) of the prefix
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    shared_prefix: Prefix | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """softmax(q [K_prefix, K_own]ᵀ · scaling) [V_prefix, V_own], the prefix's keys and values kept once.
+
+    Args:
+        query: (N, H, L, D); key, value: (N, KV, S, D), each row's own tokens; H is a multiple of KV.
+        attention_mask: (N, 1, L, S), True where a row may look at its own tokens; None for a plain causal one.
+        shared_prefix: keys and values that every token of every row sees; None is transformers' `sdpa`.
+
+    Returns:
+        (N, L, H, D), and None for the weights.
+    """
+    if shared_prefix is None:
+        plain, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return plain, None
+    prefix_key, prefix_value = shared_prefix[module.layer_idx]
+    n, heads, length, width = query.shape
+    kv, seen = key.shape[1], prefix_key.shape[1]
+    if attention_mask is None and length > 1:
+        attention_mask = query.new_ones(length, key.shape[2], dtype=torch.bool).tril(key.shape[2] - length)
+    q = (query * (scaling or width**-0.5)).reshape(n, kv, -1, width).transpose(0, 1)  # (KV, N, H/KV · L, D)
+    to_prefix = q.reshape(kv, -1, width) @ prefix_key.transpose(1, 2)
+    to_own = q @ key.permute(1, 0, 3, 2)
+    if attention_mask is not None:
+        hidden = ~attention_mask.expand(n, 1, length, -1).repeat(1, heads // kv, 1, 1).view(n, -1, key.shape[2])
+        to_own = to_own.masked_fill(hidden, torch.finfo(to_own.dtype).min)
+    scores = torch.cat([to_prefix.view(kv, n, -1, seen), to_own], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    on_prefix, on_own = weights.split([seen, key.shape[2]], dim=-1)
+    out = (on_prefix.reshape(kv, -1, seen) @ prefix_value).view(kv, n, -1, width) + on_own @ value.transpose(0, 1)
+    return out.transpose(0, 1).reshape(n, heads, length, width).transpose(1, 2), None
+
+
+NAME = "shared_prefix"
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def share_prefixes(model: Any) -> None:
+    """Let a model's attention take a shared prefix."""
+    model.set_attn_implementation(NAME)
 
 
 def common_prefix_length(rows: Sequence[list[int]]) -> int:
@@ -36,80 +94,64 @@ def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -
     return ids.to(device), mask.to(device)
 
 
+def positions(mask_NS: Tensor, prefix_length: int) -> Tensor:
+    """Position ids (N, S): every row goes on where the prefix ended, wherever its padding stops."""
+    return prefix_length + (mask_NS.cumsum(1) - 1).clamp(min=0)
+
+
+def compute_prefix(trunk: Any, prefix_ids: Sequence[int]) -> dict[str, Prefix]:
+    """The keyword argument for calls of `trunk` that go on from the prefix; empty for an empty prefix.
+
+    `trunk` is the transformer without its head. Layers that are checkpointed in training would drop the keys
+    and values, so this one row is computed in evaluation mode.
+    """
+    if not prefix_ids:
+        return {}
+    cache, training = DynamicCache(), trunk.training
+    ids = torch.tensor([list(prefix_ids)], device=trunk.device)
+    trunk.eval()
+    try:
+        trunk(input_ids=ids, past_key_values=cache, use_cache=True)
+    finally:
+        trunk.train(training)
+    return {NAME: [(layer.keys[0], layer.values[0]) for layer in cache.layers]}
+
+
 class _BufferLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer that writes into one buffer instead of concatenating at every token (no gradients)."""
 
-    def __init__(self, keys: Tensor, values: Tensor, rows: int, room: int) -> None:
+    def __init__(self, room: int) -> None:
         super().__init__()
-        self._used = keys.shape[2]
-        self.dtype, self.device = keys.dtype, keys.device
-        shape = (rows, keys.shape[1], self._used + room, keys.shape[3])
-        self._keys, self._values = keys.new_empty(shape), values.new_empty(shape)
-        self._keys[:, :, : self._used] = keys
-        self._values[:, :, : self._used] = values
-        self._view()
-        self.is_initialized = True
-
-    def _view(self) -> None:
-        self.keys = self._keys[:, :, : self._used]
-        self.values = self._values[:, :, : self._used]
-
-    def select(self, rows: Tensor) -> None:
-        """Let row i go on from what row `rows[i]` holds."""
-        self._keys, self._values = self._keys[rows], self._values[rows]
-        self._view()
+        self.room, self.used = room, 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        end = self._used + key_states.shape[2]
-        self._keys[:, :, self._used : end] = key_states
-        self._values[:, :, self._used : end] = value_states
-        self._used = end
-        self._view()
+        if not self.is_initialized:
+            shape = (*key_states.shape[:2], self.room, key_states.shape[3])
+            self.buffers = key_states.new_empty(shape), value_states.new_empty(shape)
+            self.is_initialized = True
+        end = self.used + key_states.shape[2]
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, self.used : end] = states
+        self.used = end
+        self.view()
         return self.keys, self.values
 
+    def view(self) -> None:
+        self.keys, self.values = (buffer[:, :, : self.used] for buffer in self.buffers)
 
-def prefix_cache(model: Any, prefix_ids: Sequence[int], rows: int, room: int | None = None) -> DynamicCache:
-    """Keys and values of the prefix, computed for one row and shared by `rows`.
 
-    With `room`, a buffer for that many further tokens a row (generation); without, tensors that keep the
-    gradient (update). `model` is the transformer without its head: it is called with `use_cache=True`.
-    """
+def new_cache(layers: int, room: int) -> DynamicCache:
+    """A cache for generation with room for so many tokens a row."""
     cache = DynamicCache()
-    if prefix_ids:
-        ids = torch.tensor([list(prefix_ids)], device=model.device)
-        model(input_ids=ids, past_key_values=cache, use_cache=True)
-    for i, layer in enumerate(cache.layers):
-        if room is not None:
-            cache.layers[i] = _BufferLayer(layer.keys, layer.values, rows, room)
-        else:
-            layer.keys = layer.keys.expand(rows, -1, -1, -1)
-            layer.values = layer.values.expand(rows, -1, -1, -1)
+    cache.layers = [_BufferLayer(room) for _ in range(layers)]
     return cache
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """Repeat, drop or reorder the rows of a cache made by `prefix_cache` with `room`."""
+    """Let row i of a `new_cache` go on from what row `rows[i]` holds."""
     for layer in cache.layers:
-        layer.select(rows)
-
-
-def hidden_states(
-    model: Any, prefix_ids: Sequence[int], rows: Sequence[Sequence[int]], pad_id: int
-) -> tuple[Tensor, Tensor]:
-    """Last hidden states (N, S, D) of `rows`, each continuing the prefix, with their mask (N, S); left-padded.
-
-    With an empty prefix it is the plain forward pass, without a cache.
-    """
-    ids, mask = left_pad(rows, pad_id, model.device)
-    shared = {"past_key_values": prefix_cache(model, prefix_ids, len(rows))} if prefix_ids else {}
-    output = model(
-        input_ids=ids,
-        attention_mask=with_prefix(mask, len(prefix_ids)),
-        position_ids=positions(mask, len(prefix_ids)),
-        use_cache=bool(prefix_ids),
-        **shared,
-    )
-    return output.last_hidden_state, mask
+        layer.buffers = tuple(buffer[rows] for buffer in layer.buffers)
+        layer.view()
 
 
 def answer_logprobs(
@@ -122,21 +164,15 @@ def answer_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log p of every answer token, (N, T) and its mask (N, T); answers end together, shorter ones start later.
 
-    `pairs` holds, for each row, the rest of the prompt after the prefix and the answer's token ids. The
-    distribution is softmax(logits / temperature), that of the sampler. The head is applied to answers only.
+    `pairs` holds, for each row, the rest of the prompt after the prefix and the answer's token ids. With an
+    empty prefix it is the plain forward pass. The distribution is softmax(logits / temperature), that of the
+    sampler. The head is applied to answers only.
     """
-    hidden, _ = hidden_states(trunk, prefix_ids, [[*rest, *answer][:-1] for rest, answer in pairs], pad_id)
-    targets, mask = left_pad([answer for _, answer in pairs], 0, hidden.device)
-    logits = head(hidden[:, -targets.shape[1] :]).float() / temperature
+    ids, mask = left_pad([[*rest, *answer][:-1] for rest, answer in pairs], pad_id, trunk.device)
+    place = positions(mask, len(prefix_ids))
+    shared = compute_prefix(trunk, prefix_ids)
+    output = trunk(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False, **shared)
+    targets, answered = left_pad([answer for _, answer in pairs], 0, ids.device)
+    logits = head(output.last_hidden_state[:, -targets.shape[1] :]).float() / temperature
     logprobs = torch.gather(logits, 2, targets[:, :, None])[:, :, 0] - logits.logsumexp(-1)
-    return logprobs * mask, mask
-
-
-def positions(mask_NS: Tensor, prefix_length: int) -> Tensor:
-    """Position ids (N, S): every row goes on where the prefix ended, wherever its padding stops."""
-    return prefix_length + (mask_NS.cumsum(1) - 1).clamp(min=0)
-
-
-def with_prefix(mask_NS: Tensor, prefix_length: int) -> Tensor:
-    """The attention mask (N, P + S) of rows that all see the whole prefix."""
-    return torch.cat([mask_NS.new_ones(len(mask_NS), prefix_length), mask_NS], dim=1)
+    return logprobs * answered, answered
