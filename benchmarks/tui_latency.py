@@ -81,7 +81,7 @@ async def key_to_redraw(repeat: int) -> list[float]:
             played, view = screen.match.last, screen.query_one(BoardView)
             began = time.perf_counter()
             app.simulate_key("left" if len(times) % 2 else "right")
-            while screen.match.last == played or view.board is not screen.match.sessions[0].frame.board:
+            while screen.match.last == played or view.board != screen.match.sessions[0].frame.board:
                 await asyncio.sleep(0)
             times.append(time.perf_counter() - began)
     return times
