@@ -43,3 +43,13 @@ def test_light_packages_load_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == []
+
+
+def test_the_tree_in_the_readme_names_every_module_that_is_there() -> None:
+    """The README's tree is the manual: what it names exists."""
+    readme = (ROOT / "README.md").read_text()
+    tree = readme.split("## The tree is the manual")[1].split("```")[1]
+    named = [word for word in tree.split() if word.endswith(".py")]
+    present = {file.name for package in OURS for file in (ROOT / package).rglob("*.py")}
+    assert named
+    assert set(named) <= present

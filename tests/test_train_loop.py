@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(finished: Path, tmp_path
     running = subprocess.Popen(command(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     metrics = out / "metrics.jsonl"
     while running.poll() is None and not (metrics.is_file() and metrics.read_text().count('"train"') >= after):
-        pass
+        time.sleep(0.01)
     running.kill()
     running.communicate()
     assert running.returncode == -signal.SIGKILL
