@@ -39,20 +39,21 @@ from msgrpo_agent.references import best_actions
 
 # Probabilities of the reference player's move and of the habit; the rest is random.
 PLAY = {"frozen-lake": (0.35, 0.5), "snake": (0.5, 0.3)}
+TOUR = (0.5, 0.2)  # the same, of the play that decides which positions it answers in
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Rows of each scenario per hundred. Snake needs more: its board is larger, and its rules differ.
 MIX = {
-    "frozen-lake": 22,
-    "frozen-lake-slippery": 6,
-    "frozen-lake-big-slippery": 6,
+    "frozen-lake": 26,
+    "frozen-lake-slippery": 7,
+    "frozen-lake-big-slippery": 7,
     "frozen-lake-4x4": 2,
     "frozen-lake-8x8": 4,
-    "snake": 22,
-    "snake-poison-apple": 14,
-    "snake-poison-apple-and-banana": 12,
+    "snake": 20,
+    "snake-poison-apple": 12,
+    "snake-poison-apple-and-banana": 10,
     "snake-solo": 6,
     "snake-duel": 6,
 }
@@ -128,9 +129,8 @@ def habit(game: Game, player: str) -> list[str]:
     return [action for action in DELTA if off_centre(action) == best]
 
 
-def bad_action(game: Game, player: str, generator: np.random.Generator, family: str) -> str:
-    """The reference player's move, the habit's, or any, with the probabilities of `PLAY`."""
-    skill, bad = PLAY[family]
+def pick(game: Game, player: str, generator: np.random.Generator, skill: float, bad: float) -> str:
+    """The reference player's move with probability `skill`, the habit's with `bad`, else any."""
     drawn = generator.random()
     choices = list(game.actions)
     if drawn < skill:
@@ -141,24 +141,25 @@ def bad_action(game: Game, player: str, generator: np.random.Generator, family: 
 
 
 def rows_of(scenario: Scenario, count: int, seed: int, thought: bool = True) -> Iterator[Row]:
-    """`count` turns of the bad player against itself, on training starts only."""
+    """`count` turns on training starts: the bad player's answers in the positions that `TOUR` comes through.
+
+    It must know positions that its own habits would never reach, or no better player could grow out of it.
+    """
     template = PromptTemplate()
     generator = stream(seed, f"nano-{scenario.id}")
     made = 0
     for start in scenario.starts("train", first_seed=seed * 10_000_019):
         game = scenario.new(start, int(generator.integers(2**31)))
         while game.outcome is Outcome.PLAYING:
-            actions: dict[str, str | None] = {
-                p: bad_action(game, p, generator, scenario.family) for p in game.players
-            }
-            for player, action in actions.items():
+            for player in game.players:
                 words = look(game, player) if thought else ""
+                action = pick(game, player, generator, *PLAY[scenario.family])
                 prompt = template.render(scenario, game.observe(player))
                 yield Row(prompt, f"{words}<action>{action}</action>")
                 made += 1
                 if made == count:
                     return
-            game.step(actions)
+            game.step({player: pick(game, player, generator, *TOUR) for player in game.players})
 
 
 def build_tokenizer(rows: list[Row]) -> PreTrainedTokenizerFast:

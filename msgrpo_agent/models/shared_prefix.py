@@ -60,7 +60,7 @@ def attend(
         to_own = to_own.masked_fill(hidden, torch.finfo(to_own.dtype).min)
     scores = torch.cat([to_prefix.view(kv, n, -1, seen), to_own], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    on_prefix, on_own = weights.split([seen, key.shape[2]], dim=-1)
+    on_prefix, on_own = weights[..., :seen], weights[..., seen:]
     out = (on_prefix.reshape(kv, -1, seen) @ prefix_value).view(kv, n, -1, width) + on_own @ value.transpose(0, 1)
     return out.transpose(0, 1).reshape(n, heads, length, width).transpose(1, 2), None
 
@@ -119,6 +119,11 @@ def compute_prefix(trunk: Any, prefix_ids: Sequence[int]) -> dict[str, Prefix]:
 
 class _BufferLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer that writes into one buffer instead of concatenating at every token (no gradients)."""
+
+    buffers: tuple[Tensor, ...]
+    keys: Tensor
+    values: Tensor
+    is_initialized: bool
 
     def __init__(self, room: int) -> None:
         super().__init__()
