@@ -39,8 +39,8 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop(at_once=kind is KeyboardInterrupt)
 
     @property
     def pid(self) -> int:
@@ -89,14 +89,16 @@ class Server:
         status = self._running().wait()
         raise failure(f"vLLM ended (exit status {status})", self.log)
 
-    def stop(self) -> None:
-        """Let requests in flight end for DRAIN_S, then end everything; a second Ctrl-C ends everything at once."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let requests in flight end for DRAIN_S, then end everything; a Ctrl-C meanwhile ends everything at once."""
         child = self._supervisor
         if child is None:
             return
         try:
             assert child.stdin is not None
             child.stdin.close()
+            if at_once:
+                child.terminate()
             child.wait(STOP_S)
         except (KeyboardInterrupt, subprocess.TimeoutExpired):
             child.terminate()
