@@ -233,7 +233,7 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
 
 @pytest.mark.slow
 def test_it_learns(tmp_path: Path) -> None:
-    """Twelve small updates on the lake raise the training return for good (and by more than luck would)."""
+    """A few small updates on the lake raise the held-out success by more than luck would."""
     settings = ["groups=6", "group_size=16", "keep=4", "eval_episodes=100", "eval_every=50", "checkpoint_every=50"]
     summary = loop.train(make_config(settings=settings, given={"steps": 14}), tmp_path / "run", report=Quiet())
     assert summary["change"]["low"] > 0, summary

@@ -266,7 +266,7 @@ def answer_loss(model: Qwen2ForCausalLM, prefix: list[int], batch: list[tuple[li
 
 
 def _optimizers(model: Qwen2ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for the rest: a third of the steps that AdamW alone needed here."""
+    """Muon for the matrices, AdamW for the embeddings and norms, as Muon is meant to be used."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
