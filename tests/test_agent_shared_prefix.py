@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from msgrpo_agent.agent import Sampling
 from msgrpo_agent.games import get_scenario
@@ -27,28 +28,54 @@ def prompts(id: str, n: int) -> list[Prompt]:
 
 
 def pairs_of(nano: LocalModel, id: str) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
-    made = nano.generate(prompts(id, 6), Sampling(max_tokens=24), list(range(6)))
+    """Six prompts, two of them asked again with other seeds; answers of different lengths."""
+    asked = prompts(id, 6)
+    made = nano.generate([*asked, *asked[:2]], Sampling(max_tokens=24), list(range(8)))
     shared = common_prefix_length([list(c.prompt_ids) for c in made])
     assert shared > 50
-    return list(made[0].prompt_ids[:shared]), [(list(c.prompt_ids[shared:]), list(c.token_ids)) for c in made]
+    pairs = [(list(c.prompt_ids[shared:]), list(c.token_ids[: 24 - i])) for i, c in enumerate(made)]
+    return list(made[0].prompt_ids[:shared]), pairs
 
 
+def plain_logprobs(model: Any, prefix: list[int], pairs: list[tuple[list[int], list[int]]], width: int) -> Tensor:
+    """One full prompt after the other through the whole model, without padding, cache or prefix."""
+    rows = []
+    for rest, answer in pairs:
+        logits = model(torch.tensor([prefix + rest + answer])).logits[0, -len(answer) - 1 : -1]
+        found = logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+        rows.append(torch.nn.functional.pad(found, (width - len(answer), 0)))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("with_prefix", [True, False])
+@pytest.mark.parametrize("repeated", [True, False])
 @pytest.mark.parametrize("id", ["frozen-lake", "snake"])
-def test_log_probabilities_and_gradients_equal_the_plain_ones(nano: LocalModel, id: str) -> None:
+def test_log_probabilities_and_gradients_equal_the_plain_ones(
+    nano: LocalModel, id: str, repeated: bool, with_prefix: bool
+) -> None:
     prefix, pairs = pairs_of(nano, id)
+    pairs = pairs if repeated else pairs[:6]
+    if not with_prefix:
+        prefix, pairs = [], [(prefix + rest, answer) for rest, answer in pairs]
     model: Any = nano.model
-    results = []
-    for head, rows in ((prefix, pairs), ([], [(prefix + rest, answer) for rest, answer in pairs])):
-        model.zero_grad()
-        logprobs, mask = answer_logprobs(model.model, model.lm_head, head, rows, nano.pad_id)
-        (logprobs * torch.linspace(-1, 1, len(rows))[:, None]).sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-        results.append((logprobs.detach(), mask, gradient))
-    model.zero_grad()
-    (shared, mask, shared_gradient), (plain, plain_mask, plain_gradient) = results
-    assert (mask == plain_mask).all()
+    shared, mask = answer_logprobs(model.model, model.lm_head, prefix, pairs, nano.pad_id)
+    plain = plain_logprobs(model, prefix, pairs, mask.shape[1])
+    assert mask.sum(1).tolist() == [len(answer) for _, answer in pairs]
     torch.testing.assert_close(shared, plain, atol=2e-5, rtol=1e-4)
-    assert (shared_gradient - plain_gradient).norm() < 1e-4 * plain_gradient.norm()
+    gradients = []
+    for logprobs in (shared, plain):
+        model.zero_grad()
+        (logprobs * torch.linspace(-1, 1, len(pairs))[:, None]).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    model.zero_grad()
+    assert (gradients[0] - gradients[1]).norm() < 1e-4 * gradients[1].norm()
+
+
+def test_answers_of_one_token_to_the_same_prompt(nano: LocalModel) -> None:
+    prefix, pairs = pairs_of(nano, "frozen-lake")
+    short = [(rest, answer[:1]) for rest, answer in pairs]
+    logprobs, _ = answer_logprobs(nano.model.model, nano.model.lm_head, prefix, short, nano.pad_id)
+    torch.testing.assert_close(logprobs, plain_logprobs(nano.model, prefix, short, 1), atol=2e-5, rtol=1e-4)
 
 
 def test_a_detached_prefix_would_be_noticed(nano: LocalModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -65,12 +66,18 @@ def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Genera
 
 
 def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:
-    """A random partition into at most `count` parts of nearly equal size."""
-    order = torch.randperm(len(samples), generator=generator).tolist()
-    for part in range(count):
-        chosen = [samples[i] for i in order[part::count]]
-        if chosen:
-            yield chosen
+    """A random partition into at most `count` parts of nearly equal size.
+
+    Turns with the same prompt stand side by side: their actions are compared in one step, and the prompt is
+    computed once.
+    """
+    prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))
+    place = dict(zip(prompts, torch.randperm(len(prompts), generator=generator).tolist(), strict=True))
+    ordered = sorted(samples, key=lambda sample: place[sample.prompt_ids])
+    bounds = [len(ordered) * part // count for part in range(count + 1)]
+    for low, high in pairwise(bounds):
+        if low < high:
+            yield ordered[low:high]
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:

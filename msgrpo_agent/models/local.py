@@ -20,6 +20,7 @@ from msgrpo_agent.errors import ModelError
 from msgrpo_agent.models.shared_prefix import (
     common_prefix_length,
     compute_prefix,
+    distinct_rows,
     left_pad,
     new_cache,
     positions,
@@ -183,7 +184,7 @@ class LocalModel:
         self, rows: list[list[int]], sampling: Sampling, seeds: Sequence[int], stream: Any
     ) -> list[tuple[list[int], list[float]]]:
         base, head = trunk_and_head(self.model)
-        distinct, row_of = _distinct(rows)
+        distinct, row_of = distinct_rows(rows)
         shared = common_prefix_length(distinct)
         ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
         prefix = compute_prefix(base, rows[0][:shared])
@@ -279,13 +280,6 @@ def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
     before = ranked.exp().cumsum(-1) - ranked.exp()
     dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
     return logprobs_NV.masked_fill(dropped, -math.inf).log_softmax(-1)
-
-
-def _distinct(rows: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The different prompts, and for each row which of them it is: a group begins with one prompt, G times."""
-    index: dict[tuple[int, ...], int] = {}
-    row_of = [index.setdefault(tuple(row), len(index)) for row in rows]
-    return [list(row) for row in index], row_of
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,9 +1,10 @@
-"""One forward pass over the shared prefix of many prompts, for rollouts and for the update.
+"""One forward pass over what many prompts share, for rollouts and for the update.
 
 All prompts of a scenario begin with the same instructions and rules. A causal model's keys and values of those
 tokens do not depend on what follows, so they are computed once, for one row, and every row attends to that one copy.
-The result equals the plain forward pass over the full prompts, and so does the gradient, which flows through the
-shared keys and values (a test holds both).
+Prompts that are equal altogether (a group's first turn, a state that several episodes come to) are computed once,
+too. The result equals the plain forward pass over the full prompts, and so does the gradient, which flows through
+the shared keys and values (a test holds both).
 
 It is an attention function of transformers' own interface: `share_prefixes(model)` selects it, and calls without
 a prefix are transformers' `sdpa`.
@@ -159,6 +160,13 @@ def select_rows(cache: DynamicCache, rows: Tensor) -> None:
         layer.view()
 
 
+def distinct_rows(rows: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+    """The different rows, and for each row which of them it is: a group begins with one prompt, G times."""
+    index: dict[tuple[int, ...], int] = {}
+    row_of = [index.setdefault(tuple(row), len(index)) for row in rows]
+    return [list(row) for row in index], row_of
+
+
 def answer_logprobs(
     trunk: Any,
     head: Any,
@@ -169,15 +177,65 @@ def answer_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log p of every answer token, (N, T) and its mask (N, T); answers end together, shorter ones start later.
 
-    `pairs` holds, for each row, the rest of the prompt after the prefix and the answer's token ids. With an
-    empty prefix it is the plain forward pass. The distribution is softmax(logits / temperature), that of the
-    sampler. The head is applied to answers only.
+    `pairs` holds, for each row, the rest of the prompt after the prefix and the answer's token ids. Answers to
+    the same prompt attend to one computation of it; layers that are checkpointed keep no keys and values, so
+    there every row is computed whole. The distribution is softmax(logits / temperature), that of the sampler.
+    The head is applied to answers only.
     """
-    ids, mask = left_pad([[*rest, *answer][:-1] for rest, answer in pairs], pad_id, trunk.device)
-    place = positions(mask, len(prefix_ids))
-    shared = compute_prefix(trunk, prefix_ids)
-    output = trunk(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False, **shared)
-    targets, answered = left_pad([answer for _, answer in pairs], 0, ids.device)
-    logits = head(output.last_hidden_state[:, -targets.shape[1] :]).float() / temperature
+    targets, answered = left_pad([answer for _, answer in pairs], 0, trunk.device)
+    checkpointed = trunk.training and trunk.is_gradient_checkpointing
+    prompts, row_of = distinct_rows([rest for rest, _ in pairs])
+    if len(prompts) == len(pairs) or checkpointed:
+        ids, mask = left_pad([[*rest, *answer][:-1] for rest, answer in pairs], pad_id, trunk.device)
+        hidden = _run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -targets.shape[1] :]
+    else:
+        hidden = _answer_after_prompt(trunk, prefix_ids, prompts, row_of, targets, answered, pad_id)
+    logits = head(hidden).float() / temperature
     logprobs = torch.gather(logits, 2, targets[:, :, None])[:, :, 0] - logits.logsumexp(-1)
     return logprobs * answered, answered
+
+
+def _answer_after_prompt(
+    trunk: Any,
+    prefix_ids: Sequence[int],
+    prompts: Sequence[list[int]],
+    row_of: Sequence[int],
+    targets_NT: Tensor,
+    answered_NT: Tensor,
+    pad_id: int,
+) -> Tensor:
+    """Hidden states (N, T, width) that predict the answers' tokens: each prompt once, then all answers to it."""
+    prefix, cache = compute_prefix(trunk, prefix_ids), DynamicCache()
+    ids, mask = left_pad(prompts, pad_id, trunk.device)
+    rows = torch.tensor(row_of, device=trunk.device)
+    first = _run(trunk, ids, mask, prefix_ids, prefix, cache)[rows, -1:]  # predicts each answer's first token
+    if targets_NT.shape[1] == 1:
+        return first
+    cache.batch_select_indices(rows)
+    said = answered_NT[:, :-1]
+    given, seen = targets_NT[:, :-1].masked_fill(said == 0, pad_id), torch.cat([mask[rows], said], dim=1)
+    later = _run(trunk, given, seen, prefix_ids, prefix, cache)
+    starts = answered_NT[:, 1:] > said  # in these columns an answer begins after its padding
+    later = torch.where(starts[:, :, None], first, later)
+    return torch.cat([first, later], dim=1)
+
+
+def _run(
+    trunk: Any,
+    ids: Tensor,
+    mask: Tensor,
+    prefix_ids: Sequence[int],
+    prefix: dict[str, Prefix],
+    cache: DynamicCache | None = None,
+) -> Tensor:
+    """The last hidden states (N, L, width) of ids (N, L); the mask (N, S) covers what the cache holds, too."""
+    place = positions(mask, len(prefix_ids))[:, -ids.shape[1] :]
+    hidden: Tensor = trunk(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=place,
+        past_key_values=cache,
+        use_cache=cache is not None,
+        **prefix,
+    ).last_hidden_state
+    return hidden
