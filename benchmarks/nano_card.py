@@ -2,8 +2,9 @@
 
     python benchmarks/nano_card.py --episodes 200 --result benchmarks/results/nano-card.json
 
-"Without thought" puts `<action>` in front of nano's answer, so that it acts without having spoken. "Apples taken"
-is how often it moves onto an apple that lies beside its head.
+"Another's thought" puts what nano says in some other position of the scenario into its mouth, so that it acts on
+words that are wrong here: what it then loses is what its own are worth. "Apples taken" is how often it moves onto an
+apple that lies beside its head.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,31 @@ from msgrpo_agent.games.snake import Snake, ahead
 from msgrpo_agent.models.loading import nano
 from msgrpo_agent.prompt import Prompt
 from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import play_episode
+from msgrpo_agent.rollout import derive_seed, play_episode
+from train.nano import rows_of
+
+ANOTHERS = "nano, another's thought"
 
 
-class WithoutThought:
-    """nano with the opening tag put into its mouth."""
+class AnothersThought:
+    """nano that says what it would say elsewhere, and then acts."""
 
-    name = "nano without thought"
+    name = ANOTHERS
+    extra_settings: Mapping[str, Any] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self._model = nano()
-        self._model.chat._tail += "<action>"
+        self._elsewhere = list(thoughts(scenario, 500))
+        self._model.chat.ids = self._ids  # type: ignore[method-assign]
+
+    def _thought(self, prompt: Prompt) -> str:
+        return self._elsewhere[derive_seed("another", prompt.state) % len(self._elsewhere)]
+
+    def _ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        chat = self._model.chat
+        texts = [chat._head + p.prefix + p.state + chat._tail + self._thought(p) + "<action>" for p in prompts]
+        encoded: list[list[int]] = chat.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return encoded
 
     async def complete(
         self,
@@ -50,10 +65,16 @@ class WithoutThought:
         on_text: OnText | None = None,
     ) -> Completion:
         completion = await self._model.complete(prompt, sampling, seed)
-        return replace(completion, text="<action>" + completion.text)
+        return replace(completion, text=f"{self._thought(prompt)}<action>{completion.text}")
 
     async def close(self) -> None:
         await self._model.close()
+
+
+def thoughts(scenario: Scenario, count: int) -> Iterator[str]:
+    """What nano is taught to say, in the training positions that its own play comes through."""
+    for row in rows_of(scenario, count, seed=0):
+        yield row.answer.partition("<action>")[0]
 
 
 def play(agent: Agent, scenario: Scenario, episodes: int) -> list[Episode]:
@@ -111,21 +132,22 @@ def main() -> None:
     agents = {
         "nano": LanguageAgent("nano", model, Sampling(max_tokens=48)),
         "nano, greedy": LanguageAgent("nano", model, Sampling(temperature=0, max_tokens=48)),
-        "nano without thought": LanguageAgent("nano", WithoutThought(), Sampling(max_tokens=48)),
         "random": RandomAgent(),
         "optimal": OptimalAgent(),
     }
     result: dict[str, Any] = {"machine": facts(), "episodes": given.episodes, "scenarios": {}}
     for name in names:
-        played = {label: play(agent, SCENARIOS[name], given.episodes) for label, agent in agents.items()}
+        another = LanguageAgent("nano", AnothersThought(SCENARIOS[name]), Sampling(max_tokens=48))
+        playing = agents | {ANOTHERS: another}
+        played = {label: play(agent, SCENARIOS[name], given.episodes) for label, agent in playing.items()}
         rows: dict[str, Any] = {label: score(episodes) for label, episodes in played.items()}
         if SCENARIOS[name].goal:
-            wins = [[bool(e.success) for e in played[label]] for label in ("nano", "nano without thought")]
+            wins = [[bool(e.success) for e in played[label]] for label in ("nano", ANOTHERS)]
             rows["thought, McNemar p"] = mcnemar_exact(*wins)
         if name in ("snake", "snake-poison-apple"):
             rows["nano"]["apples_taken"] = apples_taken(SCENARIOS[name], played["nano"])
         result["scenarios"][name] = rows
-        print(name, *(f"{label} {rows[label]['return']:.3f}" for label in agents), sep="  ", flush=True)
+        print(name, *(f"{label} {rows[label]['return']:.3f}" for label in playing), sep="  ", flush=True)
     given.result.parent.mkdir(parents=True, exist_ok=True)
     given.result.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -6,7 +6,7 @@ an agent that is faster in batches collects the turns that wait (see `models/loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -73,6 +73,11 @@ class LanguageModel(Protocol):
 
     name: str
 
+    @property
+    def extra_settings(self) -> Mapping[str, Any]:
+        """What changes its answers beside the sampling settings (weights, request body), for the record."""
+        ...
+
     async def complete(
         self,
         prompt: Prompt,
@@ -115,7 +120,7 @@ class LanguageAgent:
             "model": self.model.name,
             "sampling": self.sampling.model_dump(),
             "template": self.template.hash,
-            **getattr(self.model, "extra_settings", {}),  # what else changes a model's answers (request body)
+            **self.model.extra_settings,
         }
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:

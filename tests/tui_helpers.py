@@ -31,6 +31,10 @@ class ScriptedModel:
         self.gate = gate
         self.calls = 0
 
+    @property
+    def extra_settings(self) -> dict[str, Any]:
+        return {}
+
     async def complete(
         self,
         prompt: Prompt,

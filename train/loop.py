@@ -119,7 +119,7 @@ def update(
 ) -> dict[str, float]:
     """Passes over the kept turns: for each minibatch, accumulate the gradient of `policy_loss` and step once."""
     for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * min(1.0, (step + 1) / WARM_UP)
+        group["lr"] = learning_rate(config, step)
     totals: dict[str, float] = {"loss": 0.0, "kl": 0.0, "clip_share": 0.0, "ratio": 0.0, "grad_norm": 0.0}
     steps = 0
     for _ in range(config.epochs if samples else 0):
@@ -136,6 +136,11 @@ def update(
             optimizer.step()
             steps += 1
     return {name: value / max(steps, 1) for name, value in totals.items()} | {"kept_turns": float(len(samples))}
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Up over the first updates, constant to the middle of the run, then down in a line to a twentieth."""
+    return config.learning_rate * min(1.0, (step + 1) / WARM_UP, max(0.05, 2 * (1 - step / config.steps)))
 
 
 def _accumulate(policy: Policy, part: Sequence[Sample], config: TrainConfig) -> dict[str, float]:
