@@ -30,8 +30,8 @@ class TrainConfig(BaseModel):
     seed: int = Field(0, ge=0, description="of starts, luck, sampling, selection and LoRA's first weights")
     steps: int = Field(60, ge=1, description="updates")
 
-    groups: int = Field(8, ge=1, description="groups (starts) an update; [P] has one")
-    group_size: int = Field(24, ge=2, description="G, episodes of a group")
+    groups: int = Field(24, ge=1, description="groups (starts) an update; [P] has one")
+    group_size: int = Field(12, ge=2, description="G, episodes of a group")
     keep: int = Field(6, ge=1, description="G′, episodes of a group that the update sees")
     selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], uniform, or all G")
     format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
@@ -41,7 +41,7 @@ class TrainConfig(BaseModel):
 
     learning_rate: float = Field(2e-3, gt=0, description="AdamW's at its highest: see `train.loop.learning_rate`")
     epochs: int = Field(1, ge=1, description="passes over the kept episodes of an update")
-    minibatches: int = Field(2, ge=1, description="optimizer steps a pass")
+    minibatches: int = Field(6, ge=1, description="optimizer steps a pass")
     clip_low: float = Field(0.2, gt=0, lt=1, description="ε_low")
     clip_high: float = Field(0.28, gt=0, description="ε_up; larger than ε_low keeps rare tokens alive (DAPO)")
     kl_coef: float = Field(0.01, ge=0, description="β, penalty on the divergence from the model without adapter")
