@@ -2,9 +2,9 @@
 
     python benchmarks/selection.py --seeds 5 --result benchmarks/results/selection.json
 
-All three have the same rollouts (8 groups of 24 an update) and number of updates; the update of `all` sees four times the turns.
-Reported: held-out success after the same updates, seconds of training, and held-out success at the same wall
-time (that of the fastest), interpolated between evaluations.
+All three have the same rollouts (8 groups of 24 an update) and number of updates; the update of `all` sees four
+times the turns. Reported: held-out success after the same updates, seconds of training, and held-out success at the
+same wall time (that of the fastest), interpolated between evaluations.
 """
 
 from __future__ import annotations

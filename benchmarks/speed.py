@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from machine import facts
+from torch import Tensor
 
 from msgrpo_agent.agent import Completion
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.local import LocalModel, trunk_and_head
-from msgrpo_agent.models.shared_prefix import answer_logprobs, left_pad
+from msgrpo_agent.models.shared_prefix import left_pad
 from msgrpo_agent.prompt import Prompt
 from train.batch import MicroBatch, micro_batches, select
 from train.checkpoint import Progress
@@ -64,13 +65,20 @@ def plain_generate(engine: LocalModel, prompts: list[Prompt], config: TrainConfi
         )  # fmt: skip
 
 
-def forward_backward(policy: Policy, parts: list[MicroBatch], *, shared: bool) -> None:
+def plain_logprobs(policy: Policy, part: MicroBatch) -> tuple[Tensor, Tensor]:
+    """The forward pass over the full prompts, each row for itself, with transformers' own attention."""
     trunk, head = trunk_and_head(policy.model)
+    rows = [[*part.prefix, *rest, *answer][:-1] for rest, answer in part.pairs]
+    ids, mask = left_pad(rows, policy.engine.pad_id, policy.model.device)
+    targets, answered = left_pad([answer for _, answer in part.pairs], 0, policy.model.device)
+    hidden = trunk(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, -targets.shape[1] :]
+    logprobs = (head(hidden).float() / policy.temperature).log_softmax(-1)
+    return torch.gather(logprobs, 2, targets[:, :, None])[:, :, 0] * answered, answered
+
+
+def forward_backward(policy: Policy, parts: list[MicroBatch], *, shared: bool) -> None:
     for part in parts:
-        prefix, pairs = part.prefix, part.pairs
-        if not shared:
-            prefix, pairs = [], [([*part.prefix, *rest], answer) for rest, answer in part.pairs]
-        logprobs, mask = answer_logprobs(trunk, head, prefix, pairs, policy.engine.pad_id, policy.temperature)
+        logprobs, mask = policy.logprobs(part.prefix, part.pairs) if shared else plain_logprobs(policy, part)
         (logprobs * part.advantages_N[:, None]).sum().div(mask.sum()).backward()
     policy.model.zero_grad()
 
