@@ -28,7 +28,8 @@ HELP = """\
   r  x       restart with the same luck;  the next seed
   e          save record, picture (SVG) and recording (asciicast)
   enter esc  ask again after a failure;  stop waiting, or leave
-  ctrl+p     all commands and themes;  ctrl+t  light or dark;  ctrl+q  quit
+  ctrl+p     all commands and themes
+  ctrl+t     light or dark;  ctrl+q  quit
 """
 
 
