@@ -447,10 +447,14 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
     run.mkdir(parents=True)
     (run / "adapter_config.json").write_text("{}")
     (run / "summary.json").write_text('{"scenario": "frozen-lake"}')
+    baseline = tmp_path / "runs" / "dqn-fl"
+    baseline.mkdir()
+    (baseline / "dqn.json").write_text('{"scenario": "frozen-lake"}')
     app = app_of(None)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         assert "fl (frozen-lake)" in text_of(app, "#agents")
+        assert "dqn-fl (DQN, frozen-lake)" in text_of(app, "#agents")
         await press(pilot, "u", *"http://h:1/v1", "enter")
         assert "Name the model" in str([n.message for n in app._notifications])
         await press(pilot, "u", *"http://h:1/v1#m", "enter")

@@ -32,24 +32,38 @@ def missing_extra(spec: str) -> str | None:
     return str(MissingExtraError(f"the agent {spec!r}", extra).fix)
 
 
-def trained_on(folder: Path) -> str:
-    """The scenario of a run, from its summary; empty where there is none that can be read."""
+# What makes a folder below runs/ a trained run: the kind of its agent, and the file that names its scenario.
+RUN_FILES = {"adapter_config.json": ("adapter", "summary.json"), "dqn.json": ("dqn", "dqn.json")}
+
+
+def trained_on(file: Path) -> str:
+    """The scenario that a run's file names; empty where there is none that can be read."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
+        facts = json.loads(file.read_text())
     except (OSError, ValueError):
         return ""
-    return str(summary.get("scenario", "")) if isinstance(summary, dict) else ""
+    return str(facts.get("scenario", "")) if isinstance(facts, dict) else ""
+
+
+def run_choices(runs: Path) -> list[Choice]:
+    """The trained runs, newest first."""
+    found = sorted(
+        (path for name in RUN_FILES for path in runs.glob(f"*/{name}")), key=lambda p: p.stat().st_mtime, reverse=True
+    )
+    choices = []
+    for path in found:
+        kind, facts = RUN_FILES[path.name]
+        spec, about = f"{kind}:{path.parent}", trained_on(path.parent / facts)
+        title = f"{path.parent.name} ({'DQN, ' if kind == 'dqn' else ''}{about or 'trained'})"
+        choices.append(Choice(spec, title, missing_extra(spec)))
+    return choices
 
 
 def agent_choices(runs: Path = RUNS) -> list[Choice]:
-    """nano, the trained runs (newest first), the references."""
-    found = sorted(runs.glob("*/adapter_config.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-    choices = [Choice("nano", "nano (embedded)", missing_extra("nano"))]
-    for config in found:
-        folder, spec = config.parent, f"adapter:{config.parent}"
-        about = trained_on(folder)
-        title = f"{folder.name} ({about or 'trained'})"
-        choices.append(Choice(spec, title, missing_extra(spec)))
-    choices.append(Choice("optimal", "optimal"))
-    choices.append(Choice("random", "random"))
-    return choices
+    """nano, the trained runs, the references."""
+    return [
+        Choice("nano", "nano (embedded)", missing_extra("nano")),
+        *run_choices(runs),
+        Choice("optimal", "optimal"),
+        Choice("random", "random"),
+    ]
