@@ -41,13 +41,13 @@ def main() -> None:
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/selection"))
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     curves: dict[str, list[tuple[list[float], list[float]]]] = {}
     for variant in VARIANTS:
-        settings = [f"selection={variant}", "groups=8", "keep=6", "eval_every=8"]
+        settings = [f"selection={variant}", "groups=8", "keep=6", "eval_every=5"]
         runs = run_seeds(given.out / variant, given.scenario, given.seeds, given.workers, given.steps, settings)
         curves[variant] = [curve(given.out / variant / f"seed-{run['seed']}", run["score"]) for run in runs]
     same_time = min(xs[-1] for found in curves.values() for xs, _ in found)

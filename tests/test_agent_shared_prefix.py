@@ -1,6 +1,7 @@
 """The shared prefix gives what the plain forward pass gives: log-probabilities, gradients, generated tokens."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,16 @@ from msgrpo_agent.prompt import Prompt, PromptTemplate
 @pytest.fixture(scope="module")
 def nano() -> LocalModel:
     return LocalModel("nano", *load_base("nano"))
+
+
+def test_models_load_in_several_threads_at_once(nano: LocalModel) -> None:
+    """As when the app compares two agents of this process; without a lock the weights stay on the meta device."""
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with ThreadPoolExecutor(4) as pool:
+        loaded = [model for model, _ in pool.map(load_base, ["nano"] * 4)]
+    with torch.no_grad():
+        for model in loaded:
+            torch.testing.assert_close(model(ids).logits, nano.model(ids).logits)
 
 
 def prompts(id: str, n: int) -> list[Prompt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from msgrpo_agent.models.paths import NANO as NANO
 from msgrpo_agent.models.paths import NANO_DIR as NANO_DIR
 from msgrpo_agent.models.paths import base_path as base_path
 from msgrpo_agent.models.paths import read_adapter_config as read_adapter_config
+
+
+# transformers loads under process-wide switches (meta device, no initialisation): two loads at once damage each other.
+_LOADING = threading.Lock()
 
 
 def default_device() -> torch.device:
@@ -41,8 +46,9 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
             fix="use nano, a folder with config.json and safetensors, or a name like Qwen/Qwen2.5-3B-Instruct",
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        with _LOADING:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
@@ -62,7 +68,8 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     config = read_adapter_config(folder)
     model, tokenizer = load_base(config["base_model_name_or_path"], device=device, dtype=dtype)
     try:
-        adapted = PeftModel.from_pretrained(model, str(folder)).eval()
+        with _LOADING:
+            adapted = PeftModel.from_pretrained(model, str(folder)).eval()
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"the adapter {folder} does not fit its base: {reason}") from error
