@@ -25,8 +25,8 @@ def nano() -> LocalModel:
 def test_models_load_in_several_threads_at_once(nano: LocalModel) -> None:
     """As when the app compares two agents of this process; without a lock the weights stay on the meta device."""
     ids = torch.tensor([[5, 6, 7, 8]])
-    with ThreadPoolExecutor(4) as pool:
-        loaded = [model for model, _ in pool.map(load_base, ["nano"] * 4)]
+    with ThreadPoolExecutor(8) as pool:
+        loaded = [model for model, _ in pool.map(load_base, ["nano"] * 24)]
     with torch.no_grad():
         for model in loaded:
             torch.testing.assert_close(model(ids).logits, nano.model(ids).logits)

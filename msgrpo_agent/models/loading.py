@@ -21,8 +21,7 @@ from msgrpo_agent.models.paths import NANO_DIR as NANO_DIR
 from msgrpo_agent.models.paths import base_path as base_path
 from msgrpo_agent.models.paths import read_adapter_config as read_adapter_config
 
-
-# transformers loads under process-wide switches (meta device, no initialisation): two loads at once damage each other.
+# transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()
 
 
