@@ -1,9 +1,8 @@
 """The pictures of README and docs: the app itself, driven by keys, drawn by itself.
 
-    python benchmarks/pictures.py --agent nano --against adapter:runs/snake --out docs/images
+    python benchmarks/pictures.py --scenario frozen-lake --against adapter:runs/frozen-lake --seed 3 --out docs/images
 
-`watch.svg` is one moment of `msgrpo play snake`; `compare.gif` is a whole episode of `--agent` beside the same
-episode of `--against`. Needs chromium, which turns the app's own SVG into frames.
+`watch.svg` is one moment of `--against`; `compare.gif` is a whole episode of `--agent` beside the same of `--against`. Needs chromium, which turns the app's own SVG into frames.
 """
 
 from __future__ import annotations
