@@ -23,7 +23,15 @@ from train.policy import Policy
 from train.report import Quiet
 
 ROOT = Path(__file__).parents[1]
-TINY = ["groups=2", "group_size=4", "keep=2", "eval_episodes=6", "checkpoint_every=1", "eval_every=2"]
+TINY = [
+    "minibatches=2",
+    "groups=2",
+    "group_size=4",
+    "keep=2",
+    "eval_episodes=6",
+    "checkpoint_every=1",
+    "eval_every=2",
+]
 WEIGHTS = "adapter_model.safetensors"
 
 
