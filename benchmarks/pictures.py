@@ -2,7 +2,8 @@
 
     python benchmarks/pictures.py --scenario frozen-lake --against adapter:runs/frozen-lake --seed 3 --out docs/images
 
-`watch.svg` is one moment of `--against`; `compare.gif` is a whole episode of `--agent` beside the same of `--against`. Needs chromium, which turns the app's own SVG into frames.
+`watch.svg` is one moment of `--against`; `compare.gif` a whole episode of `--agent` beside the same of `--against`.
+Needs chromium, which turns the app's own SVG into frames.
 """
 
 from __future__ import annotations
