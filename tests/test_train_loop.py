@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models import loading
 from msgrpo_agent.prompt import PromptTemplate
 from train import checkpoint, loop
+from train.batch import Sample, minibatches
 from train.config import TrainConfig, make_config
 from train.policy import Policy
 from train.report import Quiet
@@ -233,10 +235,26 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)) * 0.05)
         prompt = PromptTemplate().render(scenario, scenario.new(1, 1).observe("snake1"))
         ids = policy.engine.chat.ids([prompt])[0]
-        logprobs, _ = policy.logprobs(ids[:100], [(ids[100:], [7, 8, 9])])
+        logprobs, _ = policy.logprobs(ids[:100], [(ids[100:], [7, 8, 9]), (ids[100:], [9, 8])])
         logprobs.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]))
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-3)
+
+
+def test_the_learning_rate_rises_stays_and_falls() -> None:
+    config = make_config(settings=["learning_rate=1.0"], given={"steps": 40})
+    rates = [loop.learning_rate(config, step) for step in (0, 4, 20, 30, 39)]
+    assert rates == pytest.approx([0.2, 1.0, 1.0, 0.5, 0.05])
+
+
+def test_minibatches_are_equal_parts_that_keep_a_prompt_together() -> None:
+    samples = [Sample((i % 5,), (i,), (0.0,), 1.0) for i in range(23)]
+    parts = list(minibatches(samples, 4, torch.Generator().manual_seed(0)))
+    assert sorted(sample.answer_ids for part in parts for sample in part) == [(i,) for i in range(23)]
+    assert {len(part) for part in parts} == {5, 6}
+    prompts = [sample.prompt_ids for part in parts for sample in part]
+    assert sum(a != b for a, b in pairwise(prompts)) == 4
+    assert len(list(minibatches(samples[:2], 4, torch.Generator()))) == 2
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ class TrainConfig(BaseModel):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Two CPU cores, minutes. All values ours; only the learning rate was compared with others so far.
+    # Two CPU cores, minutes. All values ours; several were compared in single trial runs only.
     "nano": {},
     # The paper's run. [P]: base, G, G′, 700 updates, one group, evaluation on the same 50 episodes, LoRA on all
     # linear layers. Ours, because no source gives them: learning rate, rank, alpha, KL, clip range, temperature,

@@ -139,7 +139,10 @@ def update(
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Up over the first updates, constant to the middle of the run, then down in a line to a twentieth."""
+    """Up over the first updates, constant to the middle of the run, then down in a line to a twentieth.
+
+    A run that is resumed with more steps goes on by the schedule of the longer run.
+    """
     return config.learning_rate * min(1.0, (step + 1) / WARM_UP, max(0.05, 2 * (1 - step / config.steps)))
 
 
