@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.msgrpo import aaw_sample, composite_returns, group_advantages, policy_loss
+from train.msgrpo import K3_MAX, aaw_sample, composite_returns, group_advantages, policy_loss
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.1}
 
@@ -177,6 +177,22 @@ def test_the_kl_term_by_hand_and_its_sign() -> None:
     assert loss.item() == pytest.approx(0.1 * (1 - math.log(2)))
     wrong_direction = 0.5 + math.log(2) - 1
     assert stats["kl"].item() != pytest.approx(wrong_direction)
+
+
+def test_a_token_that_the_policy_gave_up_cannot_outweigh_all_others() -> None:
+    """pref/pθ = e^12: unbounded, k3 and its gradient would be 163,000; at pref/pθ = e^4 both are exact."""
+    lp = torch.tensor([[-13.0, -5.0]], dtype=torch.float64, requires_grad=True)
+    ref = torch.full((1, 2), -1.0, dtype=torch.float64)
+    loss, stats = policy_loss(
+        lp, lp.detach(), ref, torch.zeros(1), torch.ones(1, 2),
+        clip_low=0.2, clip_high=0.2, kl_coef=1.0, aggregate="token",
+    )  # fmt: skip
+    loss.backward()
+    assert lp.grad is not None
+    assert stats["kl"].item() == pytest.approx((K3_MAX + math.exp(4) - 5) / 2)
+    assert lp.grad[0].tolist() == pytest.approx([0.0, (1 - math.exp(4)) / 2])
+    wrong_unbounded = (math.exp(12) - 13 + math.exp(4) - 5) / 2
+    assert stats["kl"].item() != pytest.approx(wrong_unbounded)
 
 
 def test_padding_has_no_say() -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 Aggregate = Literal["token", "turn"]
+K3_MAX = 100.0  # of one token: pref/pθ up to about 105
 
 
 def composite_returns(rewards: Sequence[Sequence[float]], shaping: Sequence[Sequence[float]]) -> Tensor:
@@ -91,6 +92,10 @@ def policy_loss(
         ℓ    = −min(w A, clip(w, 1 − clip_low, 1 + clip_high) A) + kl_coef · k3
         k3   = pref/pθ − log(pref/pθ) − 1 ≥ 0               Schulman's low-variance estimate of KL(pθ ‖ pref)
 
+    A token that the policy has all but given up is sampled once in a hundred thousand times, and its pref/pθ is
+    then of that size: it would outweigh all other tokens of the update. k3 is therefore cut off at `K3_MAX` (veRL
+    does so at 10), and a token beyond it pulls no more.
+
     Args:
         logprobs_NT: log pθ of the sampled tokens; the only input through which the gradient flows.
         old_logprobs_NT: of the same tokens, as the rollout engine reported them.
@@ -112,7 +117,7 @@ def policy_loss(
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     log_r = (ref_logprobs_NT - logprobs_NT) * mask
-    kl = log_r.exp() - log_r - 1
+    kl = (log_r.exp() - log_r - 1).clamp(max=K3_MAX)
     losses = kl_coef * kl - surrogate
     if aggregate == "token":
         loss = (losses * mask).sum() / mask.sum()
