@@ -1,7 +1,7 @@
 """One forward pass over what many prompts share, for rollouts and for the update.
 
 All prompts of a scenario begin with the same instructions and rules. A causal model's keys and values of those
-tokens do not depend on what follows, so they are computed once, for one row, and every row attends to that one copy.
+tokens do not depend on what follows, so they are computed once, for one row, and every row attends to them.
 Prompts that are equal altogether (a group's first turn, a state that several episodes come to) are computed once,
 too. The result equals the plain forward pass over the full prompts, and so does the gradient, which flows through
 the shared keys and values (a test holds both).
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -35,7 +36,7 @@ def attend(
     shared_prefix: Prefix | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """softmax(q [K_prefix, K_own]ᵀ · scaling) [V_prefix, V_own], the prefix's keys and values kept once.
+    """softmax(q [K_prefix, K_own]ᵀ · scaling) [V_prefix, V_own], the prefix's keys and values computed once.
 
     Args:
         query: (N, H, L, D); key, value: (N, KV, S, D), each row's own tokens; H is a multiple of KV.
@@ -46,24 +47,64 @@ def attend(
         (N, L, H, D), and None for the weights.
     """
     if shared_prefix is None:
+        return _sdpa(module, query, key, value, attention_mask, scaling, **kwargs)
+    prefix_key, prefix_value = shared_prefix[module.layer_idx]
+    if query.shape[2] == 1:
+        return _attend_one(query, key, value, attention_mask, scaling, prefix_key, prefix_value), None
+    (n, _, length, _), own, seen = query.shape, key.shape[2], prefix_key.shape[1]
+    if attention_mask is None:
+        attention_mask = torch.ones(1, 1, length, own, dtype=torch.bool, device=query.device).tril(own - length)
+    attention_mask = attention_mask.expand(n, 1, length, own)
+    return _sdpa(
+        module,
+        query,
+        torch.cat([prefix_key.expand(n, -1, -1, -1), key], dim=2),
+        torch.cat([prefix_value.expand(n, -1, -1, -1), value], dim=2),
+        torch.cat([attention_mask.new_ones(n, 1, length, seen), attention_mask], dim=-1),
+        scaling,
+        **kwargs,
+    )
+
+
+def _sdpa(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' `sdpa`; on the CPU, whose kernel takes grouped heads with a mask, without repeating them."""
+    if attention_mask is None or query.device.type != "cpu":
         plain, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return plain, None
-    prefix_key, prefix_value = shared_prefix[module.layer_idx]
-    n, heads, length, width = query.shape
+    out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2), None
+
+
+def _attend_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+) -> Tensor:
+    """The same for one query a row, as in generation: all rows read the one copy of the prefix where it lies."""
+    n, heads, _, width = query.shape
     kv, seen = key.shape[1], prefix_key.shape[1]
-    if attention_mask is None and length > 1:
-        attention_mask = query.new_ones(length, key.shape[2], dtype=torch.bool).tril(key.shape[2] - length)
-    q = (query * (scaling or width**-0.5)).reshape(n, kv, -1, width).transpose(0, 1)  # (KV, N, H/KV · L, D)
+    q = (query * (scaling or width**-0.5)).reshape(n, kv, -1, width).transpose(0, 1)  # (KV, N, H/KV, D)
     to_prefix = q.reshape(kv, -1, width) @ prefix_key.transpose(1, 2)
     to_own = q @ key.permute(1, 0, 3, 2)
     if attention_mask is not None:
-        hidden = ~attention_mask.expand(n, 1, length, -1).repeat(1, heads // kv, 1, 1).view(n, -1, key.shape[2])
-        to_own = to_own.masked_fill(hidden, torch.finfo(to_own.dtype).min)
+        to_own = to_own.masked_fill(~attention_mask[:, 0], torch.finfo(to_own.dtype).min)
     scores = torch.cat([to_prefix.view(kv, n, -1, seen), to_own], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    on_prefix, on_own = weights[..., :seen], weights[..., seen:]
+    on_prefix, on_own = weights.split([seen, key.shape[2]], dim=-1)
     out = (on_prefix.reshape(kv, -1, seen) @ prefix_value).view(kv, n, -1, width) + on_own @ value.transpose(0, 1)
-    return out.transpose(0, 1).reshape(n, heads, length, width).transpose(1, 2), None
+    return out.transpose(0, 1).reshape(n, 1, heads, width)
 
 
 NAME = "shared_prefix"
