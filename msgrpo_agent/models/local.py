@@ -70,7 +70,7 @@ class LocalModel:
     token of a turn depends on the turn's seed and n alone, never on what else is in the batch.
     """
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, *, max_batch: int = 256) -> None:
+    def __init__(self, name: str, model: Any, tokenizer: Any, *, max_batch: int = 512) -> None:
         self.name = name
         self.extra_settings: dict[str, Any] = {}  # what else a record says about the model
         share_prefixes(model)

@@ -160,7 +160,10 @@ def compute_prefix(trunk: Any, prefix_ids: Sequence[int]) -> dict[str, Prefix]:
 
 
 class _BufferLayer(DynamicLayer):  # type: ignore[misc]
-    """A cache layer that writes into one buffer instead of concatenating at every token (no gradients)."""
+    """A cache layer that writes into one buffer instead of concatenating at every token (no gradients).
+
+    Buffers are (KV, N, room, D): the layout that `_attend_one` multiplies without copying.
+    """
 
     buffers: tuple[Tensor, ...]
     keys: Tensor
@@ -173,18 +176,19 @@ class _BufferLayer(DynamicLayer):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
-            shape = (*key_states.shape[:2], self.room, key_states.shape[3])
+            n, kv, _, width = key_states.shape
+            shape = (kv, n, self.room, width)
             self.buffers = key_states.new_empty(shape), value_states.new_empty(shape)
             self.is_initialized = True
         end = self.used + key_states.shape[2]
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[:, :, self.used : end] = states
+            buffer[:, :, self.used : end] = states.transpose(0, 1)
         self.used = end
         self.view()
         return self.keys, self.values
 
     def view(self) -> None:
-        self.keys, self.values = (buffer[:, :, : self.used] for buffer in self.buffers)
+        self.keys, self.values = (buffer[:, :, : self.used].transpose(0, 1) for buffer in self.buffers)
 
 
 def new_cache(layers: int, room: int) -> DynamicCache:
@@ -197,7 +201,7 @@ def new_cache(layers: int, room: int) -> DynamicCache:
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
     """Let row i of a `new_cache` go on from what row `rows[i]` holds."""
     for layer in cache.layers:
-        layer.buffers = tuple(buffer[rows] for buffer in layer.buffers)
+        layer.buffers = tuple(buffer[:, rows] for buffer in layer.buffers)
         layer.view()
 
 
