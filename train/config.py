@@ -28,7 +28,7 @@ class TrainConfig(BaseModel):
     scenario: str = Field("frozen-lake", description="what is played")
     base: str = Field("nano", description="`nano`, a folder, or a hub name of a causal LM with a chat template")
     seed: int = Field(0, ge=0, description="of starts, luck, sampling, selection and LoRA's first weights")
-    steps: int = Field(45, ge=1, description="updates")
+    steps: int = Field(60, ge=1, description="updates")
 
     groups: int = Field(16, ge=1, description="groups (starts) an update; [P] has one")
     group_size: int = Field(24, ge=2, description="G, episodes of a group")
@@ -39,12 +39,12 @@ class TrainConfig(BaseModel):
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
     max_tokens: int = Field(48, ge=1, description="of one answer")
 
-    learning_rate: float = Field(2e-3, gt=0, description="AdamW's at its highest: see `train.loop.learning_rate`")
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW's at its highest: see `train.loop.learning_rate`")
     epochs: int = Field(1, ge=1, description="passes over the kept episodes of an update")
     minibatches: int = Field(6, ge=1, description="optimizer steps a pass")
     clip_low: float = Field(0.2, gt=0, lt=1, description="ε_low")
     clip_high: float = Field(0.28, gt=0, description="ε_up; larger than ε_low keeps rare tokens alive (DAPO)")
-    kl_coef: float = Field(0.03, ge=0, description="β, penalty on the divergence from the model without adapter")
+    kl_coef: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
     aggregate: Aggregate = Field("token", description="mean over tokens, or over turns of their tokens' mean")
     max_grad_norm: float = Field(0.2, gt=0, description="a rare k3 spike must not steer AdamW for long")
     lora_rank: int = Field(16, ge=1, description="of every linear layer's adapter [P: all linear layers]")
