@@ -106,7 +106,7 @@ def load(
     notes: list[str] = []
     plays: dict[tuple[str, str, str], Play] = {}
     versions: set[int] = set()
-    twice = 0
+    twice = duels = 0
     for folder in folders:
         files = sorted(folder.rglob("*.jsonl"))
         if not files:
@@ -117,6 +117,9 @@ def load(
         for episode in (episode for file in files for episode in read_episodes(file)):
             if agents is not None and not set(agents).intersection(episode.agents.values()):
                 continue
+            if len(episode.agents) != 1:
+                duels += 1
+                continue
             play = _play_of(episode, plays)
             play.price = run.get("prices", {}).get(play.agent, play.price)
             if episode.error is not None:
@@ -125,6 +128,10 @@ def load(
                 twice += 1
             else:
                 play.finished[seeds_of(episode)] = episode
+    if duels:
+        notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
+        if not plays:
+            raise RecordError(f"nothing to compare: {notes[-1]}")
     if twice:
         notes.append(f"{twice} episodes were played in more than one folder: the first result counts.")
     for difference in _differences(list(plays.values()), versions):
@@ -135,8 +142,6 @@ def load(
 
 
 def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Play]) -> Play:
-    if len(episode.agents) != 1:
-        raise RecordError(f"an episode of {episode.scenario} has several players: the table is of single ones")
     get_scenario(episode.scenario)
     ((player, agent),) = episode.agents.items()
     settings = episode.settings.get(player, {})

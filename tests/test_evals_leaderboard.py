@@ -286,6 +286,19 @@ def test_leaderboard_verify_and_replay(evaluated: Path, tmp_path: Path) -> None:
     assert "success" in text
 
 
+def test_leaderboard_leaves_duels_out_and_says_so(evaluated: Path, tmp_path: Path) -> None:
+    """`plays/human.jsonl` of the app holds whatever was played, duels too."""
+    duel = recorded(evaluated).model_copy(update={"scenario": "snake-duel", "agents": {"a": "human", "b": "nano"}})
+    played = tmp_path / "plays"
+    played.mkdir()
+    (played / "human.jsonl").write_text(duel.model_dump_json() + "\n")
+    with pytest.raises(RecordError, match="nothing to compare: 1 episodes of several players"):
+        load([played])
+    plays, notes = load([played, evaluated])
+    assert len(plays) == 4
+    assert notes == ["1 episodes of several players are left out: the table is of single ones."]
+
+
 def recorded(evaluated: Path) -> Episode:
     return nth(evaluated / "random" / f"{SCENARIO}.jsonl", 1)
 
