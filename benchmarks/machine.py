@@ -5,11 +5,24 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu() -> str | None:
+    if _version("torch") is None:
+        return None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def facts() -> dict[str, Any]:
@@ -19,9 +32,9 @@ def facts() -> dict[str, Any]:
     return {
         "processor": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": _gpu(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
         "command": " ".join(["python", *sys.argv]),
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,7 +139,15 @@ def test_an_out_with_another_run_is_refused_and_untouched(finished: Path, tmp_pa
         loop.train(tiny(), finished, report=Quiet())
     with pytest.raises(UsageError, match="seed 0 there, 5 asked"):
         loop.train(tiny(seed=5), finished, resume=True, report=Quiet())
-    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(UsageError, match="4 updates already, more than the 3 asked for"):
+        loop.train(tiny(steps=3), finished, resume=True, report=Quiet())
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="is a file"):
+        loop.train(tiny(), tmp_path / "file", report=Quiet())
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config\.json is damaged"):
+        loop.train(tiny(), tmp_path / "damaged", resume=True, report=Quiet())
     with pytest.raises(UsageError, match="holds no run"):
         loop.train(tiny(), tmp_path, report=Quiet())
     assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
@@ -195,6 +204,24 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
+@pytest.mark.parametrize("refused", ["metrics.jsonl", "config.json", "adapter_model.safetensors"])
+def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(refused: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for name in (refused, refused + ".part"):
+        (out / name / "in the way").mkdir(parents=True)
+    (out / "config.json").write_text(tiny().model_dump_json()) if refused != "config.json" else None
+    with pytest.raises((RunError, UsageError), match="cannot be read or written|holds no run"):
+        loop.train(tiny(), out, resume=True, report=Quiet())
+
+
+def test_a_run_that_lost_its_first_evaluation_says_so_before_training(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (out / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match="lacks the evaluation before training"):
+        loop.train(tiny(steps=5), out, resume=True, report=Quiet())
+
+
 def test_the_canary_stops_a_stale_engine() -> None:
     """The named fault: the adapter changes and the engine goes on with the old weights."""
     policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
@@ -239,6 +266,17 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
         logprobs.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]))
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-3)
+
+
+def test_a_run_as_on_a_gpu_bfloat16_with_checkpointed_layers(tmp_path: Path) -> None:
+    """There the adapted model itself plays rollouts, and its layers keep no cache in training mode."""
+    config = tiny(steps=1, dtype="bfloat16", gradient_checkpointing=True, eval_every=1)
+    summary = loop.train(config, tmp_path / "run", report=Quiet())
+    assert summary["before"]["invalid"] < 0.2  # a model without its cache would not find the format
+    policy = Policy(config)
+    assert policy.engine.model is policy.model
+    assert policy.check_engine(get_scenario("frozen-lake")) < 0.1
+    assert policy.model.training
 
 
 def test_the_learning_rate_rises_stays_and_falls() -> None:

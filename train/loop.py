@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch.nn.utils import clip_grad_norm_
 
 from evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
@@ -71,13 +72,24 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False, report: Repor
     holds another run, RunError when the loss is not finite or the disk is full; KeyboardInterrupt after a
     checkpoint when asked to stop.
     """
-    check_folder(out, config, resume)
+    with writing(out):
+        check_folder(out, config, resume)
+        return _train(config, out, report)
+
+
+def _train(config: TrainConfig, out: Path, report: Reporter) -> dict[str, Any]:
     scenario = get_scenario(config.scenario)
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(config.model_dump_json(indent=2) + "\n")
     progress = restore(out, policy, optimizer, report)
+    if progress.step > config.steps:
+        raise UsageError(
+            f"--out {out} has {progress.step} updates already, more than the {config.steps} asked for",
+            fix=f"--steps {progress.step}, or more",
+        )
+    policy.check_engine(scenario)
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint.replace_text(out / "config.json", config.model_dump_json(indent=2) + "\n")
     metrics = Metrics(out, progress.step)
     evaluations = Evaluations(out, scenario, config, policy, metrics, report)
     with stop_requests() as stopped:
@@ -221,6 +233,8 @@ class Evaluations:
         self, out: Path, scenario: Scenario, config: TrainConfig, policy: Policy, metrics: Metrics, report: Reporter
     ) -> None:
         self.done = {row["step"]: row for row in read(out) if row["kind"] == "eval"}
+        if metrics.resumed and 0 not in self.done:
+            raise RunError(f"{metrics.file} lacks the evaluation before training", fix="start again in another --out")
         self._scenario, self._config, self._policy = scenario, config, policy
         self._metrics, self._report = metrics, report
 
@@ -264,6 +278,8 @@ def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Eval
 
 def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
     """Refuse to touch a folder that holds another run, or anything that is no run."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", fix="choose another --out")
     if not out.exists() or not any(out.iterdir()):
         return
     file = out / "config.json"
@@ -271,7 +287,10 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         raise UsageError(f"--out {out} is not empty and holds no run", fix="choose another --out")
     if not resume:
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
-    held = json.loads(file.read_text())
+    try:
+        held = dict(json.loads(file.read_text()))
+    except ValueError as error:
+        raise UsageError(f"{file} is damaged: {error}", fix="choose another --out") from error
     wanted = json.loads(config.model_dump_json())
     differing = [key for key in wanted if key != "steps" and held.get(key) != wanted[key]]
     if differing:
@@ -295,15 +314,24 @@ def restore(out: Path, policy: Policy, optimizer: torch.optim.Optimizer, report:
 def save(out: Path, progress: Progress, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """The checkpoint, and the adapter of the same update beside it."""
     checkpoint.save(out, progress, policy.adapter_state(), optimizer.state_dict())
-    try:
-        policy.save_adapter(out)
-    except OSError as error:
-        raise RunError(f"the adapter cannot be written to {out}: {error}", fix="free some disk space") from error
+    policy.save_adapter(out)
 
 
 def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
     """A few episodes of the last update, to read."""
     (out / "transcripts.jsonl").write_text("".join(episode.model_dump_json() + "\n" for episode in episodes))
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """What the disk refuses, in whatever file of the run, is one clear error."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"the run {out} cannot be read or written: {error}",
+            fix="mend that (is the disk full?), then go on with the same command and --resume",
+        ) from error
 
 
 @contextmanager

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from msgrpo_agent.errors import RunError
+from train.checkpoint import replace_text
+
 
 class Metrics:
     """One row an update or evaluation, in `metrics.jsonl` and TensorBoard.
@@ -18,7 +21,8 @@ class Metrics:
 
         self.file = run / "metrics.jsonl"
         kept = [row for row in read(run) if row["step"] <= from_step] if from_step else []
-        self.file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self.resumed = from_step > 0
+        replace_text(self.file, "".join(json.dumps(row) + "\n" for row in kept))
         self._board = SummaryWriter(str(run / "tensorboard"), purge_step=from_step + 1)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -41,9 +45,9 @@ def read(run: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
+        except json.JSONDecodeError as error:
             if number != len(lines):
-                raise
+                raise RunError(f"{file}:{number} is damaged", fix="start again in another --out") from error
     return rows
 
 

@@ -21,6 +21,7 @@ from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_ba
 from msgrpo_agent.models.local import LocalModel, trunk_and_head
 from msgrpo_agent.models.shared_prefix import answer_logprobs, share_prefixes
 from msgrpo_agent.prompt import PromptTemplate
+from train.checkpoint import replace_text
 from train.config import TrainConfig
 
 # How far engine and trainer may disagree about one token's log-probability before the run stops.
@@ -116,8 +117,7 @@ class Policy:
         text = json.dumps(
             {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}, indent=2, default=str
         )
-        weights = folder / (ADAPTER_WEIGHTS + ".tmp")
+        weights = folder / (ADAPTER_WEIGHTS + ".part")
         save_file(self.adapter_state(), weights, metadata={"format": "pt"})
-        (folder / (ADAPTER_CONFIG + ".tmp")).write_text(text + "\n")
         os.replace(weights, folder / ADAPTER_WEIGHTS)
-        os.replace(folder / (ADAPTER_CONFIG + ".tmp"), folder / ADAPTER_CONFIG)
+        replace_text(folder / ADAPTER_CONFIG, text + "\n")

@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,7 +156,7 @@ class LocalModel:
         """Answer prompts that share a prefix, as one batch."""
         began = time.perf_counter()
         rows = self.chat.ids(prompts)
-        with self._lock, torch.inference_mode():
+        with self._lock, torch.inference_mode(), evaluating(self.model):
             generated = self._generate_ids(rows, sampling, seeds, stream)
             probabilities = [
                 self._action_probabilities(row, ids, asked) if asked else None
@@ -245,6 +246,17 @@ class LocalModel:
             targets = torch.tensor((prompt_ids + tail)[start:], device=row.device)
             scores.append(row[start - 1 : -1].log_softmax(-1).gather(1, targets[:, None]).sum())
         return dict(zip(actions, torch.stack(scores).softmax(0).tolist(), strict=True))
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode for as long: a model in training mode with checkpointed layers keeps no cache."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def uniforms(seeds: Sequence[int], n: int) -> Tensor:
