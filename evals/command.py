@@ -117,7 +117,7 @@ def run(options: Options, console: Console) -> leaderboard.Leaderboard:
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
-    plays, notes = leaderboard.load([options.out], agents=specs)
+    plays, notes = leaderboard.load([options.out], agents=specs, scenarios=[scenario.id for scenario in scenarios])
     asked = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
     chosen = leaderboard.only(plays, asked, specs)
     board = leaderboard.build(chosen, notes)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evals.record import read_run, seeds_of
+from evals.record import read_run, records_in, seeds_of
 from evals.stats import bootstrap_mean, detectable_difference, mcnemar_exact, paired_difference, wilson
 from evals.suites import SUITE_VERSION, EpisodeSeeds
 from msgrpo_agent.episode import Episode, Turn, read_episodes
@@ -97,9 +97,13 @@ class Leaderboard(BaseModel):
 
 
 def load(
-    folders: Sequence[Path], *, agents: Sequence[str] | None = None, mix: bool = False
+    folders: Sequence[Path],
+    *,
+    agents: Sequence[str] | None = None,
+    scenarios: Sequence[str] | None = None,
+    mix: bool = False,
 ) -> tuple[list[Play], list[str]]:
-    """The plays recorded under `folders` (of certain `agents` only), and what a reader must know about them.
+    """The plays recorded under `folders` (of certain agents and scenarios), and what a reader must know about them.
 
     Raises RecordError where suite versions, prompts or settings differ; with `mix` this becomes a note.
     """
@@ -108,15 +112,13 @@ def load(
     versions: set[int] = set()
     twice = duels = 0
     for folder in folders:
-        files = sorted(folder.rglob("*.jsonl"))
-        if not files:
-            raise RecordError(f"{folder} holds no records", fix="msgrpo eval --out " + str(folder))
-        run = read_run(folder)
-        if run:
-            versions.add(run["suite_version"])
-        for episode in (episode for file in files for episode in read_episodes(file)):
+        for run, episode in _recorded(folder):
             if agents is not None and not set(agents).intersection(episode.agents.values()):
                 continue
+            if scenarios is not None and episode.scenario not in scenarios:
+                continue
+            if run:
+                versions.add(run["suite_version"])
             if len(episode.agents) != 1:
                 duels += 1
                 continue
@@ -133,12 +135,22 @@ def load(
         if not plays:
             raise RecordError(f"nothing to compare: {notes[-1]}")
     if twice:
-        notes.append(f"{twice} episodes were played in more than one folder: the first result counts.")
+        notes.append(f"{twice} episodes were played more than once: the first result counts.")
     for difference in _differences(list(plays.values()), versions):
         if not mix:
             raise RecordError(f"these results do not mix: {difference}", fix="compare them apart, or say --mix")
         notes.append(f"MIXED: {difference}")
     return _labelled(list(plays.values())), notes
+
+
+def _recorded(folder: Path) -> Iterator[tuple[dict[str, Any], Episode]]:
+    """Every episode below `folder`, with what the nearest `run.json` above it says."""
+    files = records_in([folder])
+    for file in files:
+        above = file.relative_to(folder).parents
+        run = next((found for parent in above if (found := read_run(folder / parent))), {})
+        for episode in read_episodes(file):
+            yield run, episode
 
 
 def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Play]) -> Play:
@@ -261,7 +273,9 @@ def _add_success(row: Row, episodes: Sequence[Episode]) -> None:
     row.successes = sum(bool(episode.success) for episode in episodes)
     row.success_rate = row.successes / len(episodes)
     row.success_low, row.success_high = wilson(row.successes, len(episodes))
-    chances = [exact_optimum(episode) for episode in episodes]
+    chances = [chance for episode in episodes if (chance := exact_optimum(episode)) is not None]
+    if len(chances) < len(episodes):
+        return
     row.optimum = fmean(chances)
     row.optimum_share = row.success_rate / row.optimum if row.optimum else None
     spread = math.sqrt(sum(p * (1 - p) for p in chances))
@@ -273,11 +287,10 @@ def _add_success(row: Row, episodes: Sequence[Episode]) -> None:
         )
 
 
-def exact_optimum(episode: Episode) -> float:
-    """The best policy's probability of success from the start of `episode`."""
+def exact_optimum(episode: Episode) -> float | None:
+    """The best policy's probability of success from the start of `episode`; None where it is not known."""
     game = get_scenario(episode.scenario).new(episode.start_seed, 0)
-    assert isinstance(game, FrozenLake), "only the lakes have a goal"
-    return optimal_success(game)
+    return optimal_success(game) if isinstance(game, FrozenLake) else None
 
 
 def pair_of(a: Play, b: Play) -> Pair | None:

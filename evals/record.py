@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,21 @@ from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError
 
 RUN_FILE = "run.json"
+OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
+
+
+def records_in(paths: Sequence[Path]) -> list[Path]:
+    """The files among `paths` and all records in the folders among them, without what training writes there."""
+    found = [
+        file
+        for path in paths
+        for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])
+        if file == path or file.name not in OF_TRAINING
+    ]
+    if not found:
+        listed = ", ".join(map(str, paths))
+        raise RecordError(f"no records (.jsonl) in {listed}", fix="msgrpo eval --out DIR makes them")
+    return found
 
 
 def seeds_of(episode: Episode) -> EpisodeSeeds:

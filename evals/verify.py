@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -12,14 +12,6 @@ from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import parse_action
 from msgrpo_agent.prompt import PromptTemplate
-
-
-def records_in(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and all records in the folders among them."""
-    found = [file for path in paths for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])]
-    if not found:
-        raise RecordError(f"no records (.jsonl) in {', '.join(map(str, paths))}")
-    return found
 
 
 def nth(path: Path, number: int) -> Episode:

@@ -164,7 +164,8 @@ def _print_board(board: Any, as_json: bool) -> None:
 @app.command()
 def verify(files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), or folders of them.")]) -> None:
     """Simulate every recorded episode again, without any model; the first difference is an error."""
-    from evals.verify import records_in, verify
+    from evals.record import records_in
+    from evals.verify import verify
 
     for file in records_in(files):
         out.print(f"{file}: {verify(file)} episodes replay to what they say", soft_wrap=True, markup=False)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from typer.testing import CliRunner
 
 from evals import command, report, tables
 from evals.leaderboard import Play, build, load
-from evals.record import folder_name, seeds_of, write_run
+from evals.record import folder_name, records_in, seeds_of, write_run
 from evals.run import Progress
 from evals.suites import episode_seeds
-from evals.verify import as_text, first_difference, nth, records_in, verify
+from evals.verify import as_text, first_difference, nth, verify
 from msgrpo_agent.cli import app
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
@@ -152,11 +153,11 @@ def test_results_of_different_days_merge_and_doubles_count_once(tmp_path: Path) 
     write(tmp_path / "y", [episode(1, True), episode(2, True)])
     plays, notes = load([tmp_path / "x", tmp_path / "y"])
     assert [e.success for e in plays[0].finished.values()] == [True, False, True]
-    assert "1 episodes were played in more than one folder" in notes[0]
+    assert "1 episodes were played more than once" in notes[0]
 
 
 def test_a_folder_without_records(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="holds no records"):
+    with pytest.raises(RecordError, match=r"no records \(\.jsonl\)"):
         load([tmp_path])
 
 
@@ -297,6 +298,27 @@ def test_leaderboard_leaves_duels_out_and_says_so(evaluated: Path, tmp_path: Pat
     plays, notes = load([evaluated])  # the same folder, and what lies below it
     assert len(plays) == 4
     assert notes == ["1 episodes of several players are left out: the table is of single ones."]
+
+
+def test_a_folder_above_finds_versions_prices_and_no_training_files(evaluated: Path, tmp_path: Path) -> None:
+    above = tmp_path / "above"
+    shutil.copytree(evaluated, above / "run" / "eval", ignore=shutil.ignore_patterns("above"))
+    (above / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    write_run(above / "run" / "eval", {"random": {"prompt": 1.0, "completion": 2.0}})
+    plays, _ = load([above])
+    assert {play.price is not None for play in plays if play.agent == "random"} == {True}
+    card = json.loads((above / "run" / "eval" / "run.json").read_text())
+    (above / "run" / "eval" / "run.json").write_text(json.dumps(card | {"suite_version": 0}))
+    with pytest.raises(RecordError, match="suite versions 0"):
+        load([above])
+
+
+def test_a_goal_in_another_game_has_a_success_and_no_optimum(
+    monkeypatch: pytest.MonkeyPatch, evaluated: Path
+) -> None:
+    monkeypatch.setattr("evals.leaderboard.exact_optimum", lambda episode: None)
+    row = next(row for row in build(load([evaluated])[0]).rows if row.agent == "optimal")
+    assert (row.success_rate, row.optimum, row.optimum_share) == (1.0, None, None)
 
 
 def recorded(evaluated: Path) -> Episode:

@@ -210,7 +210,7 @@ def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(refused: str, 
     for name in (refused, refused + ".part"):
         (out / name / "in the way").mkdir(parents=True)
     (out / "config.json").write_text(tiny().model_dump_json()) if refused != "config.json" else None
-    with pytest.raises((RunError, UsageError), match="cannot be read or written|holds no run"):
+    with pytest.raises((RunError, UsageError), match=r"cannot be read or written|holds no run"):
         loop.train(tiny(), out, resume=True, report=Quiet())
 
 
