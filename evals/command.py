@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ class Options:
         """Every agent once. Without any: nano, or the endpoint, between the references."""
         if (self.endpoint is None) != (self.model is None):
             raise UsageError("--endpoint and --model belong together")
+        if "" in (self.endpoint, self.model):
+            raise UsageError(f"--endpoint {self.endpoint!r} --model {self.model!r}: one of them is empty")
         served = [f"endpoint:{self.endpoint}#{self.model}"] if self.endpoint else []
         specs = [*self.agents, *served] if self.agents else [*(served or ["nano"]), *REFERENCES]
         return list(dict.fromkeys(specs))
@@ -88,12 +91,14 @@ class Options:
             prompt, completion = map(float, self.price.split(","))
         except ValueError as error:
             raise UsageError(f"--price {self.price!r} is not IN,OUT", fix="--price 0.15,0.60") from error
+        if not (math.isfinite(prompt + completion) and min(prompt, completion) >= 0):
+            raise UsageError(f"--price {self.price!r} is no price", fix="--price 0.15,0.60")
         return {"prompt": prompt, "completion": completion}
 
     def endpoint_arguments(self) -> dict[str, Any]:
         """Further arguments of EndpointModel."""
         try:
-            body = json.loads(self.body) if self.body else {}
+            body = json.loads(self.body, parse_constant=_no_json) if self.body else {}
         except ValueError as error:
             raise UsageError(f"--body is no JSON: {error}", fix="""--body '{"min_p": 0.1}'""") from error
         if not isinstance(body, dict):
@@ -122,7 +127,13 @@ def run(options: Options, console: Console) -> leaderboard.Leaderboard:
     chosen = leaderboard.only(plays, asked, specs)
     board = leaderboard.build(chosen, notes)
     write_tables(board, chosen, options.out)
+    if not board.rows:
+        raise RecordError("no episode was finished: " + "; ".join(board.notes), fix="start the same command again")
     return board
+
+
+def _no_json(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 async def _play(

@@ -261,8 +261,12 @@ def row_of(play: Play) -> Row:
 
 def return_of(episode: Episode) -> float:
     """The only player's undiscounted sum of environment rewards."""
-    (value,) = episode.returns.values()
-    return value
+    if list(episode.returns) != list(episode.agents) or not all(map(math.isfinite, episode.returns.values())):
+        raise RecordError(
+            f"an episode of {episode.scenario} (start {episode.start_seed}) has the returns {episode.returns}",
+            fix="the record is damaged: msgrpo verify FILE",
+        )
+    return next(iter(episode.returns.values()))
 
 
 def _failures(play: Play) -> dict[str, int]:

@@ -153,6 +153,10 @@ def read_run(out: Path) -> dict[str, Any]:
         return {}
     try:
         run: dict[str, Any] = json.loads(path.read_text())
-        return {"suite_version": int(run["suite_version"]), "prices": dict(run["prices"])}
-    except (ValueError, KeyError, TypeError) as error:
+        prices = {
+            spec: {side: float(price[side]) for side in ("prompt", "completion")}
+            for spec, price in run["prices"].items()
+        }
+        return {"suite_version": int(run["suite_version"]), "prices": prices}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise RecordError(f"{path} is damaged", fix="remove it, or give another folder") from error

@@ -7,10 +7,10 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from msgrpo_agent.episode import Episode, Turn, read_episodes
-from msgrpo_agent.errors import RecordError
+from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import get_scenario
-from msgrpo_agent.parse import parse_action
+from msgrpo_agent.parse import parse_action, printable
 from msgrpo_agent.prompt import PromptTemplate
 
 
@@ -29,9 +29,14 @@ def verify(path: Path) -> int:
     """
     count = 0
     for count, episode in enumerate(read_episodes(path), start=1):
-        difference = first_difference(episode)
+        try:
+            difference = first_difference(episode)
+        except MsgrpoError as error:
+            raise RecordError(f"{path}: episode {count} does not replay: {error.message}") from error
         if difference is not None:
             raise RecordError(f"{path}: episode {count} ({episode.scenario}) does not replay: {difference}")
+    if not count:
+        raise RecordError(f"{path} holds no episode")
     return count
 
 
@@ -90,9 +95,9 @@ def as_text(episode: Episode) -> str:
     for turn in episode.turns:
         lines += ["", f"── step {turn.step + 1} · {turn.player}", turn.state]
         if turn.reasoning:
-            lines.append(f"reasoning: {turn.reasoning}")
+            lines.append(f"reasoning: {printable(turn.reasoning)}")
         if turn.answer is not None:
-            lines.append(f"answer: {turn.answer}")
+            lines.append(f"answer: {printable(turn.answer)}")
         chosen = turn.action or f"no legal action ({turn.failure})"
         lines.append(f"→ {chosen}   reward {turn.reward:+g}")
     if episode.error is not None:

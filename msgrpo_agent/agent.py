@@ -23,7 +23,7 @@ FinishReason = Literal["stop", "length", "content_filter"]
 class Sampling(BaseModel):
     """G, the generation settings. Temperature 0 is greedy."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)

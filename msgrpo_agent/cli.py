@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -94,7 +95,9 @@ def evaluate(
     model: Annotated[str | None, typer.Option(help="The model's name at --endpoint.")] = None,
     suite: Annotated[str | None, typer.Option(help="paper (the default), all or transfer.")] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="A scenario in place of a suite; may repeat.")] = None,
-    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes a scenario; 200 without.")] = None,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; 200 without.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="Records and tables; the same command goes on.")] = Path(
         "runs/eval"
@@ -135,7 +138,7 @@ def evaluate(
         err,
     )
     _print_board(board, as_json)
-    err.print(f"tables and replays: {out_dir / 'leaderboard.html'}", soft_wrap=True)
+    err.print(f"tables and replays: {out_dir / 'leaderboard.html'}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -174,7 +177,7 @@ def verify(files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), o
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="A record (.jsonl).")],
-    episode: Annotated[int, typer.Option(min=1, help="Which line of the record, from 1.")] = 1,
+    episode: Annotated[int, typer.Option(min=1, max=10**9, help="Which line of the record, from 1.")] = 1,
 ) -> None:
     """Print a recorded episode as text."""
     from evals.verify import as_text, nth
@@ -187,14 +190,16 @@ def train_dqn(
     scenario: Annotated[str, typer.Argument(help="A single-player scenario.")],
     out_dir: Annotated[Path, typer.Option("--out", help="The run's folder; the same command goes on.")],
     steps: Annotated[int | None, typer.Option(min=1, help="Environment steps in all.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, exploration and starts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of weights, exploration and starts.")] = 0,
 ) -> None:
     """Train the DQN baseline on a scenario's training starts (stable-baselines3)."""
     try:
         from train import dqn
     except ImportError as error:
         raise MissingExtraError("msgrpo train-dqn", "dqn") from error
-    dqn.train(scenario, out_dir, steps=steps, seed=seed, say=lambda line: err.print(line, soft_wrap=True))
+    dqn.train(
+        scenario, out_dir, steps=steps, seed=seed, say=lambda line: err.print(line, markup=False, soft_wrap=True)
+    )
 
 
 # ── play ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -279,7 +284,7 @@ def train(
         print_json(summary | {"out": str(folder)})
         return
     out.print(closing_line(summary), highlight=False, soft_wrap=True)
-    err.print(f"adapter, curve.png and transcripts: {folder}", highlight=False, soft_wrap=True)
+    err.print(f"adapter, curve.png and transcripts: {folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _free_folder(wanted: Path, resume: bool) -> Path:
@@ -322,7 +327,8 @@ def nano_build(
     if as_json:
         print_json(facts | {"out": str(out_dir)})
     else:
-        out.print(f"{facts['parameters']:,} parameters, loss {facts['loss']}, {facts['minutes']} minutes → {out_dir}")
+        built = f"{facts['parameters']:,} parameters, loss {facts['loss']}, {facts['minutes']} minutes → {out_dir}"
+        out.print(built, markup=False)
 
 
 # ── doctor ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -423,6 +429,9 @@ def adapters(
 
 def main() -> None:
     """Entry point: an error a person can mend is one message and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 shows ? for what it lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except MsgrpoError as error:

@@ -15,6 +15,7 @@ EXTRAS = {
     "dqn": ("stable_baselines3",),
     "web": ("textual_serve",),
 }
+LONGEST_S = 120  # for importing one package
 DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve"}
 
 
@@ -74,4 +75,8 @@ def _vllm() -> Finding:
 
 
 def _ask(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", program]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {LONGEST_S} s")

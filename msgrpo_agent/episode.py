@@ -45,11 +45,11 @@ class Turn(BaseModel):
 class Episode(BaseModel):
     """One play of a scenario, complete enough to be simulated again without any model."""
 
-    schema_version: int = SCHEMA
+    schema_version: int = Field(SCHEMA, ge=SCHEMA, le=SCHEMA)
     scenario: str
-    start_seed: int
-    chance_seed: int
-    sampling_seed: int
+    start_seed: int = Field(ge=0)
+    chance_seed: int = Field(ge=0)
+    sampling_seed: int = Field(ge=0)
     agents: dict[str, str]  # player -> agent spec
     settings: dict[str, dict[str, Any]]  # player -> model, sampling, template hash
     prefix: dict[str, str] = {}  # player -> the fixed part of every prompt

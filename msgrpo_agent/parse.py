@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 ACTION_TAG = re.compile(r"<action>(.*?)</action>", re.IGNORECASE | re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 END_OF_REASONING = "</think>"
 
 
@@ -48,4 +49,9 @@ def parse_action(text: str, actions: Sequence[str]) -> Parsed:
 def thought(text: str) -> str:
     """What an answer says before its last action tag: the agent's words, for a screen."""
     tags = list(ACTION_TAG.finditer(text))
-    return (text[: tags[-1].start()] if tags else text).strip()
+    return printable(text[: tags[-1].start()] if tags else text).strip()
+
+
+def printable(text: str) -> str:
+    """The text with a mark for each control character but tab and newline: an answer must not drive a terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -63,9 +63,9 @@ def tensor_shapes(file: Path) -> Shapes:
         try:
             header = json.loads(handle.read(length))
             header.pop("__metadata__", None)
-            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-            shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+            shapes = {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise broken from error
     if 8 + length + end != size:
         raise broken
@@ -93,7 +93,7 @@ def read_adapter(folder: Path, name: str | None = None) -> Adapter:
     refused = _unsupported(config)
     if refused:
         raise ModelError(f"vLLM cannot serve the adapter {folder}: {'; '.join(refused)}", fix="train a plain LoRA")
-    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    rank = max([config["r"], *config.get("rank_pattern", {}).values()])
     served_rank(rank)
     for module, (a, b) in _pairs(folder).items():
         if module.rpartition(".")[2] in _UNSERVABLE:
@@ -162,22 +162,26 @@ def _result(run: Path) -> str | None:
     """The score of the first and of the last held-out evaluation in metrics.jsonl."""
     file = run / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
-    for line in file.read_text().splitlines() if file.is_file() else ():
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
             row = json.loads(line)
         except ValueError:
             continue  # a run that is being written may have a torn last line
-        if row.get("kind") == "eval":
+        if isinstance(row, dict) and row.get("kind") == "eval":
             rows.append(row)
-    if not rows:
-        return None
-    score = rows[-1]["score"]
-    return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} in {rows[-1]['step']} updates"
+    try:
+        score = rows[-1]["score"]
+        return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} in {rows[-1]['step']} updates"
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None  # nothing evaluated yet, or not written by a run
 
 
 def _unsupported(config: dict[str, Any]) -> list[str]:
     """What vLLM's own PEFT reader refuses, found before an engine is started for it."""
     refused = []
+    ranks = config.get("rank_pattern", {})
+    if not isinstance(ranks, dict) or not all(isinstance(rank, int) for rank in ranks.values()):
+        refused.append(f"its rank_pattern is {ranks!r}")
     if config.get("peft_type", "LORA") != "LORA":
         refused.append(f"its type is {config['peft_type']}, not LORA")
     if not isinstance(config.get("r"), int) or config["r"] < 1 or "lora_alpha" not in config:

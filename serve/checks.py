@@ -82,7 +82,7 @@ def check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except socket.gaierror as error:
+        except (socket.gaierror, UnicodeError) as error:
             raise ServeError(f"the host {host!r} is unknown", fix="give an address of this machine") from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:

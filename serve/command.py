@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -108,6 +109,8 @@ def build(request: Request, engine: Engine, weights: str | None = None) -> Launc
     _check_extra(request.extra)
     if not is_loopback(request.host) and not request.key:
         raise UsageError(f"{request.host} can be reached by others: it needs a key", fix=f"set {KEY_VARIABLE}")
+    if not re.fullmatch(r"[\w.:-]+", request.host, re.ASCII):
+        raise UsageError(f"--host {request.host!r} is no host", fix="--host 127.0.0.1")
     weights = weights or base_path(request.base)
     # The last of two equal options wins: ours to tune come before the caller's, ours to rely on after.
     command = [

@@ -118,7 +118,7 @@ def answers(host: str, port: int) -> bool:
     """Whether a server at host:port calls itself healthy."""
     try:
         return _get(host, port, "/health")[0] == 200
-    except (OSError, http.client.HTTPException):
+    except (OSError, UnicodeError, http.client.HTTPException):
         return False
 
 
@@ -129,7 +129,7 @@ def models(host: str, port: int, key: str | None = None) -> dict[str, str | None
     """
     try:
         status, body = _get(host, port, "/v1/models", key)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise ServeError(f"nothing answers at {host}:{port}", fix="start it: msgrpo serve") from error
     if status in (401, 403):
         raise ServeError(f"the server at {host}:{port} wants another key", fix="set MSGRPO_API_KEY to its key")

@@ -15,7 +15,6 @@ from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.endpoint import (
     LONGEST_WAIT_S,
     EndpointModel,
-    Price,
     Timeouts,
     action_probabilities,
     retry_after,
@@ -114,6 +113,11 @@ async def test_the_seed_is_sent_in_31_bits_and_the_same_seed_again() -> None:
         pytest.param(reply(200, {"choices": [{"message": None, "finish_reason": "stop"}]}), id="message null"),
         pytest.param(reply(200, {"error": {"message": "upstream", "code": 502}}), id="an error on 200"),
         pytest.param(reply(200, {"error": "overloaded"}), id="a string as error on 200"),
+        pytest.param(reply(200, chat("a") | {"usage": {"prompt_tokens": "x"}}), id="tokens that are no number"),
+        pytest.param(
+            send(http(200, b'{"choices":[{"message":{"content":"a"}}],"usage":{"completion_tokens":1e400}}')),
+            id="infinitely many tokens",
+        ),
     ],
 )
 async def test_what_may_pass_is_asked_again_and_counted(fault: Behaviour) -> None:
@@ -396,7 +400,7 @@ async def test_a_failed_request_is_never_a_move() -> None:
 
 
 async def test_settings_hold_the_extra_body() -> None:
-    agent = LanguageAgent("e", EndpointModel("http://h/v1", "m", body={"min_p": 0.1}, price=Price(1, 2)))
+    agent = LanguageAgent("e", EndpointModel("http://h/v1", "m", body={"min_p": 0.1}))
     assert agent.settings()["body"] == {"min_p": 0.1}
     await agent.close()
 
@@ -404,3 +408,34 @@ async def test_settings_hold_the_extra_body() -> None:
 def test_no_url_no_endpoint() -> None:
     with pytest.raises(UsageError, match="no endpoint"):
         EndpointModel("localhost:8000", "m")
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "reasoning"),
+    [
+        ({"content": "a", "reasoning": ["x"]}, "a", None),
+        ({"content": "", "refusal": {"a": 1}}, "", None),
+        ({"content": "a \ud800 b", "reasoning_content": "\ud800"}, "a ? b", "?"),
+    ],
+)
+async def test_odd_messages_are_answers_that_a_record_can_hold(
+    message: dict[str, Any], text: str, reasoning: str | None
+) -> None:
+    async with FakeServer([reply(200, {"choices": [{"message": message, "finish_reason": "stop"}]})]) as server:
+        got = await Client(server).ask()
+    assert (got.text, got.reasoning) == (text, reasoning)
+    got.text.encode()
+
+
+@pytest.mark.parametrize("url", ["http://#", "http://", "http://[::1/v1", "http://h:99999/v1", "ftp://h/v1", "h/v1"])
+def test_an_address_that_is_none_is_refused_before_the_first_request(url: str) -> None:
+    with pytest.raises(UsageError, match="no endpoint"):
+        EndpointModel(url, "m")
+
+
+def test_headers_and_keys_that_cannot_be_sent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="the header 'X' holds a character"):
+        EndpointModel("http://h/v1", "m", headers={"X": "\u00e9"})
+    monkeypatch.setenv("MSGRPO_API_KEY", "k\n")
+    with pytest.raises(UsageError, match="the header 'the key'"):
+        EndpointModel("http://h/v1", "m")

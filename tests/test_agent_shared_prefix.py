@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from msgrpo_agent.agent import Sampling
+from msgrpo_agent.errors import ModelError
 from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.loading import load_base
+from msgrpo_agent.models.loading import ADAPTER_WEIGHTS, load_adapted, load_base
 from msgrpo_agent.models.local import LocalModel, sample, uniforms
 from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length
 from msgrpo_agent.prompt import Prompt, PromptTemplate
+from tests.serve_fakes import write_adapter, write_safetensors
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +164,26 @@ def test_uniforms_are_fixed_by_seed_and_position() -> None:
     many = uniforms(range(50_000), 0)
     assert abs(float(many.mean()) - 0.5) < 0.01
     assert abs(float(many.var()) - 1 / 12) < 0.005
+
+
+def test_an_adapter_without_its_weights_never_plays_as_its_base(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "fl", rank=8)
+    write_safetensors(folder / ADAPTER_WEIGHTS, {})
+    with pytest.raises(ModelError, match="missing adapter keys"):
+        load_adapted(folder)
+    (folder / ADAPTER_WEIGHTS).write_bytes(b"torn")
+    with pytest.raises(ModelError, match="does not fit its base"):
+        load_adapted(folder)
+
+
+def test_a_damaged_base_is_one_clear_error(tmp_path: Path) -> None:
+    for text in ("[]", '{"model_type": "qwen2", "hidden_size": "x"}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            load_base(str(tmp_path))
+
+
+def test_no_answer_is_longer_than_the_context_allows(nano: LocalModel) -> None:
+    """2048 tokens of context: a limit of a trillion neither fails nor takes the memory for it."""
+    prompt = prompts("frozen-lake", 1)
+    assert nano.generate(prompt, Sampling(max_tokens=10**12), [1])[0].finish_reason == "stop"

@@ -357,6 +357,38 @@ def test_a_failed_episode_replays_up_to_its_failure(evaluated: Path) -> None:
     assert "failed: timeout: no answer in time" in as_text(failed)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schema_version": 99}, "schema_version"),
+        ({"start_seed": -1}, "start_seed"),
+        ({"scenario": "tetris"}, "episode 1 does not replay: no scenario"),
+    ],
+)
+def test_impossible_records_are_named(changes: dict[str, Any], says: str, evaluated: Path, tmp_path: Path) -> None:
+    line = json.loads(recorded(evaluated).model_dump_json()) | changes
+    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(RecordError, match=says):
+        verify(tmp_path / "r.jsonl")
+    (tmp_path / "r.jsonl").write_text("")
+    with pytest.raises(RecordError, match="holds no episode"):
+        verify(tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize("returns", [{}, {"player": 0.0, "other": 1.0}, {"player": float("nan")}])
+def test_returns_that_cannot_be_are_no_score(returns: dict[str, float], evaluated: Path) -> None:
+    plays, _ = load([evaluated])
+    next(iter(plays[0].finished.values())).returns = returns
+    with pytest.raises(RecordError, match="has the returns"):
+        build(plays)
+
+
+def test_an_answer_cannot_drive_the_terminal(evaluated: Path) -> None:
+    episode = recorded(evaluated)
+    episode.turns[0].answer = "\x1b]0;x\x07 left\n<action>left</action>"
+    assert "answer: \ufffd]0;x\ufffd left\n<action>" in as_text(episode)
+
+
 def test_records_that_are_not_there(evaluated: Path, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="has no episode 9"):
         nth(evaluated / "random" / "snake.jsonl", 9)
@@ -373,6 +405,10 @@ def test_records_that_are_not_there(evaluated: Path, tmp_path: Path) -> None:
         ({"quick": True, "episodes": 3}, "do not go together"),
         ({"scenarios": ["snake-duel"]}, "several players"),
         ({"price": "cheap"}, "IN,OUT"),
+        ({"price": "nan,-5"}, "is no price"),
+        ({"endpoint": "", "model": ""}, "is empty"),
+        ({"body": '{"a": NaN}'}, "NaN is no JSON number"),
+        ({"temperature": float("inf")}, "temperature"),
         ({"body": "{"}, "no JSON"),
         ({"body": "[]"}, "no JSON object"),
         ({"headers": ["x"]}, "NAME=VALUE"),

@@ -145,6 +145,27 @@ def test_bases_are_the_same_folder_or_the_same_name(tmp_path: Path) -> None:
     assert not same_base("nano", "Qwen/Qwen2.5-7B")
 
 
+@pytest.mark.parametrize("text", ["[1]", "null", '"x"', "\xff", '{"base_model_name_or_path": 5}', "[" * 100_000])
+def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    folder = write_adapter(tmp_path / "fl")
+    (folder / ADAPTER_CONFIG).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError):
+        read_adapter(folder)
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", "3", '{"kind": "eval"}', '{"kind": "eval", "score": "success", "success": "x"}']
+)
+def test_one_odd_run_does_not_hide_the_others(tmp_path: Path, line: str) -> None:
+    write_adapter(tmp_path / "a", rank_pattern=[1])
+    odd = write_adapter(tmp_path / "b")
+    (odd / "metrics.jsonl").write_bytes(b"\xff\n" + line.encode() + b"\n")
+    a, b = list_runs(tmp_path)
+    assert a.problem is not None
+    assert "rank_pattern" in a.problem
+    assert (b.problem, b.result) == (None, None)
+
+
 def test_runs_are_listed_with_scenario_result_and_problem(tmp_path: Path) -> None:
     good, bad = write_adapter(tmp_path / "fl"), write_adapter(tmp_path / "snake", use_dora=True)
     (good / "config.json").write_text(json.dumps({"scenario": "frozen-lake"}))

@@ -37,6 +37,9 @@ def test_presets_are_valid(preset: str) -> None:
         (["group_size"], "key=value"),
         (["scenario=frozen-lak"], "frozen-lake"),
         (["clip_low=1.5"], "1.5"),
+        (["learning_rate=inf"], "learning_rate"),
+        (["lora_rank=1000000"], "1000000"),
+        (["seed=99999999999999999999999"], "seed"),
     ],
 )
 def test_wrong_settings_are_refused_with_the_value(settings: list[str], said: str) -> None:
@@ -45,7 +48,7 @@ def test_wrong_settings_are_refused_with_the_value(settings: list[str], said: st
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", None])
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 100_000, None])
 def test_wrong_files_are_refused(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "c.json"
     if text is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,28 @@ def test_weights_that_are_no_weights(run: Path, tmp_path: Path) -> None:
     (tmp_path / "model.zip").write_bytes(b"no zip")
     with pytest.raises(ModelError, match="is no DQN"):
         DQNAgent("d", tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["model.zip", "replay.pkl"])
+def test_a_damaged_checkpoint_is_named(run: Path, tmp_path: Path, damage: str) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    newest = newest_checkpoint(out)
+    assert newest is not None
+    (newest / damage).write_bytes(b"")
+    with pytest.raises(RunError, match="is damaged"):
+        train("frozen-lake", out, tuning=TINY, steps=300, say=quiet)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="is a file"):
+        train("frozen-lake", tmp_path / "file", tuning=TINY, say=quiet)
+
+
+def test_a_run_killed_after_its_last_checkpoint_gets_its_agent(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    (out / "dqn.json").unlink()
+    train("frozen-lake", out, tuning=TINY, say=quiet)
+    assert read_card(out)["scenario"] == "frozen-lake"
 
 
 def test_several_players_are_refused(tmp_path: Path) -> None:

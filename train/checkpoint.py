@@ -71,8 +71,8 @@ def load_latest(run: Path) -> tuple[dict[str, Any] | None, list[Path]]:
         try:
             if (folder / "sha256").read_text() == _digest(folder / "state.pt"):
                 return torch.load(folder / "state.pt", weights_only=True), damaged
-        except OSError:
-            pass
+        except (OSError, UnicodeDecodeError):
+            pass  # reported below, as any other damage
         damaged.append(folder)
     return None, damaged
 

@@ -23,11 +23,11 @@ Selection = Literal["aaw", "uniform", "all"]
 class TrainConfig(BaseModel):
     """One training run. Unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     scenario: str = Field("frozen-lake", description="what is played")
     base: str = Field("nano", description="`nano`, a folder, or a hub name of a causal LM with a chat template")
-    seed: int = Field(0, ge=0, description="of starts, luck, sampling, selection and LoRA's first weights")
+    seed: int = Field(0, ge=0, lt=2**32, description="of starts, luck, sampling, selection and LoRA's first weights")
     steps: int = Field(60, ge=1, description="updates")
 
     groups: int = Field(16, ge=1, description="groups (starts) an update; [P] has one")
@@ -47,7 +47,7 @@ class TrainConfig(BaseModel):
     kl_coef: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
     aggregate: Aggregate = Field("token", description="mean over tokens, or over turns of their tokens' mean")
     max_grad_norm: float = Field(0.2, gt=0, description="a rare k3 spike must not steer AdamW for long")
-    lora_rank: int = Field(16, ge=1, description="of every linear layer's adapter [P: all linear layers]")
+    lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P: all linear layers]")
     lora_alpha: int = Field(32, ge=1, description="the adapter's output is scaled by lora_alpha / lora_rank")
 
     eval_every: int = Field(15, ge=1, description="updates between evaluations on the held-out starts")
@@ -132,7 +132,7 @@ def _read(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text())
     except OSError as error:
         raise UsageError(f"--config {file} cannot be read: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--config {file} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"--config {file} must hold one JSON object, not {type(values).__name__}")

@@ -84,25 +84,40 @@ def train(
         "seed": seed,
         "tuning": asdict(tuning) | {"hidden": list(tuning.hidden)},
     }
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", fix="choose another --out")
     newest = newest_checkpoint(out)
     if newest is not None:
         _check_same(out, newest, card)
     environments = _environments(scenario, tuning, seed + (0 if newest is None else int(newest.name)))
     model = _new(environments, tuning, out, seed) if newest is None else _load(newest, environments, out)
-    if model.num_timesteps >= goal:
+    if newest is not None and model.num_timesteps >= goal:
+        _publish(newest, out)  # a run that was killed after its last checkpoint may lack it
         say(f"{out} is trained for {model.num_timesteps:,} steps already")
         return
     saver = _Saver(out, card, every, goal, say)
     try:
-        model.learn(goal - model.num_timesteps, callback=saver, reset_num_timesteps=False, tb_log_name="dqn")
-    finally:  # an interruption, too, leaves a checkpoint
-        saver.save()
+        try:
+            model.learn(goal - model.num_timesteps, callback=saver, reset_num_timesteps=False, tb_log_name="dqn")
+        finally:  # an interruption, too, leaves a checkpoint
+            if saver.started:
+                saver.save()
+    except OSError as error:
+        raise RunError(f"the run {out} cannot be written: {error}", fix="is the disk full?") from error
 
 
 def newest_checkpoint(out: Path) -> Path | None:
     """The complete checkpoint with the most steps; unfinished ones have another name."""
     found = [path for path in (out / CHECKPOINTS).glob("*") if path.name.isdigit()]
     return max(found, key=lambda path: int(path.name), default=None)
+
+
+def _publish(checkpoint: Path, out: Path) -> None:
+    """The agent of a checkpoint, beside it."""
+    for name in (WEIGHTS, CARD):
+        copy = out / f".{name}.part"
+        shutil.copyfile(checkpoint / name, copy)
+        copy.replace(out / name)
 
 
 def _check_same(out: Path, checkpoint: Path, card: dict[str, Any]) -> None:
@@ -148,8 +163,16 @@ def _new(environments: VecMonitor, tuning: Tuning, out: Path, seed: int) -> DQN:
 
 
 def _load(checkpoint: Path, environments: VecMonitor, out: Path) -> DQN:
-    model = DQN.load(checkpoint / WEIGHTS, env=environments, device="cpu", tensorboard_log=str(out / "tensorboard"))
-    model.load_replay_buffer(checkpoint / REPLAY)
+    board = str(out / "tensorboard")
+    try:
+        model = DQN.load(checkpoint / WEIGHTS, env=environments, device="cpu", tensorboard_log=board)
+        with (checkpoint / REPLAY).open("rb") as buffer:
+            model.load_replay_buffer(buffer)
+    except Exception as error:  # a damaged zip or pickle raises nearly anything
+        said = str(error) or type(error).__name__
+        raise RunError(
+            f"the checkpoint {checkpoint} is damaged: {said}", fix="start again in another --out"
+        ) from error
     return model
 
 
@@ -160,8 +183,10 @@ class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not ch
         super().__init__()
         self.out, self.card, self.every, self.goal, self.say = out, card, every, goal, say
         self.began = time.monotonic()
+        self.started = False
 
     def _on_training_start(self) -> None:
+        self.started = True
         self.first = self.saved = self.num_timesteps
 
     def _on_step(self) -> bool:
@@ -181,10 +206,7 @@ class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not ch
             self.model.save_replay_buffer(part / REPLAY)
             (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
             part.rename(place)
-        for name in (WEIGHTS, CARD):
-            copy = self.out / f".{name}.part"
-            shutil.copyfile(place / name, copy)
-            copy.replace(self.out / name)
+        _publish(place, self.out)
         for other in (self.out / CHECKPOINTS).iterdir():
             if other != place:
                 shutil.rmtree(other)

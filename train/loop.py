@@ -289,7 +289,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
     try:
         held = dict(json.loads(file.read_text()))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(f"{file} is damaged: {error}", fix="choose another --out") from error
     wanted = json.loads(config.model_dump_json())
     differing = [key for key in wanted if key != "steps" and held.get(key) != wanted[key]]

@@ -44,8 +44,8 @@ def read(run: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
             if number != len(lines):
                 raise RunError(f"{file}:{number} is damaged", fix="start again in another --out") from error
     return rows

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
-from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
+from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
 from msgrpo_agent.models.local import LocalModel, trunk_and_head
 from msgrpo_agent.models.shared_prefix import answer_logprobs, share_prefixes
 from msgrpo_agent.prompt import PromptTemplate
@@ -46,7 +46,9 @@ class Policy:
             r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
         )
         self.model: Any = get_peft_model(base, lora, autocast_adapter_dtype=not merge)
-        self.model.peft_config["default"].base_model_name_or_path = config.base
+        folder = Path(base_path(config.base))
+        named = str(folder.resolve()) if config.base != NANO and folder.is_dir() else config.base
+        self.model.peft_config["default"].base_model_name_or_path = named
         self.engine = LocalModel("policy", engine or self.model, tokenizer)
         self._merged = engine
         if config.gradient_checkpointing:

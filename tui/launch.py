@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.paths import read_adapter_config
 from tui.agents import HUMAN, Resolve, Table
 from tui.choices import missing_extra
 from tui.session import Session, Setup
@@ -64,6 +65,8 @@ def check_specs(resolve: Resolve, wanted: Setup) -> None:
             raise UsageError(
                 f"there is no folder {rest!r} for the agent {spec!r}", fix="msgrpo adapters lists the runs"
             )
+        elif kind == "adapter":
+            read_adapter_config(Path(rest))
 
 
 def _session(episode: Episode, resolve: Resolve) -> Session:
@@ -86,6 +89,7 @@ def _print(resolve: Resolve, wanted: Setup | None, episodes: list[Episode] | Non
                 f"the agent {spec!r} needs packages that are not installed.",
                 fix=f"{fix}   (or, without it: --agent optimal, --agent random)",
             )
+    check_specs(resolve, wanted)
     play_plain(wanted, resolve, console)
 
 

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 
@@ -46,14 +47,6 @@ class Timeouts:
     connect_s: float = 10.0
     read_s: float = 180.0
     total_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class Price:
-    """US dollars per million tokens."""
-
-    prompt: float
-    completion: float
 
 
 @dataclass(frozen=True)
@@ -100,19 +93,15 @@ class EndpointModel:
         *,
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        price: Price | None = None,
         retries: int = 6,
         timeouts: Timeouts = Timeouts(),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        if not url.startswith(("http://", "https://")) or not model_name:
-            raise UsageError(
-                f"{url!r} with the model {model_name!r} is no endpoint", fix="endpoint:http://host:8000/v1#model"
-            )
+        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none")
+        check_address(url, model_name, {**(headers or {}), "the key": key})
         self.name = model_name
         self.url = url
         self.body = dict(body or {})
-        self.price = price
         self.retries = retries
         self.timeouts = timeouts
         self.retrying = 0
@@ -122,7 +111,7 @@ class EndpointModel:
         self._gives_logprobs = True
         self._client = openai.AsyncOpenAI(
             base_url=url,
-            api_key=next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none"),
+            api_key=key,
             default_headers=dict(headers or {}),
             timeout=openai.Timeout(timeouts.read_s, connect=timeouts.connect_s, pool=timeouts.total_s),
             max_retries=0,  # our own, so that they can be shown and counted
@@ -241,6 +230,22 @@ class EndpointModel:
         return {"choices": [choice], "usage": usage}
 
 
+def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None:
+    """Raise UsageError for what no request can be made of, before the first one."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is none
+        whole = False
+    if not whole or not model_name:
+        raise UsageError(
+            f"{url!r} with the model {model_name!r} is no endpoint", fix="endpoint:http://host:8000/v1#model"
+        )
+    for name, value in headers.items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise UsageError(f"the header {name!r} holds a character that HTTP headers cannot carry")
+
+
 async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
     """The chunks as plain dicts. The client passes on whatever its transport raises in mid-stream."""
     while True:
@@ -274,14 +279,24 @@ def checked(body: Any) -> dict[str, Any]:
 
 
 def completion(body: Mapping[str, Any], latency_s: float, retries: int, actions: Sequence[str]) -> Completion:
-    """A checked body as a Completion. Without `usage` the token counts are 0."""
+    """A checked body as a Completion. Without `usage` the token counts are 0.
+
+    Raises _BadBodyError where something has another type than the protocol says.
+    """
+    try:
+        return _completion(body, latency_s, retries, actions)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise _BadBodyError(f"status 200, but the answer cannot be read: {error}") from error
+
+
+def _completion(body: Mapping[str, Any], latency_s: float, retries: int, actions: Sequence[str]) -> Completion:
     choice = body["choices"][0]
     message = choice.get("message") or {}
     usage = body.get("usage") if isinstance(body.get("usage"), dict) else None
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return Completion(
-        text=_text(message.get("content")) or message.get("refusal") or "",
+        text=_text(message.get("content")) or _text(message.get("refusal")),
         finish_reason=_finish_reason(choice.get("finish_reason")),
         prompt_tokens=int((usage or {}).get("prompt_tokens") or 0),
         completion_tokens=int((usage or {}).get("completion_tokens") or 0),
@@ -293,14 +308,14 @@ def completion(body: Mapping[str, Any], latency_s: float, retries: int, actions:
 
 
 def _text(content: Any) -> str:
-    """A string, or the text parts of a list of parts, or nothing."""
+    """A string, or the text parts of a list of parts, or nothing; what UTF-8 cannot hold is marked."""
     if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
-    return message.get("reasoning") or message.get("reasoning_content") or None
+    return _text(message.get("reasoning")) or _text(message.get("reasoning_content")) or None
 
 
 def _finish_reason(given: Any) -> FinishReason:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
         with _LOADING:
             tokenizer = AutoTokenizer.from_pretrained(path)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # a damaged folder raises nearly anything, in transformers and in safetensors
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"the base model {base!r} cannot be loaded: {reason}",
             fix="check the name and the network, or give the folder of a causal language model",
@@ -67,10 +67,11 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     config = read_adapter_config(folder)
     model, tokenizer = load_base(config["base_model_name_or_path"], device=device, dtype=dtype)
     try:
-        with _LOADING:
+        with _LOADING, warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")  # it would play as its base
             adapted = PeftModel.from_pretrained(model, str(folder)).eval()
-    except (RuntimeError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # as above, and peft
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise ModelError(f"the adapter {folder} does not fit its base: {reason}") from error
     return (adapted.merge_and_unload() if model.dtype == torch.float32 else adapted), tokenizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -28,6 +29,7 @@ from msgrpo_agent.models.shared_prefix import (
     select_rows,
     share_prefixes,
 )
+from msgrpo_agent.parse import ACTION_TAG, END_OF_REASONING
 from msgrpo_agent.prompt import Prompt
 
 _MARK = "\u241fcontent\u241f"
@@ -189,12 +191,14 @@ class LocalModel:
         shared = common_prefix_length(distinct)
         ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
         prefix = compute_prefix(base, rows[0][:shared])
-        cache = new_cache(base.config.num_hidden_layers, room=ids.shape[1] + sampling.max_tokens)
+        context = getattr(base.config, "max_position_embeddings", None) or sys.maxsize
+        longest = max(1, min(sampling.max_tokens, context - max(map(len, rows))))
+        cache = new_cache(base.config.num_hidden_layers, room=ids.shape[1] + longest)
         place = positions(mask, shared)
         out: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
         alive = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
         stops = torch.tensor(sorted(self.stop_ids), device=self.model.device)
-        for n in range(sampling.max_tokens):
+        for n in range(longest):
             hidden = base(
                 input_ids=ids,
                 attention_mask=mask,
@@ -229,13 +233,11 @@ class LocalModel:
     ) -> dict[str, float] | None:
         """P(action | prompt, the answer up to its last action tag), over the legal actions; None without a tag."""
         text = self.tokenizer.decode(answer_ids, skip_special_tokens=True)
-        before, tag, _ = text.rpartition("<action>")
-        if not tag:
+        tags = list(ACTION_TAG.finditer(text, text.rfind(END_OF_REASONING) + 1))
+        if not tags:
             return None
-        tails = [
-            self.tokenizer(f"{before}<action>{action}</action>", add_special_tokens=False)["input_ids"]
-            for action in actions
-        ]
+        before, after = text[: tags[-1].start(1)], text[tags[-1].end(1) : tags[-1].end()]
+        tails = [self.tokenizer(before + action + after, add_special_tokens=False)["input_ids"] for action in actions]
         logits = [
             self.model(torch.tensor([prompt_ids + tail], device=self.model.device)).logits[0].float()
             for tail in tails

@@ -15,7 +15,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 def base_path(base: str) -> str:
     """Where the weights of a base are: `nano` is in the package, anything else is a folder or a hub name."""
-    return str(NANO_DIR) if base == NANO else base
+    return str(NANO_DIR) if base == NANO else str(Path(base).expanduser()) if base.startswith("~") else base
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -27,9 +27,12 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
                 fix="train one: msgrpo train --out " + str(folder),
             )
     try:
-        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text())
-    except json.JSONDecodeError as error:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
-    if not config.get("base_model_name_or_path"):
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder / ADAPTER_CONFIG} holds no JSON object")
+    base = config.get("base_model_name_or_path")
+    if not isinstance(base, str) or not 0 < len(base) < 1024:
         raise ModelError(f"{folder / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
     return config
