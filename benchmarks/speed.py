@@ -92,12 +92,14 @@ def main() -> None:
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     config = make_config(given.preset, settings=given.settings, given={"scenario": given.scenario})
+    config = config.model_copy(update={"learning_rate": 1e-12})  # the same policy in every round
     scenario, policy = get_scenario(config.scenario), Policy(config)
     recorder = Recorder(policy.engine)
-    optimizer = torch.optim.AdamW(policy.parameters, lr=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters)
     generator = torch.Generator().manual_seed(0)
 
     progress, times = Progress(), {"rollout_s": [], "update_s": [], "reference_s": [], "evaluation_s": []}
+    rates: dict[str, list[float]] = {"turns": [], "new_tokens": [], "update_tokens": []}
     generate_s, shared_generate_s, update_shared_s, update_plain_s = [], [], [], []
     for step in range(given.rounds + 1):
         recorder.batches = []
@@ -117,24 +119,26 @@ def main() -> None:
             continue  # warm-up
         for name, value in (("rollout_s", rollout), ("update_s", whole), ("reference_s", reference)):
             times[name].append(value)
+        turns = [turn for episode in episodes for turn in episode.turns]
+        rates["turns"].append(len(turns) / rollout)
+        rates["new_tokens"].append(sum(turn.completion_tokens for turn in turns) / rollout)
+        rates["update_tokens"].append(sum(sample.tokens for sample in samples) * config.epochs / whole)
         shared_generate_s.append(fast)
         generate_s.append(plain)
         update_shared_s.append(shared)
         update_plain_s.append(full)
     times["evaluation_s"].append(timed(lambda: evaluate(policy, scenario, config)))
-    turns = [turn for episode in episodes for turn in episode.turns]
-    tokens = sum(len(sample.answer_ids) + len(sample.prompt_ids) for sample in samples)
     result = {
         "machine": facts() | {"threads": torch.get_num_threads()},
         "config": config.model_dump(),
         "an_update": {name: median(values) for name, values in times.items()},
         "rollout": {
-            "turns_per_second": len(turns) / median(times["rollout_s"]),
-            "new_tokens_per_second": sum(t.completion_tokens for t in turns) / median(times["rollout_s"]),
+            "turns_per_second": median(rates["turns"]),
+            "new_tokens_per_second": median(rates["new_tokens"]),
             "over_generate": median(a / b for a, b in zip(generate_s, shared_generate_s, strict=True)),
         },
         "update": {
-            "prompt_and_answer_tokens_per_second": tokens * config.epochs / median(times["update_s"]),
+            "prompt_and_answer_tokens_per_second": median(rates["update_tokens"]),
             "over_plain": median(a / b for a, b in zip(update_plain_s, update_shared_s, strict=True)),
         },
         "peak_gpu_gib": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None,

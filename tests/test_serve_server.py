@@ -194,7 +194,7 @@ def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(tmp_path: Path) ->
     with driven(tmp_path, fake_launch("stubborn"), "stop it with", drain_s=600) as (process, session, _):
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
-        assert "stopping" in process.stdout.readline()
+        assert any("stopping" in line for line in process.stdout)  # an interrupted print may end once more
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WITHIN_S)
         assert supervisor.session_processes(session) == []

@@ -81,9 +81,9 @@ def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generato
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Split by length, so that little is padding, into parts of at most `max_tokens` padded tokens.
+    """Split by length, so that little is padding, into parts of about `max_tokens` tokens.
 
-    The prefix that all prompts share counts once for each part.
+    Counted is what each turn has of its own, filled up to the longest; the prefix that all prompts share is not.
     """
     ordered = sorted(samples, key=lambda sample: sample.tokens)
     shared = common_prefix_length([list(sample.prompt_ids) for sample in ordered])

@@ -1,4 +1,4 @@
-"""TrainConfig: every number of a run, with its source; and the presets.
+"""TrainConfig: the settings of a run, with their sources; and the presets.
 
 [P] arXiv 2508.10839, [V] Verlog, [ours] a choice that no source gives, with its reason.
 """
@@ -54,7 +54,7 @@ class TrainConfig(BaseModel):
     eval_episodes: int = Field(200, ge=1, description="held-out starts, the same at every evaluation")
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
-    micro_batch_tokens: int = Field(16_384, ge=1, description="tokens of one forward and backward, padding included")
+    micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
     gradient_checkpointing: bool = Field(False, description="less memory, more time")
 
     @model_validator(mode="after")

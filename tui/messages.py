@@ -42,7 +42,7 @@ class SeatAnswered(Message):
 
 @dataclass
 class SeatFailed(Message):
-    """A seat gave no answer; `fatal` when asking again is useless."""
+    """A seat gave no answer: why, and what may mend it."""
 
     session: int
     player: str

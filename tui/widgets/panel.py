@@ -21,7 +21,7 @@ def stat(name: str, value: str, style: str = "") -> Content:
 
 
 class AgentPanel(Widget):
-    """`show` redraws it from the session at its cursor; `wait`, `stream` and `fail` say what goes on meanwhile."""
+    """`show` redraws it from the session at its cursor; `stream` and `say` tell what goes on meanwhile."""
 
     def __init__(self, index: int, player: str, session: Session) -> None:
         super().__init__(id=f"panel-{index}-{player}", classes="panel")
