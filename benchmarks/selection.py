@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--out", type=Path, default=Path("runs/selection"))
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
