@@ -104,7 +104,7 @@ def thought_text(turn: Turn | None, decision: Decision | None) -> Content:
 
 
 def answer_words(reasoning: str | None, answer: str | None) -> Content:
-    words = " ".join(part for part in (reasoning, thought(answer or "")) if part)
+    words = " ".join(part for part in (printable(reasoning or ""), thought(answer or "")) if part)
     return Content.styled(f"“{words}”", "italic") if words else Content("")
 
 
