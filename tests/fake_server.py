@@ -148,7 +148,7 @@ class FakeServer:
                     await (self.script[number] if number < len(self.script) else self.then)(request, writer)
                 finally:
                     self._now -= 1
-        except ConnectionError:
+        except (ConnectionError, asyncio.IncompleteReadError):
             return  # the client went away
         finally:
             writer.close()
