@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from msgrpo_agent import __version__
 from msgrpo_agent.errors import MissingExtraError, MsgrpoError, UsageError
@@ -421,7 +421,7 @@ def adapters(
     if not runs:
         out.print(f"no adapters in {folder}; train one: msgrpo train --out {folder / 'fl'}", markup=False)
         return
-    table = Table("run", "base", "scenario", "result", "problem")
+    table = Table(*(Column(name, overflow="fold") for name in ("run", "base", "scenario", "result", "problem")))
     for run in runs:
         table.add_row(*(escape(text or "") for text in (run.folder, run.base, run.scenario, run.result, run.problem)))
     out.print(table)

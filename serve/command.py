@@ -24,7 +24,9 @@ DRAIN_S = 10  # requests in flight may end in this time after a stop
 RUNTIME_SLOTS = 4  # adapters that one batch may mix when clients load their own
 _OWNED = (
     *("--model", "--served-model-name", "--host", "--port", "--uds", "--api-key", "--lora-modules"),
-    *("--enable-lora", "--root-path", "--ssl-keyfile", "--ssl-certfile"),
+    *("--enable-lora", "--root-path", "--config", "--headless", "--grpc"),
+    *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
+    "--enable-ssl-refresh",
 )
 
 
@@ -61,13 +63,12 @@ class Launch:
         return f"http://{_bracketed(self.host)}:{self.port}/v1"
 
     def shell(self) -> str:
-        """One line for a shell. The key is left to the variable that it comes from."""
-        shown = self.environment | ({"VLLM_API_KEY": f"${KEY_VARIABLE}"} if self.key else {})
-        settings = [
-            f'{name}="{value}"' if value.startswith("$") else f"{name}={shlex.quote(value)}"
-            for name, value in shown.items()
-        ]
-        return " ".join(["env", *settings, shlex.join(self.command)])
+        """One line for a shell. The key is left to the variable that it comes from, which must be set there."""
+        settings = {name: shlex.quote(value) for name, value in self.environment.items()}
+        settings["PYTHONPATH"] += '"${PYTHONPATH:+:$PYTHONPATH}"'
+        if self.key:
+            settings["VLLM_API_KEY"] = f'"${{{KEY_VARIABLE}:?}}"'
+        return " ".join(["env", *(f"{name}={value}" for name, value in settings.items()), shlex.join(self.command)])
 
 
 def is_loopback(host: str) -> bool:
@@ -130,6 +131,8 @@ def build(request: Request, engine: Engine, weights: str | None = None) -> Launc
 
 def _tuned(request: Request, engine: Engine) -> list[str]:
     options = ["--uvicorn-log-level", "warning", "--shutdown-timeout", str(DRAIN_S)]
+    # Otherwise the base's generation_config.json (Qwen2.5's penalises repetition) changes what clients ask for.
+    options += ["--generation-config", "vllm"]
     if engine == "cpu":
         # A seeded request whose prompt is split by chunked prefill kills the CPU engine. Blocks of 32 (the default
         # is 128) let short prompts share their prefix. float32 is what the in-process model computes in.
@@ -177,6 +180,7 @@ def _environment(request: Request, engine: Engine, weights: str) -> dict[str, st
         environment["MSGRPO_ADAPTER_ROOT"] = str(request.runtime_adapters.resolve())
         environment["MSGRPO_SERVED_BASE"] = request.base
         environment["MSGRPO_SERVED_WEIGHTS"] = weights
+        environment["MSGRPO_SERVED_ADAPTERS"] = json.dumps([str(adapter.folder) for adapter in request.adapters])
     return environment
 
 
@@ -195,14 +199,15 @@ def _check_names(names: list[str]) -> None:
                 f"two models would be named {name!r}",
                 fix="name them apart: --adapter NAME=DIR, --name NAME for the base",
             )
-        if not name or any(c.isspace() or c in '#"' for c in name):
+        if not name or name.startswith("-") or any(c.isspace() or c in "#\"'" for c in name):
             raise UsageError(f"{name!r} is no model name", fix="use letters, digits and . _ - /")
 
 
 def _check_extra(extra: tuple[str, ...]) -> None:
+    """vLLM's parser takes abbreviations, so those of our own options are refused too."""
     for word in extra:
-        option = word.partition("=")[0].replace("_", "-")
-        if option in _OWNED:
+        option = re.split("[=.]", word)[0].replace("_", "-")
+        if re.match("--[a-z]", option) and any(owned.startswith(option) for owned in _OWNED):
             raise UsageError(
                 f"{option} is set by msgrpo serve itself",
                 fix="use its own --host, --port, --base, --name, --adapter, and a reverse proxy for TLS and paths",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.models.paths import ADAPTER_WEIGHTS
+from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from serve.adapters import check_fits, read_adapter, same_base
 
 Scope = MutableMapping[str, Any]
@@ -24,6 +24,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Version = tuple[tuple[int, int], ...]  # (modification time, size) of an adapter's files
 
 OPEN_PATH = "/health"
 _LONGEST_LOAD_REQUEST = 65_536  # bytes
@@ -47,7 +48,8 @@ class Guard:
         self._key = hashlib.sha256(key.encode()).digest() if key else None
         root = os.environ.get("MSGRPO_ADAPTER_ROOT")
         self._root = Path(root).resolve() if root else None
-        self._loaded: dict[str, tuple[int, int]] = {}
+        served = map(Path, json.loads(os.environ.get("MSGRPO_SERVED_ADAPTERS", "[]")))
+        self._loaded = {folder: _version(folder) for folder in served}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -55,7 +57,7 @@ class Guard:
             return
         try:
             self._check_key(scope)
-            receive = await self._check_loading(scope, receive)
+            receive, send = await self._check_loading(scope, receive, send)
         except RefusedError as refused:
             await _refuse(scope, send, refused)
             return
@@ -69,40 +71,50 @@ class Guard:
         if scheme.lower() != b"bearer" or not secrets.compare_digest(hashlib.sha256(token).digest(), self._key):
             raise RefusedError(401, "this server needs its key: Authorization: Bearer …")
 
-    async def _check_loading(self, scope: Scope, receive: Receive) -> Receive:
+    async def _check_loading(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """What vLLM gets for `receive` and `send`: for a load, the checked request, and a note when it has worked."""
         path = scope["path"].rstrip("/")
         if path.endswith("/adapters") or "/adapters/" in path:
             raise RefusedError(403, "adapters are loaded by POST /v1/load_lora_adapter")
         if not path.endswith("/load_lora_adapter"):
-            return receive
+            return receive, send
         if self._root is None:
             raise RefusedError(403, "loading adapters at run time is off")
-        body = self._checked_load(await _read(receive))
+        try:
+            request, folder, version = self._checked_load(await _read(receive))
+        except (OSError, ValueError, RuntimeError) as error:  # names that no file can have, links in a circle
+            raise RefusedError(400, f"that folder cannot be read: {error}") from error
+        body = json.dumps(request).encode()
 
         async def replay() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
 
+        async def note(message: Message) -> None:
+            if message.get("status") == 200:
+                self._loaded[folder] = version
+            await send(message)
+
         scope["headers"] = [(n, v) for n, v in scope["headers"] if n != b"content-length"] + [
             (b"content-length", str(len(body)).encode())
         ]
-        return replay
+        return replay, note
 
-    def _checked_load(self, body: bytes) -> bytes:
-        """The request with its folder resolved, so that what was checked is what is loaded."""
+    def _checked_load(self, body: bytes) -> tuple[dict[str, Any], Path, Version]:
+        """The request with its folder resolved, so that what was checked is what is loaded; folder; version."""
         assert self._root is not None
         try:
             request = json.loads(body)
             name, asked = request["lora_name"], Path(request["lora_path"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RefusedError(400, "give lora_name and lora_path as JSON") from error
         folder = (asked if asked.is_absolute() else self._root / asked).resolve()
         if not folder.is_relative_to(self._root):
             raise RefusedError(403, "that folder is not below the one that adapters may be loaded from")
         if request.get("load_inplace"):
             raise RefusedError(400, "a new version of an adapter needs a new name and a new folder, not load_inplace")
-        weights = folder / ADAPTER_WEIGHTS
-        if weights.is_symlink() and not weights.resolve().is_relative_to(self._root):
-            raise RefusedError(403, "that adapter's weights are a link out of the folder")
+        for file in (folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS):
+            if not file.resolve().is_relative_to(self._root):
+                raise RefusedError(403, f"that adapter's {file.name} is a link out of the folder")
         try:
             adapter = read_adapter(folder, str(name))
             if not same_base(adapter.base, os.environ["MSGRPO_SERVED_BASE"]):
@@ -110,18 +122,19 @@ class Guard:
             check_fits(adapter, Path(os.environ["MSGRPO_SERVED_WEIGHTS"]))
         except MsgrpoError as error:
             raise RefusedError(400, error.message) from error
-        self._check_unchanged(weights)
-        request["lora_path"] = str(folder)
-        return json.dumps(request).encode()
-
-    def _check_unchanged(self, weights: Path) -> None:
+        version = _version(folder)
         # vLLM keys its prefix cache by adapter name and path: other weights there would meet stale entries.
-        status = weights.stat()
-        version = (status.st_mtime_ns, status.st_size)
-        if self._loaded.setdefault(str(weights), version) != version:
+        if self._loaded.get(folder, version) != version:
             raise RefusedError(
                 409, "that folder was loaded with other weights before: write each version to a new folder"
             )
+        return request | {"lora_path": str(folder)}, folder, version
+
+
+def _version(folder: Path) -> Version:
+    """What changes when an adapter's config or weights are written again."""
+    found = [(folder / name).stat() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+    return tuple((status.st_mtime_ns, status.st_size) for status in found)
 
 
 async def _read(receive: Receive) -> bytes:

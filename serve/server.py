@@ -6,8 +6,10 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +37,7 @@ class Server:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._began_ns = 0
         self._memory: frozenset[str] = frozenset()
+        self._scratch = ""
 
     def __enter__(self) -> Self:
         return self
@@ -49,12 +52,17 @@ class Server:
 
     def start(self) -> None:
         """Start the child; its output goes to the log file, which is written anew."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         program = Path(supervisor.__file__)
-        with self.log.open("wb") as output:
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            output = self.log.open("wb")
+        except OSError as error:
+            raise ServeError(f"the log {self.log} cannot be written: {error.strerror}") from error
+        with output:
             self._began_ns = os.fstat(output.fileno()).st_ctime_ns
+            self._scratch = tempfile.mkdtemp(prefix="msgrpo-")
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", str(program), str(DRAIN_S + 1), *self.launch.command],
+                [sys.executable, "-I", str(program), str(DRAIN_S + 1), self._scratch, *self.launch.command],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -70,7 +78,8 @@ class Server:
         """
         child = self._running()
         while child.poll() is None:
-            if answers(self.launch.host, self.launch.port):
+            # Another server that starts at the same port may answer before ours fails: theirs is not our readiness.
+            if supervisor.listens(child.pid, self.launch.port) and answers(self.launch.host, self.launch.port):
                 served = models(self.launch.host, self.launch.port, self.launch.key)
                 missing = [name for name in self.launch.models if name not in served]
                 if missing:
@@ -106,6 +115,7 @@ class Server:
         finally:
             # The supervisor has done this, unless it was killed or saw its child die too early.
             supervisor.end_session(child.pid, self._began_ns, self._memory)
+            shutil.rmtree(self._scratch, ignore_errors=True)
             self._supervisor = None
 
     def _running(self) -> subprocess.Popen[bytes]:

@@ -4,7 +4,8 @@ Started as its own program, in its own session, with a pipe from its parent as s
 one byte once the server is ready; the pipe's end, by closing or by the parent's death (kill -9 too), means stop:
 
 - a ready server gets SIGTERM and the drain time; one that still starts, when vLLM can lose a SIGTERM, gets neither;
-- then every process of the session is killed, and the shared memory that they had mapped is removed.
+- then every process of the session is killed; the shared memory that they had mapped and their folder for temporary
+  files are removed.
 
 SIGTERM to the supervisor itself skips the drain time. Standard library only: it must start at once and stay small.
 """
@@ -14,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -61,6 +62,30 @@ def shared_memory(session: int, since_ns: int) -> frozenset[str]:
     return frozenset(found)
 
 
+def listens(session: int, port: int) -> bool:
+    """Whether a process of a session has a listening socket at `port`."""
+    listening = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                listening.add(f"socket:[{fields[9]}]")
+    for pid in session_processes(session):
+        for handle in _handles(pid):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if os.readlink(handle) in listening:
+                    return True
+    return False
+
+
+def _handles(pid: int) -> list[str]:
+    """The open files of a process; none once it is gone."""
+    try:
+        return [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return []
+
+
 def end_session(session: int, since_ns: int, memory: frozenset[str] = frozenset()) -> None:
     """Kill every process of a session but its leader, wait until they are gone, and remove their shared memory.
 
@@ -78,28 +103,31 @@ def end_session(session: int, since_ns: int, memory: frozenset[str] = frozenset(
             os.unlink(name)
 
 
-def supervise(command: list[str], drain_s: float) -> int:
-    """Run `command` until it ends or standard input does. Returns its exit status (negative: a signal)."""
+def supervise(command: list[str], drain_s: float, scratch: str) -> int:
+    """Run `command` until it ends or standard input does. Returns its exit status (negative: a signal).
+
+    `scratch` is a new folder for its sockets and rendezvous files; it is removed at the end.
+    """
     me = os.getpid()
     memory: frozenset[str] = frozenset()
     child = None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop_now)
-    with tempfile.TemporaryDirectory(prefix="msgrpo-") as scratch:
-        began_ns = os.stat(scratch).st_ctime_ns
-        environment = os.environ | {"TMPDIR": scratch}  # its sockets and rendezvous files, removed with it
-        try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
-            became_ready = _next_byte(child) == READY
-            memory = shared_memory(me, began_ns)
-            if became_ready and _next_byte(child) == b"":
-                child.terminate()
-                child.wait(drain_s)
-        except (_StopNowError, subprocess.TimeoutExpired):
-            pass  # ended below, as everything that is left
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            end_session(me, began_ns, memory)
+    began_ns = os.stat(scratch).st_ctime_ns
+    try:
+        environment = os.environ | {"TMPDIR": scratch}
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
+        became_ready = _next_byte(child) == READY
+        memory = shared_memory(me, began_ns)
+        if became_ready and _next_byte(child) == b"":
+            child.terminate()
+            child.wait(drain_s)
+    except (_StopNowError, subprocess.TimeoutExpired):
+        pass  # ended below, as everything that is left
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_session(me, began_ns, memory)
+        shutil.rmtree(scratch, ignore_errors=True)
     return child.wait() if child is not None else -signal.SIGTERM
 
 
@@ -118,5 +146,5 @@ def _next_byte(child: subprocess.Popen[bytes]) -> bytes | None:
 
 
 if __name__ == "__main__":
-    status = supervise(sys.argv[2:], float(sys.argv[1]))
+    status = supervise(sys.argv[3:], float(sys.argv[1]), sys.argv[2])
     sys.exit(status if status >= 0 else 128 - status)

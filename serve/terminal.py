@@ -13,6 +13,7 @@ from types import FrameType
 from rich.console import Console
 
 from msgrpo_agent.errors import ServeError, UsageError
+from msgrpo_agent.models.paths import is_folder
 from serve.adapters import Adapter, check_fits, read_adapter
 from serve.checks import (
     check_port,
@@ -30,9 +31,9 @@ LOGS = Path("runs") / "serve"
 def parse_adapter(text: str) -> Adapter:
     """`DIR`, or `NAME=DIR` for another model name than the folder's."""
     name, equals, folder = text.partition("=")
-    if equals and "/" not in name and not Path(text).is_dir():
-        return read_adapter(Path(folder), name)
-    return read_adapter(Path(text))
+    if equals and "/" not in name and not is_folder(text):
+        return read_adapter(Path(folder).expanduser(), name)
+    return read_adapter(Path(text).expanduser())
 
 
 def plan(
@@ -70,15 +71,20 @@ def plan(
 
 def with_key(request: Request, key: str | None) -> tuple[Request, bool]:
     """The request with its key, and whether that was made here: a server that others can reach always has one."""
-    if key and (not key.isascii() or not key.isprintable() or " " in key):
-        raise UsageError(f"{KEY_VARIABLE} holds characters that an HTTP header cannot", fix="use letters and digits")
+    _check_key(key)
     if key or is_loopback(request.host):
         return replace(request, key=key or None), False
     return replace(request, key=secrets.token_urlsafe(24)), True
 
 
+def _check_key(key: str | None) -> None:
+    if key and (not key.isascii() or not key.isprintable() or " " in key):
+        raise UsageError(f"{KEY_VARIABLE} holds characters that an HTTP header cannot", fix="use letters and digits")
+
+
 def status(host: str, port: int, key: str | None) -> dict[str, str | None]:
     """What a running server serves: model name → its base's name, None for a base."""
+    _check_key(key)
     return models(host, port, key)
 
 

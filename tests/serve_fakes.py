@@ -44,7 +44,7 @@ def nano_lora_shapes(rank: int = 8) -> dict[str, tuple[int, ...]]:
 def write_adapter(
     folder: Path, *, rank: int = 8, shapes: dict[str, tuple[int, ...]] | None = None, **config: Any
 ) -> Path:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     values = {
         "peft_type": "LORA",
         "base_model_name_or_path": "nano",

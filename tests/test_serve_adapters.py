@@ -166,6 +166,28 @@ def test_one_odd_run_does_not_hide_the_others(tmp_path: Path, line: str) -> None
     assert (b.problem, b.result) == (None, None)
 
 
+def test_damaged_runs_do_not_hide_the_others(tmp_path: Path) -> None:
+    one_dimension = {"base_model.model.model.norm.lora_A.weight": (8, 128)}
+    one_dimension |= {"base_model.model.model.norm.lora_B.weight": (128, 8)}
+    write_adapter(tmp_path / "norm", shapes=one_dimension)
+    deep = b"[" * 100_000
+    (write_adapter(tmp_path / "deep") / ADAPTER_WEIGHTS).write_bytes(len(deep).to_bytes(8, "little") + deep)
+    write_adapter(tmp_path / "long", base_model_name_or_path="x" * 1000)
+    odd = write_adapter(tmp_path / "odd")
+    for name in ("config.json", "metrics.jsonl"):
+        (odd / name).write_bytes(deep)
+    found = {run.name: run.problem for run in list_runs(tmp_path)}
+    assert set(found) == {"norm", "deep", "long", "odd"}
+    assert "is 128 there" in (found["norm"] or "")
+    assert "no complete safetensors" in (found["deep"] or "")
+    assert (found["long"], found["odd"]) == (None, None)
+
+
+def test_runs_are_found_at_any_depth(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "seeds" / "seed-0")
+    assert [run.folder for run in list_runs(tmp_path)] == [str(tmp_path / "seeds" / "seed-0")]
+
+
 def test_runs_are_listed_with_scenario_result_and_problem(tmp_path: Path) -> None:
     good, bad = write_adapter(tmp_path / "fl"), write_adapter(tmp_path / "snake", use_dora=True)
     (good / "config.json").write_text(json.dumps({"scenario": "frozen-lake"}))

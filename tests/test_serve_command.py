@@ -16,8 +16,10 @@ from msgrpo_agent.errors import ModelError, MsgrpoError, ServeError, UsageError
 from msgrpo_agent.models.paths import NANO_DIR
 from serve import checks, terminal
 from serve.adapters import Adapter, read_adapter
-from serve.command import ENTRY, Launch, Request, build, child_environment, common_base, is_loopback
+from serve.command import ENTRY, Engine, Launch, Request, build, child_environment, common_base, is_loopback
 from tests.serve_fakes import write_adapter
+
+ENGINES: tuple[Engine, ...] = ("cpu", "cuda")
 
 
 def option(launch: Launch, name: str) -> str:
@@ -83,11 +85,22 @@ def test_sizes_and_vllms_own_options_are_passed_on_and_theirs_win() -> None:
 
 
 def test_what_safety_rests_on_comes_after_the_callers_options() -> None:
-    launch = build(Request(extra=("--hos", "0.0.0.0")), "cpu")  # argparse would take the abbreviation
-    assert launch.command.index("--host") > launch.command.index("--hos")
+    launch = build(Request(extra=("--seed", "3")), "cpu")
+    assert launch.command.index("--host") > launch.command.index("--seed")
 
 
-@pytest.mark.parametrize("word", ["--host", "--host=0.0.0.0", "--api_key", "--lora-modules", "--uds", "--port=1"])
+def test_the_bases_own_sampling_defaults_do_not_change_what_clients_ask_for() -> None:
+    for engine in ENGINES:
+        assert option(build(Request(base="Qwen/Qwen2.5-3B-Instruct"), engine), "--generation-config") == "vllm"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("--host", "--host=0.0.0.0", "--api_key", "--lora-modules", "--uds", "--port=1", "--config", "--headless"),
+        *("--hos", "--api-k", "--ud", "--root-pa=/a", "--lora_mod", "--c=x.yaml", "--ssl-ca-certs"),  # abbreviated
+    ],
+)
 def test_options_that_msgrpo_sets_are_refused(word: str) -> None:
     with pytest.raises(UsageError, match="is set by msgrpo serve itself"):
         build(Request(extra=(word,)), "cpu")
@@ -99,8 +112,9 @@ def test_names_that_clash_are_refused() -> None:
     with pytest.raises(UsageError, match="two models would be named 'nano'"):
         build(Request(adapters=(adapter("nano"),)), "cpu")
     assert build(Request(adapters=(adapter("nano"),), name="base"), "cpu").models == ["base", "nano"]
-    with pytest.raises(UsageError, match="is no model name"):
-        build(Request(name="a b"), "cpu")
+    for name in ("a b", "-x", "it's", ""):
+        with pytest.raises(UsageError, match="is no model name"):
+            build(Request(adapters=(adapter(name),)), "cpu")
 
 
 def test_the_base_is_the_adapters_own_and_one_for_all() -> None:
@@ -138,6 +152,9 @@ def test_an_open_host_has_a_key_always() -> None:
     assert (given.key, made) == ("s3cret", False)
     with pytest.raises(UsageError, match="characters"):
         terminal.with_key(open_host, "two words")
+    for key in ("a\n", "ключ"):
+        with pytest.raises(UsageError, match="characters"):
+            terminal.status("127.0.0.1", 9, key)
 
 
 def test_loopback_needs_no_key_but_keeps_a_given_one() -> None:
@@ -152,7 +169,7 @@ def test_a_key_is_enforced_by_the_guard_and_is_in_no_command_line() -> None:
     assert "s3cret" not in " ".join(launch.command)
     assert "s3cret" not in repr(launch.command)
     assert "s3cret" not in launch.shell()
-    assert 'VLLM_API_KEY="$MSGRPO_API_KEY"' in launch.shell()
+    assert 'VLLM_API_KEY="${MSGRPO_API_KEY:?}"' in launch.shell()  # a shell without the key does not start it
 
 
 def test_runtime_loading_is_off_unless_asked_for(tmp_path: Path) -> None:
@@ -301,6 +318,8 @@ def msgrpo(
         (["--allow-runtime-adapters", "nowhere"], "there is no folder nowhere"),
         (["--dry-run", "--", "--api-key", "x"], "--api-key is set by msgrpo serve itself"),
         (["--base", "nowhere", "--dry-run"], "is no folder and no hub name"),
+        (["--adapter", "x" * 5000], "there is no adapter folder"),
+        (["--base", "x" * 5000, "--dry-run"], "is no folder and no hub name"),
         (["--status", "--port", "9"], "nothing answers at 127.0.0.1:9"),
     ],
 )

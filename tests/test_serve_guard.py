@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from msgrpo_agent.models.paths import ADAPTER_WEIGHTS, NANO_DIR
+from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
 from serve.guard import Guard
 from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors
 
@@ -16,17 +16,18 @@ LOAD = "/v1/load_lora_adapter"
 
 
 class Inside:
-    """What the guard protects: it notes the bodies that reach it, and answers 200."""
+    """What the guard protects: it notes the bodies that reach it, and answers `status`."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.status = 200
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             self.bodies.append(b"lifespan")
             return
         self.bodies.append((await receive()).get("body", b""))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
 
@@ -140,10 +141,11 @@ async def test_no_way_leads_out_of_the_folder(loading: Guard, inside: Inside, ro
     for path in ("../outside", str(outside), str(root / ".." / "outside"), "link", "chain", str(root) + "-other"):
         status, message = await ask(loading, LOAD, body=load(path))
         assert (status, message) == (403, "that folder is not below the one that adapters may be loaded from")
-    inner = write_adapter(root / "inner")
-    (inner / ADAPTER_WEIGHTS).unlink()
-    (inner / ADAPTER_WEIGHTS).symlink_to(outside / ADAPTER_WEIGHTS)
-    assert (await ask(loading, LOAD, body=load("inner")))[0] == 403
+    for file in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
+        inner = write_adapter(root / f"inner-{file}")
+        (inner / file).unlink()
+        (inner / file).symlink_to(outside / file)
+        assert (await ask(loading, LOAD, body=load(inner)))[0] == 403
     assert inside.bodies == []
 
 
@@ -164,7 +166,18 @@ async def test_what_cannot_be_served_is_refused(loading: Guard, inside: Inside, 
     assert inside.bodies == []
 
 
-@pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"lora_name": "x"}', b'{"lora_name":"x","lora_path":3}'])
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", "x" * 5000, "circle"])
+async def test_a_name_that_no_folder_can_have_is_refused(
+    loading: Guard, inside: Inside, root: Path, path: str
+) -> None:
+    (root / "circle").symlink_to(root / "circle")
+    assert (await ask(loading, LOAD, body=load(path)))[0] == 400
+    assert inside.bodies == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no json", b"[]", b'{"lora_name": "x"}', b'{"lora_name":"x","lora_path":3}', b"[" * 60_000]
+)
 async def test_a_body_that_is_no_load_request_is_refused(loading: Guard, body: bytes) -> None:
     assert (await ask(loading, LOAD, body=body))[0] == 400
 
@@ -182,3 +195,30 @@ async def test_new_weights_need_a_new_folder(loading: Guard, inside: Inside, roo
     assert status == 409
     assert "write each version to a new folder" in message
     assert len(inside.bodies) == 1
+
+
+async def test_a_changed_config_is_a_new_version_too(loading: Guard, root: Path) -> None:
+    write_adapter(root / "v1", lora_alpha=8)
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 200
+    write_adapter(root / "v1", lora_alpha=16)
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 409
+
+
+async def test_an_adapter_served_from_the_start_counts_as_loaded(
+    loading: Guard, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(root / "v1", rank=8)
+    monkeypatch.setenv("MSGRPO_SERVED_ADAPTERS", json.dumps([str(folder)]))
+    guard = Guard(loading.app)
+    assert (await ask(guard, LOAD, body=load("v1")))[0] == 200
+    write_adapter(folder, rank=4)
+    assert (await ask(guard, LOAD, body=load("v1")))[0] == 409
+
+
+async def test_what_vllm_refused_was_not_loaded(loading: Guard, inside: Inside, root: Path) -> None:
+    inside.status = 500
+    write_adapter(root / "v1", rank=33)
+    await ask(loading, LOAD, body=load("v1"))
+    write_adapter(root / "v1", rank=8)
+    inside.status = 200
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 200

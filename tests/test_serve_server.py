@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,12 +121,33 @@ def test_a_killed_supervisor_leaves_nothing_after_stop(tmp_path: Path) -> None:
     server.start()
     server.wait_ready()
     session, memory = server.pid, shared_memory_of(server.log)
+    scratch = Path(server._scratch)
+    assert scratch.is_dir()
     os.kill(session, signal.SIGKILL)
     with pytest.raises(ServeError, match="vLLM ended"):
         server.wait()
     server.stop()
     assert supervisor.session_processes(session) == []
     assert not memory.exists()
+    assert not scratch.exists()
+
+
+def test_another_servers_answer_is_not_taken_for_readiness(tmp_path: Path) -> None:
+    """Two that start at one port: vLLM binds it first and listens much later."""
+    launch = fake_launch()
+    with Server(launch, tmp_path / "a.log") as theirs, Server(fake_launch("dies"), tmp_path / "b.log") as ours:
+        theirs.start()
+        theirs.wait_ready()
+        ours.launch = replace(ours.launch, port=launch.port)
+        ours.start()
+        with pytest.raises(ServeError, match="the fake one cannot start"):
+            ours.wait_ready()
+
+
+def test_a_log_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(ServeError, match="cannot be written"):
+        Server(fake_launch(), tmp_path / "runs" / "serve" / "vllm.log").start()
 
 
 DRIVER = """
@@ -264,6 +286,9 @@ def test_the_telling_lines_of_a_log_are_each_shown_once_without_their_prefix() -
 
 def test_the_stage_is_read_from_the_last_line_that_tells() -> None:
     assert stage("") == "importing vLLM"
-    log = "(EngineCore pid=1) INFO 11-21 11:42:17 [core.py:133] Initializing a V1 LLM engine (v0.32.0)\n"
+    log = (
+        "(EngineCore pid=1) INFO 11-21 11:42:17 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+        "model='nano', compilation_config={'mode': 3}\n"
+    )
     assert stage(log + "nothing\n") == "starting the engine"
     assert stage(log + "(Worker pid=2) INFO 1 2 [x] Starting to load model nano...\n") == "loading the weights"

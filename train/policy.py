@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,5 @@ class Policy:
         save_file(self.adapter_state(), weights, metadata={"format": "pt"})
         os.replace(weights, folder / ADAPTER_WEIGHTS)
         replace_text(folder / ADAPTER_CONFIG, text + "\n")
+        # safetensors writes files that only their owner can read
+        shutil.copymode(folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS)

@@ -18,16 +18,26 @@ def base_path(base: str) -> str:
     return str(NANO_DIR) if base == NANO else str(Path(base).expanduser()) if base.startswith("~") else base
 
 
+def is_folder(name: str | Path) -> bool:
+    """Whether there is such a folder; names that no file can have are none."""
+    try:
+        return Path(name).is_dir()
+    except OSError:
+        return False
+
+
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The adapter's own config, after checking that the folder holds a complete adapter."""
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-        if not (folder / name).is_file():
+        if not is_folder(folder) or not (folder / name).is_file():
             raise ModelError(
                 f"{folder} is no complete adapter: {name} is missing",
                 fix="train one: msgrpo train --out " + str(folder),
             )
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    except OSError as error:
+        raise ModelError(f"{folder / ADAPTER_CONFIG} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
     if not isinstance(config, dict):
