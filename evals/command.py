@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from evals import leaderboard, report, tables
-from evals.record import write_run
+from evals.record import folder_name, write_run
 from evals.run import CONCURRENCY, Progress, evaluate
 from evals.suites import DEFAULT, QUICK, episode_seeds, suite
 from msgrpo_agent.agent import Agent, Sampling
@@ -99,7 +99,8 @@ class Options:
         """Further arguments of EndpointModel."""
         try:
             body = json.loads(self.body, parse_constant=_no_json) if self.body else {}
-        except ValueError as error:
+            json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"--body is no JSON: {error}", fix="""--body '{"min_p": 0.1}'""") from error
         if not isinstance(body, dict):
             raise UsageError(f"--body {self.body} is no JSON object", fix="""--body '{"min_p": 0.1}'""")
@@ -122,7 +123,8 @@ def run(options: Options, console: Console) -> leaderboard.Leaderboard:
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
-    plays, notes = leaderboard.load([options.out], agents=specs, scenarios=[scenario.id for scenario in scenarios])
+    folders = [options.out / folder_name(spec) for spec in specs]
+    plays, notes = leaderboard.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios])
     asked = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
     chosen = leaderboard.only(plays, asked, specs)
     board = leaderboard.build(chosen, notes)
@@ -160,22 +162,31 @@ def merge(folders: Sequence[Path], out: Path | None, *, mix: bool) -> leaderboar
     """One board over the records of `folders`."""
     plays, notes = leaderboard.load(folders, mix=mix)
     board = leaderboard.build(plays, notes)
+    if not board.rows:
+        raise RecordError("no episode was finished: " + ("; ".join(board.notes) or "the records are empty"))
     if out is not None:
         write_tables(board, plays, out)
     return board
 
 
 def write_tables(board: leaderboard.Leaderboard, plays: Sequence[leaderboard.Play], out: Path) -> None:
+    """Each file whole or as it was before."""
     texts = {
-        "json": board.model_dump_json(indent=2) + "\n",
-        "md": tables.markdown(board),
-        "csv": tables.csv_text(board),
-        "html": report.html(board, plays),
+        "leaderboard.json": board.model_dump_json(indent=2) + "\n",
+        "leaderboard.md": tables.markdown(board),
+        "leaderboard.csv": tables.csv_text(board),
+        "pairs.csv": tables.csv_pairs(board),
+        "leaderboard.html": report.html(board, plays),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for ending, text in texts.items():
-            (out / f"leaderboard.{ending}").write_text(text)
+        for name, text in texts.items():
+            part = out / f".{name}.part"
+            try:
+                part.write_text(text, encoding="utf-8")
+                part.replace(out / name)
+            finally:
+                part.unlink(missing_ok=True)
     except OSError as error:
         raise RecordError(f"the tables cannot be written to {out}: {error.strerror}") from error
 

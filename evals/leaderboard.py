@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evals.record import read_run, records_in, seeds_of
+from evals.record import records_in, run_of, seeds_of
 from evals.stats import bootstrap_mean, detectable_difference, mcnemar_exact, paired_difference, wilson
 from evals.suites import SUITE_VERSION, EpisodeSeeds
 from msgrpo_agent.episode import Episode, Turn, read_episodes
@@ -111,25 +111,26 @@ def load(
     plays: dict[tuple[str, str, str], Play] = {}
     versions: set[int] = set()
     twice = duels = 0
-    for folder in folders:
-        for run, episode in _recorded(folder):
-            if agents is not None and not set(agents).intersection(episode.agents.values()):
-                continue
-            if scenarios is not None and episode.scenario not in scenarios:
-                continue
-            if run:
-                versions.add(run["suite_version"])
-            if len(episode.agents) != 1:
-                duels += 1
-                continue
-            play = _play_of(episode, plays)
-            play.price = run.get("prices", {}).get(play.agent, play.price)
-            if episode.error is not None:
-                play.failed.append(episode)
-            elif seeds_of(episode) in play.finished:
-                twice += 1
-            else:
-                play.finished[seeds_of(episode)] = episode
+    for run, episode in _recorded(folders):
+        if agents is not None and not set(agents).intersection(episode.agents.values()):
+            continue
+        if scenarios is not None and episode.scenario not in scenarios:
+            continue
+        if run:
+            versions.add(run["suite_version"])
+        if len(episode.agents) != 1:
+            duels += 1
+            continue
+        play = _play_of(episode, plays)
+        play.price = run.get("prices", {}).get(play.agent, play.price)
+        if episode.error is not None:
+            play.failed.append(episode)
+        elif seeds_of(episode) in play.finished:
+            twice += 1
+        else:
+            play.finished[seeds_of(episode)] = episode
+    for play in plays.values():  # in the suite's order: what ended first must change no interval and no replay
+        play.finished = dict(sorted(play.finished.items()))
     if duels:
         notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
         if not plays:
@@ -143,12 +144,11 @@ def load(
     return _labelled(list(plays.values())), notes
 
 
-def _recorded(folder: Path) -> Iterator[tuple[dict[str, Any], Episode]]:
-    """Every episode below `folder`, with what the nearest `run.json` above it says."""
-    files = records_in([folder])
-    for file in files:
-        above = file.relative_to(folder).parents
-        run = next((found for parent in above if (found := read_run(folder / parent))), {})
+def _recorded(folders: Sequence[Path]) -> Iterator[tuple[dict[str, Any], Episode]]:
+    """Every episode below `folders`, each file once, with what the `run.json` of its evaluation says."""
+    files = [file for folder in folders for file in records_in([folder])]
+    for file in dict.fromkeys(file.resolve() for file in files):
+        run = run_of(file)
         for episode in read_episodes(file):
             yield run, episode
 
@@ -165,14 +165,14 @@ def _differences(plays: Sequence[Play], versions: set[int]) -> Iterator[str]:
     """What makes results incomparable."""
     if versions - {SUITE_VERSION}:
         yield f"suite versions {', '.join(map(str, sorted(versions | {SUITE_VERSION})))}"
-    by_agent: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    by_agent: dict[str, dict[str, None]] = defaultdict(dict)
     for play in plays:
-        by_agent[play.agent, play.scenario].append(play.settings)
-    for (agent, scenario), settings in by_agent.items():
+        by_agent[play.agent][str(play.settings)] = None
+    for agent, settings in by_agent.items():
         if len(settings) > 1:
-            yield f"{agent} played {scenario} with settings {' and '.join(map(str, settings))}"
+            yield f"{agent} played with settings {' and '.join(settings)}"
     for what in ("template", "sampling"):
-        values = {str(p.settings[what]): p.agent for p in plays if what in p.settings}
+        values = {str(_effective(p.settings, what)): p.agent for p in plays if what in p.settings}
         if len(values) > 1:
             listed = "; ".join(f"{agent}: {value}" for value, agent in values.items())
             yield f"{what} differs between agents ({listed})"
@@ -181,6 +181,15 @@ def _differences(plays: Sequence[Play], versions: set[int]) -> Iterator[str]:
         here = [e for play in plays if play.scenario == scenario for e in play.finished.values()]
         if one_template and len({prefix for episode in here for prefix in episode.prefix.values()}) > 1:
             yield f"the rules in the prompt of {scenario} changed between these results"
+
+
+def _effective(settings: Mapping[str, Any], what: str) -> Any:
+    """A setting as the endpoint got it: what an extra body says of the sampling wins."""
+    body = settings.get("body")
+    if what != "sampling" or not isinstance(body, dict) or not isinstance(settings[what], dict):
+        return settings[what]
+    said = {name: value for name, value in body.items() if name in settings[what] and value is not None}
+    return settings[what] | said
 
 
 def _labelled(plays: list[Play]) -> list[Play]:
@@ -216,7 +225,8 @@ def build(plays: Sequence[Play], notes: Sequence[str] = ()) -> Leaderboard:
 def _notes(plays: Sequence[Play]) -> Iterator[str]:
     for play in plays:
         if not play.finished:
-            yield f"{play.agent} has no finished episode in {play.scenario}: {_failures(play)}"
+            last = f"; the last: {play.failed[-1].error_message}" if play.failed else ""
+            yield f"{play.agent} has no finished episode in {play.scenario}: {_failures(play)}{last}"
     for scenario in sorted({play.scenario for play in plays}):
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
         if len(sizes) > 1:

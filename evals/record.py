@@ -19,6 +19,7 @@ from msgrpo_agent.errors import RecordError
 
 RUN_FILE = "run.json"
 OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
+LASTING = ("context_length", "bad_request", "content_filter")  # failures that the episode's own prompt causes
 
 
 def records_in(paths: Sequence[Path]) -> list[Path]:
@@ -49,8 +50,9 @@ def folder_name(spec: str) -> str:
 class Record:
     """Opens `path` for appending, one process at a time. A line torn by a killed writer is cut off first.
 
-    `finished` are the episodes that have a result, `failures` how often the others failed. Raises RecordError
-    for a file that another process writes to, that cannot be written, or that other settings made.
+    `finished` are the episodes that have a result, `failures` how often the others failed by their own fault: an
+    outage uses none of an episode's attempts up. Raises RecordError for a file that another process writes to, that
+    cannot be written, or that other settings made.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -101,7 +103,7 @@ class Record:
     def _count(self, episode: Episode) -> None:
         if episode.error is None:
             self.finished.add(seeds_of(episode))
-        else:
+        elif episode.error in LASTING:
             self.failures[seeds_of(episode)] += 1
 
     def _lock(self) -> None:
@@ -144,6 +146,11 @@ def write_run(out: Path, prices: dict[str, dict[str, float]]) -> None:
         part.replace(out / RUN_FILE)
     except OSError as error:
         raise RecordError(f"{out} cannot be written: {error.strerror}", fix="give another --out") from error
+
+
+def run_of(file: Path) -> dict[str, Any]:
+    """What `write_run` wrote for a record: in its folder or the one above; nothing for records of other origin."""
+    return next((run for folder in list(file.resolve().parents)[:2] if (run := read_run(folder))), {})
 
 
 def read_run(out: Path) -> dict[str, Any]:

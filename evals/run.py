@@ -18,7 +18,7 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.rollout import play_episode
 
 CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
-ATTEMPTS = 3  # an episode that failed this often (one attempt a start) is given up
+ATTEMPTS = 3  # an episode that failed this often by its own fault (one attempt a start) is given up
 FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
 
 
@@ -37,9 +37,15 @@ class Progress:
     on_change: Callable[[Progress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
+    before: int = 0  # episodes that ended before the present agent began
 
     def __post_init__(self) -> None:
         self.began = self.clock()
+
+    def begin(self, agent: Agent) -> None:
+        """Another agent plays from now on: agents differ in speed, and the rate is the present one's."""
+        self.agent, self.began, self.before = agent, self.clock(), self.done + self.failed
+        self.on_change(self)
 
     @property
     def retrying(self) -> int:
@@ -52,8 +58,8 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Episodes per second of this start."""
-        return (self.done + self.failed) / max(self.clock() - self.began, 1e-9)
+        """Episodes per second of the present agent."""
+        return (self.done + self.failed - self.before) / max(self.clock() - self.began, 1e-9)
 
     def line(self) -> str:
         """One line for a log: what is done, running, retrying and failed, the rate and the time left."""
@@ -65,7 +71,7 @@ class Progress:
             parts.append(f"{self.given_up} given up")
         if self.tokens:
             parts.append(f"{self.tokens:,} tokens")
-        if self.done:
+        if self.rate:
             parts.append(f"{self.rate:.2f} episodes/s")
             parts.append(f"{duration(self.left / self.rate)} left")
         return " · ".join(parts)
@@ -122,8 +128,7 @@ async def evaluate(
                 jobs += _open_jobs(scenario, seeds[scenario.id], record, progress)
             plan.append((agent, jobs))
         for agent, jobs in plan:
-            progress.agent = agent
-            progress.on_change(progress)
+            progress.begin(agent)
             await _play_all(agent, jobs, concurrency, progress)
 
 

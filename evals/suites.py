@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -42,11 +43,14 @@ def episode_seeds(scenario: Scenario, n: int) -> list[EpisodeSeeds]:
 
     A longer list begins with the shorter one, so 20 episodes can be extended to 200.
     """
-    return [
-        EpisodeSeeds(
+    return list(islice(suite_seeds(scenario), n))
+
+
+def suite_seeds(scenario: Scenario) -> Iterator[EpisodeSeeds]:
+    """All evaluation episodes of a scenario, without end."""
+    for i, start in enumerate(scenario.starts("eval")):
+        yield EpisodeSeeds(
             start,
             derive_seed(SUITE_VERSION, scenario.id, i, "chance"),
             derive_seed(SUITE_VERSION, scenario.id, i, "sampling"),
         )
-        for i, start in enumerate(islice(scenario.starts("eval"), n))
-    ]

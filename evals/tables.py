@@ -23,6 +23,8 @@ def cells(row: Row) -> list[str]:
     if row.success_rate is not None and row.success_low is not None and row.success_high is not None:
         success = f"{row.success_rate:.1%} [{row.success_low:.1%}, {row.success_high:.1%}]"
     failures = ", ".join(f"{kind} {count}" for kind, count in row.failures.items())
+    if row.retries:
+        failures = f"{failures or 0}, {row.retries} retried"
     if row.unfinished:
         failures += f" ({row.unfinished} without result)"
     tokens = f"{row.prompt_tokens:,}/{row.completion_tokens:,}" + (" +?" if row.usage_missing else "")
@@ -38,7 +40,7 @@ def cells(row: Row) -> list[str]:
         f"{row.truncated / row.turns:.1%}" if speaks(row) else "–",
         failures or "0",
         tokens if speaks(row) else "–",
-        "–" if row.cost_usd is None else f"${row.cost_usd:.4f}",
+        "–" if row.cost_usd is None else f"${row.cost_usd:.4f}" + (" +?" if row.usage_missing else ""),
         f"{row.seconds_per_step:.3f}" if row.seconds_per_step is not None else "–",
     ]
 
@@ -116,4 +118,13 @@ def csv_text(board: Leaderboard) -> str:
     for row in board.rows:
         failures = " ".join(f"{kind}={count}" for kind, count in row.failures.items())
         writer.writerow(row.model_dump() | {"failures": failures})
+    return out.getvalue()
+
+
+def csv_pairs(board: Leaderboard) -> str:
+    """The paired differences, one line a pair."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(Pair.model_fields), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(pair.model_dump() for pair in board.pairs)
     return out.getvalue()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
+from evals.record import run_of, seeds_of
+from evals.suites import SUITE_VERSION, EpisodeSeeds, suite_seeds
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import parse_action, printable
 from msgrpo_agent.prompt import PromptTemplate
+
+UNFINISHED = 1000  # episodes of the suite before the last finished one that may have no result
 
 
 def nth(path: Path, number: int) -> Episode:
@@ -22,22 +27,57 @@ def nth(path: Path, number: int) -> Episode:
     return episode
 
 
-def verify(path: Path) -> int:
-    """Play every episode of a record again from its seeds and actions; returns how many were the same.
+@dataclass
+class Verified:
+    """How many episodes replay to what they say; for how many another version's prompt could not be checked."""
 
-    Raises RecordError at the first difference in a prompt, state, parsed action, reward, outcome or return.
+    episodes: int = 0
+    unchecked_prompts: int = 0
+
+
+def verify(path: Path) -> Verified:
+    """Play every episode of a record again from its seeds and actions.
+
+    Raises RecordError at the first difference in a prompt, state, parsed action, reward, outcome or return, and in
+    an evaluation's record for an episode that is not the suite's, or finished twice.
     """
-    count = 0
-    for count, episode in enumerate(read_episodes(path), start=1):
+    found = Verified()
+    finished: dict[str, dict[EpisodeSeeds, int]] = {}
+    for number, episode in enumerate(read_episodes(path), start=1):
+        found.episodes = number
         try:
             difference = first_difference(episode)
         except MsgrpoError as error:
-            raise RecordError(f"{path}: episode {count} does not replay: {error.message}") from error
+            raise RecordError(f"{path}: episode {number} does not replay: {error.message}") from error
         if difference is not None:
-            raise RecordError(f"{path}: episode {count} ({episode.scenario}) does not replay: {difference}")
-    if not count:
+            raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
+        found.unchecked_prompts += not all(_known_template(episode, player) for player in episode.prefix)
+        if episode.error is None and run_of(path):
+            before = finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
+            if before != number:
+                raise RecordError(f"{path}: episode {number} is episode {before} once more")
+    if not found.episodes:
         raise RecordError(f"{path} holds no episode")
-    return count
+    for scenario_id, numbers in finished.items():
+        _check_suite(path, scenario_id, numbers)
+    return found
+
+
+def _check_suite(path: Path, scenario_id: str, numbers: dict[EpisodeSeeds, int]) -> None:
+    """Raise RecordError for a finished episode that this version's suite does not begin with."""
+    if run_of(path)["suite_version"] != SUITE_VERSION:
+        return
+    foreign = set(numbers)
+    for seeds in islice(suite_seeds(get_scenario(scenario_id)), len(numbers) + UNFINISHED):
+        foreign.discard(seeds)
+        if not foreign:
+            return
+    number = min(numbers[seeds] for seeds in foreign)
+    raise RecordError(f"{path}: episode {number} ({scenario_id}) has seeds that are not the suite's")
+
+
+def _known_template(episode: Episode, player: str) -> bool:
+    return bool(episode.settings.get(player, {}).get("template") == PromptTemplate().hash)
 
 
 def first_difference(episode: Episode) -> str | None:
@@ -52,10 +92,12 @@ def _differences(episode: Episode) -> Iterator[str]:
         yield f"players {sorted(episode.agents)}, the game has {sorted(game.players)}"
         return
     for player, prefix in episode.prefix.items():
-        template = PromptTemplate()
-        known = episode.settings.get(player, {}).get("template") == template.hash
-        if known and template.render(scenario, "").prefix != prefix:
+        if _known_template(episode, player) and PromptTemplate().render(scenario, "").prefix != prefix:
             yield f"the prompt of {player} is not this version's"
+    for turn in episode.turns:
+        speaks = "template" in episode.settings.get(turn.player, {})
+        if speaks != (turn.answer is not None) or (speaks and turn.player not in episode.prefix):
+            yield f"step {turn.step}: {turn.player} should {'' if speaks else 'not '}have a prompt and an answer"
     for step, group in groupby(episode.turns, key=lambda turn: turn.step):
         turns = list(group)
         if game.outcome is not Outcome.PLAYING:
@@ -65,6 +107,8 @@ def _differences(episode: Episode) -> Iterator[str]:
             yield f"step {step}: expected one turn of each player at step {game.steps}"
             return
         yield from _of_step(game, turns)
+    if episode.error is not None and game.outcome is not Outcome.PLAYING:
+        yield f"it says that it failed ({episode.error}), but the game was over ({game.outcome})"
     if episode.error is None and game.outcome is Outcome.PLAYING:
         yield f"the record ends after step {game.steps}, the game does not"
     recorded = (str(episode.outcome), episode.success, episode.returns)
@@ -101,7 +145,7 @@ def as_text(episode: Episode) -> str:
         chosen = turn.action or f"no legal action ({turn.failure})"
         lines.append(f"→ {chosen}   reward {turn.reward:+g}")
     if episode.error is not None:
-        lines += ["", f"failed: {episode.error}: {episode.error_message}"]
+        lines += ["", f"failed: {episode.error}: {printable(episode.error_message or '')}"]
     else:
         returns = ", ".join(f"{player} {value:+g}" for player, value in episode.returns.items())
         success = {True: ", success", False: ", no success", None: ""}[episode.success]

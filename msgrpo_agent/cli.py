@@ -171,7 +171,11 @@ def verify(files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), o
     from evals.verify import verify
 
     for file in records_in(files):
-        out.print(f"{file}: {verify(file)} episodes replay to what they say", soft_wrap=True, markup=False)
+        found = verify(file)
+        told = f"{file}: {found.episodes} episodes replay to what they say"
+        if found.unchecked_prompts:
+            told += f"; the prompts of {found.unchecked_prompts} are of another version and could not be checked"
+        out.print(told, soft_wrap=True, markup=False)
 
 
 @app.command()

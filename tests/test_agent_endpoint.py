@@ -113,6 +113,18 @@ async def test_the_seed_is_sent_in_31_bits_and_the_same_seed_again() -> None:
         pytest.param(reply(200, {"choices": [{"message": None, "finish_reason": "stop"}]}), id="message null"),
         pytest.param(reply(200, {"error": {"message": "upstream", "code": 502}}), id="an error on 200"),
         pytest.param(reply(200, {"error": "overloaded"}), id="a string as error on 200"),
+        pytest.param(reply(200, chat("a", finish="error")), id="an answer that ended in an error"),
+        pytest.param(reply(200, chat("a", finish="abort")), id="an answer that was given up"),
+        pytest.param(
+            reply(200, {"choices": [chat("a")["choices"][0] | {"error": {"code": 502}}]}),
+            id="an error beside an answer",
+        ),
+        pytest.param(
+            reply(429, {"error": {"message": "You exceeded your current quota, see billing. Retry in 34s"}}),
+            id="a rate limit that speaks of quota",
+        ),
+        pytest.param(send(http(200, b"[" * 200_000)), id="brackets without end"),
+        pytest.param(send(http(200, b'{"a": ' + b"1" * 5000 + b"}")), id="a number without end"),
         pytest.param(reply(200, chat("a") | {"usage": {"prompt_tokens": "x"}}), id="tokens that are no number"),
         pytest.param(
             send(http(200, b'{"choices":[{"message":{"content":"a"}}],"usage":{"completion_tokens":1e400}}')),
@@ -137,8 +149,9 @@ async def test_what_may_pass_is_asked_again_and_counted(fault: Behaviour) -> Non
     [
         ("7", 7, 7),
         ("0.5", 0.5, 0.5),
+        ("0", 0.3, 0.5),
         ("Fri, 01 Jan 2100 00:00:00 GMT", LONGEST_WAIT_S, LONGEST_WAIT_S),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.3, 0.5),
         ("86400", LONGEST_WAIT_S, LONGEST_WAIT_S),
         ("soon", 0.3, 0.5),
         (None, 0.3, 0.5),
@@ -253,6 +266,15 @@ async def test_what_will_not_pass_is_fatal_at_once(fault: Behaviour, kind: str, 
     assert (caught.value.kind, caught.value.fatal) == (kind, True)
     assert says in str(caught.value)
     assert client.waits == []
+
+
+async def test_what_a_server_says_does_not_drive_the_terminal() -> None:
+    async with FakeServer([reply(400, {"error": {"message": "no"}} | {"x": "a"}), reply(400, "\x1b[2Jno")]) as server:
+        for _ in range(2):
+            with pytest.raises(EndpointError) as caught:
+                await Client(server).ask()
+    assert "no" in caught.value.message
+    assert caught.value.message.isprintable()
 
 
 async def test_an_unknown_path_says_so_without_a_list_of_models() -> None:
@@ -433,9 +455,16 @@ def test_an_address_that_is_none_is_refused_before_the_first_request(url: str) -
         EndpointModel(url, "m")
 
 
-def test_headers_and_keys_that_cannot_be_sent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="the header 'X' holds a character"):
-        EndpointModel("http://h/v1", "m", headers={"X": "\u00e9"})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("X", "\u00e9"), ("X", "a "), ("", "a"), ("a b", "a"), ("a:b", "a"), ("\u00e9", "a"), ("Content-Length", "5")],
+)
+def test_headers_that_cannot_be_sent_are_refused(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match="cannot be sent"):
+        EndpointModel("http://h/v1", "m", headers={name: value})
+
+
+def test_a_key_that_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MSGRPO_API_KEY", "k\n")
-    with pytest.raises(UsageError, match="the header 'the key'"):
+    with pytest.raises(UsageError, match="the header 'Authorization'"):
         EndpointModel("http://h/v1", "m")

@@ -313,6 +313,72 @@ def test_a_folder_above_finds_versions_prices_and_no_training_files(evaluated: P
         load([above])
 
 
+def test_the_order_of_the_lines_changes_nothing(tmp_path: Path) -> None:
+    episodes = [episode(i, i % 3 == 0) for i in range(8)]
+    write(tmp_path / "a", episodes)
+    write(tmp_path / "b", episodes[::-1])
+    one, other = (load([tmp_path / name])[0] for name in ("a", "b"))
+    assert build(one) == build(other)
+    assert report.html(build(one), one) == report.html(build(other), other)
+
+
+def test_a_file_is_read_once_and_finds_its_suite_version(evaluated: Path) -> None:
+    record = evaluated / "random" / f"{SCENARIO}.jsonl"
+    plays, notes = load([record, evaluated / "random", record])
+    assert ([len(play.finished) for play in plays], notes) == ([3, 3], [])
+    card = json.loads((evaluated / "run.json").read_text())
+    (evaluated / "run.json").write_text(json.dumps(card | {"suite_version": 0}))
+    for folder in (record, evaluated / "random"):
+        with pytest.raises(RecordError, match="suite versions 0"):
+            load([folder])
+
+
+def test_weights_that_changed_between_scenarios_do_not_mix(tmp_path: Path) -> None:
+    settings = [{"player": {"model": "m", "weights": weights}} for weights in ("a", "b")]
+    write(tmp_path, [episode(0, True, settings=settings[0])])
+    write(tmp_path, [episode(0, True, scenario="frozen-lake-slippery", settings=settings[1])])
+    with pytest.raises(RecordError, match="a played with settings"):
+        load([tmp_path])
+
+
+def test_a_body_that_changes_the_sampling_does_not_mix(tmp_path: Path) -> None:
+    write(tmp_path, [episode(0, True)])
+    body = {"player": SETTINGS | {"model": "n", "body": {"temperature": 0.0}}}
+    write(tmp_path, [episode(0, True, agent="b", settings=body)])
+    with pytest.raises(RecordError, match="sampling differs"):
+        load([tmp_path])
+
+
+def test_a_failure_that_ends_everything_is_told_in_the_servers_words(tmp_path: Path) -> None:
+    write(tmp_path, [episode(0, True, error="bad_request", error_message="no such parameter", turns=[])])
+    with pytest.raises(RecordError, match="no such parameter"):
+        command.merge([tmp_path], None, mix=False)
+
+
+def test_tables_are_whole_or_as_they_were(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (evaluated / "leaderboard.html").read_text()
+    plays, _ = load([evaluated])
+    board = build(plays[:1])
+
+    def full(path: Path, text: str, **_: Any) -> int:
+        with path.open("w") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RecordError, match="No space left"):
+        command.write_tables(board, plays[:1], evaluated)
+    assert (evaluated / "leaderboard.html").read_text() == before
+    assert not list(evaluated.glob(".*.part"))
+
+
+def test_pairs_are_a_table_for_machines_too(evaluated: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO((evaluated / "pairs.csv").read_text())))
+    assert [(row["scenario"], row["a"], row["b"]) for row in rows] == [
+        (scenario, "random", "optimal") for scenario in (SCENARIO, "snake")
+    ]
+
+
 def test_a_goal_in_another_game_has_a_success_and_no_optimum(
     monkeypatch: pytest.MonkeyPatch, evaluated: Path
 ) -> None:
@@ -330,12 +396,14 @@ def recorded(evaluated: Path) -> Episode:
     [
         (lambda e: setattr(e.turns[0], "state", "x"), "saw another state"),
         (lambda e: setattr(e.turns[0], "reward", 0.5), "reward 0.5"),
-        (lambda e: setattr(e.turns[0], "answer", "<action>none</action>"), "now None"),
         (lambda e: setattr(e, "returns", {"player": 1.0}), "returns"),
         (lambda e: e.turns.pop(), "ends after step"),
         (lambda e: e.turns.append(e.turns[0]), "step 0"),
         (lambda e: setattr(e, "agents", {"snake1": "random"}), "players"),
         (lambda e: (e.prefix.update(player="p"), e.settings["player"].update(template=THIS)), "prompt of player"),
+        (lambda e: e.settings["player"].update(template="t"), "should have a prompt and an answer"),
+        (lambda e: setattr(e.turns[0], "answer", "<action>up</action>"), "should not have"),
+        (lambda e: setattr(e, "error", "timeout"), "it says that it failed"),
     ],
 )
 def test_verify_names_the_first_difference(evaluated: Path, change: Any, says: str) -> None:
@@ -346,6 +414,31 @@ def test_verify_names_the_first_difference(evaluated: Path, change: Any, says: s
     write(evaluated / "changed", [changed])
     with pytest.raises(RecordError, match="does not replay"):
         verify(evaluated / "changed" / "r.jsonl")
+
+
+def test_verify_knows_the_suites_episodes_and_takes_each_once(evaluated: Path) -> None:
+    record = evaluated / "random" / f"{SCENARIO}.jsonl"
+    assert verify(record).episodes == 3
+    good = recorded(evaluated)
+    write(evaluated / "twice", [good, good])
+    with pytest.raises(RecordError, match="episode 2 is episode 1 once more"):
+        verify(evaluated / "twice" / "r.jsonl")
+    write(evaluated / "chosen", [good.model_copy(update={"sampling_seed": 1})])
+    with pytest.raises(RecordError, match="seeds that are not the suite's"):
+        verify(evaluated / "chosen" / "r.jsonl")
+
+
+def test_verify_says_which_prompts_it_cannot_check(tmp_path: Path, evaluated: Path) -> None:
+    other = recorded(evaluated)
+    other.settings["player"]["template"] = "another version's"
+    other.prefix["player"] = "p"
+    for turn in other.turns:
+        turn.answer = f"<action>{turn.action}</action>"
+    write(tmp_path, [other])
+    assert verify(tmp_path / "r.jsonl").unchecked_prompts == 1
+    assert "could not be checked" in run("verify", str(tmp_path)).stdout
+    other.turns[0].answer = "<action>none</action>"
+    assert "now None" in str(first_difference(other))
 
 
 def test_a_failed_episode_replays_up_to_its_failure(evaluated: Path) -> None:

@@ -44,6 +44,7 @@ class Counting:
 
     spec: str = "counting"
     fails: int = 0
+    kind: str = "server_error"
     fatal: bool = False
     begun: list[int] = field(default_factory=list)
 
@@ -56,7 +57,7 @@ class Counting:
             self.begun.append(view.seed)
             if self.fails:
                 self.fails -= 1
-                raise EndpointError("down", kind="server_error", fatal=self.fatal)
+                raise EndpointError("down", kind=self.kind, fatal=self.fatal)
         return await RandomAgent().act(view)
 
     async def close(self) -> None:
@@ -91,9 +92,26 @@ async def test_a_failed_episode_is_recorded_apart_and_tried_again_at_the_next_st
     assert len(play.failed) == 2
 
 
+async def test_an_outage_uses_no_attempts_up(tmp_path: Path) -> None:
+    for _ in range(ATTEMPTS + 1):
+        await evaluate([Counting(fails=1)], [LAKE], 1, tmp_path)
+    agent = Counting()
+    await evaluate([agent], [LAKE], 1, tmp_path)
+    assert len(agent.begun) == 1
+
+
+async def test_the_rate_is_the_present_agents(tmp_path: Path) -> None:
+    clock = iter(range(10_000))
+    progress = Progress(clock=lambda: float(next(clock)))
+    await evaluate([Counting()], [LAKE], 20, tmp_path, progress=progress)
+    before = progress.rate
+    progress.begin(Counting("another"))
+    assert before > 0 == progress.rate
+
+
 async def test_an_episode_that_always_fails_is_given_up(tmp_path: Path) -> None:
     for _ in range(ATTEMPTS):
-        await evaluate([Counting(fails=1)], [LAKE], 1, tmp_path)
+        await evaluate([Counting(fails=1, kind="context_length")], [LAKE], 1, tmp_path)
     progress, agent = Progress(), Counting()
     await evaluate([agent], [LAKE], 1, tmp_path, progress=progress)
     assert agent.begun == []

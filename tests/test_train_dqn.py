@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from msgrpo_agent.agent import Agent
 from msgrpo_agent.cli import app
 from msgrpo_agent.errors import ModelError, RunError, UsageError
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.gym_env import ScenarioEnv
 from msgrpo_agent.models.dqn import DQNAgent, read_card
 from msgrpo_agent.references import RandomAgent
 from msgrpo_agent.rollout import play_episode
@@ -72,6 +74,22 @@ async def test_another_board_is_refused(run: Path) -> None:
 async def test_it_takes_part_in_an_evaluation(run: Path, tmp_path: Path) -> None:
     await evaluate([DQNAgent("dqn:x", run)], [LAKE, get_scenario("snake")], 3, tmp_path)
     assert len(list(tmp_path.rglob("*.jsonl"))) == 1
+
+
+def test_a_run_that_goes_on_meets_other_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[list[int]] = []
+    reset = ScenarioEnv.reset
+
+    def noting(self: ScenarioEnv, **given: Any) -> Any:
+        observation, info = reset(self, **given)
+        met[-1].append(info["start_seed"])
+        return observation, info
+
+    monkeypatch.setattr(ScenarioEnv, "reset", noting)
+    for steps in (60, 120):
+        met.append([])
+        train("frozen-lake", tmp_path, steps=steps, tuning=TINY, say=quiet)
+    assert met[0][:4] != met[1][:4]
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

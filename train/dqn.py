@@ -89,8 +89,10 @@ def train(
     newest = newest_checkpoint(out)
     if newest is not None:
         _check_same(out, newest, card)
-    environments = _environments(scenario, tuning, seed + (0 if newest is None else int(newest.name)))
+    environments = _environments(scenario, tuning)
     model = _new(environments, tuning, out, seed) if newest is None else _load(newest, environments, out)
+    if newest is not None:
+        model.set_random_seed(seed + model.num_timesteps)  # else it would meet the first starts once more
     if newest is not None and model.num_timesteps >= goal:
         _publish(newest, out)  # a run that was killed after its last checkpoint may lack it
         say(f"{out} is trained for {model.num_timesteps:,} steps already")
@@ -128,12 +130,10 @@ def _check_same(out: Path, checkpoint: Path, card: dict[str, Any]) -> None:
         raise RunError(f"{out} holds another run: {said}", fix="give another --out")
 
 
-def _environments(scenario: Scenario, tuning: Tuning, seed: int) -> VecMonitor:
-    environments = VecMonitor(
+def _environments(scenario: Scenario, tuning: Tuning) -> VecMonitor:
+    return VecMonitor(
         DummyVecEnv([lambda: ScenarioEnv(scenario.id, split="train") for _ in range(tuning.environments)])
     )
-    environments.seed(seed)
-    return environments
 
 
 def _new(environments: VecMonitor, tuning: Tuning, out: Path, seed: int) -> DQN:
@@ -202,10 +202,14 @@ class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not ch
             part = place.with_name(f".{steps}.part")
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            self.model.save(part / WEIGHTS)
-            self.model.save_replay_buffer(part / REPLAY)
-            (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
-            part.rename(place)
+            try:
+                self.model.save(part / WEIGHTS)
+                self.model.save_replay_buffer(part / REPLAY)
+                (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
+                part.rename(place)
+            except OSError:
+                shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
+                raise
         _publish(place, self.out)
         for other in (self.out / CHECKPOINTS).iterdir():
             if other != place:

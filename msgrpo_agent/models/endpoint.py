@@ -25,6 +25,7 @@ import openai
 
 from msgrpo_agent.agent import Completion, FinishReason, OnText, Sampling
 from msgrpo_agent.errors import EndpointError, UsageError
+from msgrpo_agent.parse import printable
 from msgrpo_agent.prompt import Prompt
 
 KEY_VARIABLES = ("MSGRPO_API_KEY", "OPENAI_API_KEY")
@@ -36,8 +37,11 @@ _CONTEXT = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|max_model_len", re.I
 )
 _NO_MODEL = re.compile(r"model.?not.?found|unknown model|invalid model|model .{0,80}does not exist", re.I)
-_QUOTA = re.compile(r"insufficient_quota|exceeded your current quota|billing", re.I)
+_QUOTA = re.compile(r"insufficient_quota", re.I)  # texts on quota and billing accompany passing rate limits, too
 _FILTER = re.compile(r"content.?(filter|policy|management)", re.I)
+_UNFINISHED = ("error", "abort")  # how gateways and vLLM end an answer that failed half-way
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's name, RFC 9110
+_OURS = ("content-length", "transfer-encoding", "host", "connection")
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class EndpointModel:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none")
-        check_address(url, model_name, {**(headers or {}), "the key": key})
+        check_address(url, model_name, {"Authorization": key} | dict(headers or {}))
         self.name = model_name
         self.url = url
         self.body = dict(body or {})
@@ -155,9 +159,9 @@ class EndpointModel:
             await self._wait(failure, tries)
 
     async def _wait(self, failure: Failure, tries: int) -> None:
-        """Exponential back-off with jitter, or the server's own Retry-After; never longer than a minute."""
+        """Exponential back-off with jitter, or the server's Retry-After where longer; a minute at most."""
         own = FIRST_WAIT_S * 2 ** (tries - 1) * self._jitter.uniform(0.75, 1.0)
-        wanted = own if failure.retry_after_s is None else failure.retry_after_s
+        wanted = max(own, failure.retry_after_s or 0.0)
         self.retrying += 1
         self.trouble = f"{failure.message} (retry {tries} of {self.retries})"
         try:
@@ -204,13 +208,13 @@ class EndpointModel:
         raw = await self._client.chat.completions.with_raw_response.create(**self._arguments(request))
         try:
             return checked(json.loads(raw.http_response.text))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise _BadBodyError(f"status 200, but the body is no JSON: {raw.http_response.text[:80]!r}") from error
 
     async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
         """The same answer, put together from its pieces; `on_text` gets the text so far after each of them."""
         arguments = self._arguments(request | {"stream_options": {"include_usage": True}}) | {"stream": True}
-        text, reasoning, finish, usage = "", "", None, None
+        text, reasoning, finish, usage, failed = "", "", None, None, None
         logprobs: list[Any] = []
         async with await self._client.chat.completions.create(**arguments) as chunks:
             async for piece in _pieces(chunks):
@@ -219,6 +223,7 @@ class EndpointModel:
                     delta = choice.get("delta") or {}
                     reasoning += _reasoning(delta) or ""
                     finish = choice.get("finish_reason") or finish
+                    failed = choice.get("error") or failed
                     logprobs += (choice.get("logprobs") or {}).get("content") or []
                     if delta.get("content"):
                         text += delta["content"]
@@ -226,8 +231,8 @@ class EndpointModel:
         if finish is None:
             raise _BadBodyError("the stream ended before the answer did")
         message = {"content": text, "reasoning": reasoning or None}
-        choice = {"message": message, "finish_reason": finish, "logprobs": {"content": logprobs}}
-        return {"choices": [choice], "usage": usage}
+        choice = {"message": message, "finish_reason": finish, "logprobs": {"content": logprobs}, "error": failed}
+        return checked({"choices": [choice], "usage": usage})
 
 
 def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None:
@@ -242,8 +247,9 @@ def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None
             f"{url!r} with the model {model_name!r} is no endpoint", fix="endpoint:http://host:8000/v1#model"
         )
     for name, value in headers.items():
-        if not (name + value).isascii() or not (name + value).isprintable():
-            raise UsageError(f"the header {name!r} holds a character that HTTP headers cannot carry")
+        fits = value.isascii() and value.isprintable() and value == value.strip()
+        if not fits or not _TOKEN.fullmatch(name) or name.lower() in _OURS:
+            raise UsageError(f"the header {name!r} cannot be sent: its name or its value is not allowed in HTTP")
 
 
 async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
@@ -266,16 +272,22 @@ def checked(body: Any) -> dict[str, Any]:
         raise _BadBodyError(f"status 200, but the body is no object: {str(body)[:80]!r}")
     choices = body.get("choices")
     if not choices:
-        error = body.get("error")
-        code = error.get("code") if isinstance(error, dict) else None
-        said = json.dumps(error)[:200] if error else f"choices is {choices!r}"
-        raise _BadBodyError(f"status 200, but no answer: {said}", code if isinstance(code, int) else None)
+        raise _no_answer(body.get("error"), f"choices is {choices!r}")
     choice = choices[0] if isinstance(choices, list) else None
     if not isinstance(choice, dict):
         raise _BadBodyError(f"status 200, but choices is {str(choices)[:80]!r}")
+    if choice.get("error") or choice.get("finish_reason") in _UNFINISHED:
+        raise _no_answer(choice.get("error"), f"finish_reason is {choice.get('finish_reason')!r}")
     if not isinstance(choice.get("message"), dict) and choice.get("finish_reason") != "content_filter":
         raise _BadBodyError(f"status 200, but the message is {choice.get('message')!r}")
     return body
+
+
+def _no_answer(error: Any, otherwise: str) -> _BadBodyError:
+    """What a server says in place of an answer; OpenRouter's errors hold the status of its provider."""
+    code = error.get("code") if isinstance(error, dict) else None
+    said = json.dumps(error)[:200] if error else otherwise
+    return _BadBodyError(f"status 200, but no answer: {said}", code if isinstance(code, int) else None)
 
 
 def completion(body: Mapping[str, Any], latency_s: float, retries: int, actions: Sequence[str]) -> Completion:
@@ -361,7 +373,7 @@ def classify(error: Exception) -> Failure:
     if isinstance(error, openai.APIStatusError):
         return _of_status(error.status_code, _said(error.response.text), retry_after(error.response.headers))
     if isinstance(error, _BadBodyError):
-        if error.status is not None and error.status >= 400:  # OpenRouter sends errors of its providers like this
+        if error.status is not None and error.status >= 400:
             return _of_status(error.status, str(error), None)
         return Failure("bad_response", str(error))
     if isinstance(error, (openai.APITimeoutError, TimeoutError)):
@@ -374,7 +386,7 @@ def classify(error: Exception) -> Failure:
 
 def _said(text: str) -> str:
     """What the server says, shortened, without the tags of an HTML page; error bodies have every shape."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:300]
+    return printable(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:300])
 
 
 def _of_status(status: int, said: str, wait: float | None) -> Failure:
@@ -384,7 +396,7 @@ def _of_status(status: int, said: str, wait: float | None) -> Failure:
         return Failure("auth", message, retry=False, fatal=True, fix=f"export the endpoint's key as {keys}")
     if status == 404 or (status == 400 and _NO_MODEL.search(said)):
         return Failure("unknown_model", message, retry=False, fatal=True)
-    if status == 402 or (status == 429 and _QUOTA.search(said)):
+    if status == 402 or (status == 429 and wait is None and _QUOTA.search(said)):
         return Failure("quota", message, retry=False, fatal=True, fix="the account has no quota left")
     if status == 413 or (status in (400, 422) and _CONTEXT.search(said)):
         return Failure("context_length", message, retry=False)
