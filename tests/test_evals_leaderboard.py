@@ -441,6 +441,13 @@ def test_verify_says_which_prompts_it_cannot_check(tmp_path: Path, evaluated: Pa
     assert "now None" in str(first_difference(other))
 
 
+def test_a_person_may_have_taken_over(evaluated: Path) -> None:
+    mixed = recorded(evaluated)
+    mixed.settings["player"] = {"model": "nano+human", "parts": {"nano": SETTINGS, "human": {}}}
+    mixed.turns[0].answer = f"<action>{mixed.turns[0].action}</action>"
+    assert first_difference(mixed) is None
+
+
 def test_a_failed_episode_replays_up_to_its_failure(evaluated: Path) -> None:
     failed = nth(evaluated / "optimal" / f"{SCENARIO}.jsonl", 1)
     failed.turns = failed.turns[:1]
