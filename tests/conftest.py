@@ -1,4 +1,4 @@
-"""For all tests: Ctrl-C reaches the processes that they start, also where a shell runs the tests in the background."""
+"""For all tests: Ctrl-C reaches the processes that they start, even where a shell runs them in the background."""
 
 import signal
 
