@@ -1,5 +1,7 @@
-"""For all tests: Ctrl-C reaches the processes that they start, even where a shell runs them in the background."""
+"""For all tests: signals reach the processes that they start, even where a shell runs them as a background job."""
 
 import signal
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a script ignore it, and pass that on
+# Background jobs of a script ignore the one, nohup the other, and both are passed on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
