@@ -41,7 +41,7 @@ def verify(path: Path) -> Verified:
     Raises RecordError at the first difference in a prompt, state, parsed action, reward, outcome or return, and in
     an evaluation's record for an episode that is not the suite's, or finished twice.
     """
-    found = Verified()
+    found, run = Verified(), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
     for number, episode in enumerate(read_episodes(path), start=1):
         found.episodes = number
@@ -52,21 +52,20 @@ def verify(path: Path) -> Verified:
         if difference is not None:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
         found.unchecked_prompts += not all(_known_template(episode, player) for player in episode.prefix)
-        if episode.error is None and run_of(path):
+        if episode.error is None and run:
             before = finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
             if before != number:
                 raise RecordError(f"{path}: episode {number} is episode {before} once more")
     if not found.episodes:
         raise RecordError(f"{path} holds no episode")
-    for scenario_id, numbers in finished.items():
-        _check_suite(path, scenario_id, numbers)
+    if run.get("suite_version") == SUITE_VERSION:
+        for scenario_id, numbers in finished.items():
+            _check_suite(path, scenario_id, numbers)
     return found
 
 
 def _check_suite(path: Path, scenario_id: str, numbers: dict[EpisodeSeeds, int]) -> None:
     """Raise RecordError for a finished episode that this version's suite does not begin with."""
-    if run_of(path)["suite_version"] != SUITE_VERSION:
-        return
     foreign = set(numbers)
     for seeds in islice(suite_seeds(get_scenario(scenario_id)), len(numbers) + UNFINISHED):
         foreign.discard(seeds)

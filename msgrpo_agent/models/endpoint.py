@@ -37,7 +37,7 @@ _CONTEXT = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|max_model_len", re.I
 )
 _NO_MODEL = re.compile(r"model.?not.?found|unknown model|invalid model|model .{0,80}does not exist", re.I)
-_QUOTA = re.compile(r"insufficient_quota", re.I)  # texts on quota and billing accompany passing rate limits, too
+_NO_QUOTA = "insufficient_quota"  # texts on quota and billing accompany passing rate limits, too
 _FILTER = re.compile(r"content.?(filter|policy|management)", re.I)
 _UNFINISHED = ("error", "abort")  # how gateways and vLLM end an answer that failed half-way
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's name, RFC 9110
@@ -396,7 +396,7 @@ def _of_status(status: int, said: str, wait: float | None) -> Failure:
         return Failure("auth", message, retry=False, fatal=True, fix=f"export the endpoint's key as {keys}")
     if status == 404 or (status == 400 and _NO_MODEL.search(said)):
         return Failure("unknown_model", message, retry=False, fatal=True)
-    if status == 402 or (status == 429 and wait is None and _QUOTA.search(said)):
+    if status == 402 or (status == 429 and wait is None and _NO_QUOTA in said):
         return Failure("quota", message, retry=False, fatal=True, fix="the account has no quota left")
     if status == 413 or (status in (400, 422) and _CONTEXT.search(said)):
         return Failure("context_length", message, retry=False)
