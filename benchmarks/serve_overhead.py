@@ -36,10 +36,10 @@ from evals.stats import bootstrap_mean
 from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.prompt import PromptTemplate
 from serve import supervisor
-from serve.checks import installed_engine, local_weights
-from serve.command import Request, build, child_environment, common_base
+from serve.preflight import installed_engine, local_weights
 from serve.server import Server, answers
 from serve.terminal import parse_adapter
+from serve.vllm_command import Request, build, child_environment, common_base
 
 SIDES = ("msgrpo serve", "bare vLLM")
 REST_S = 1.5

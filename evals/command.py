@@ -17,14 +17,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from evals import leaderboard, report, tables
-from evals.record import folder_name, write_run
+from evals import leaderboard, page, tables
+from evals.record import Price, changing_run, folder_name
 from evals.run import CONCURRENCY, Progress, evaluate
 from evals.suites import DEFAULT, QUICK, episode_seeds, suite
 from msgrpo_agent.agent import Agent, Sampling
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.endpoint import RETRIES, Timeouts
+from msgrpo_agent.output import err
+from msgrpo_agent.signals import ending_as_interrupt
 from msgrpo_agent.specs import make_agent
 
 REFERENCES = ["random", "optimal"]
@@ -50,6 +53,10 @@ class Options:
     headers: Sequence[str] = ()
     body: str | None = None
     price: str | None = None
+    timeout_s: float | None = None
+    retries: int | None = None
+    max_failures: int | None = None
+    retry_failed: bool = False
 
     def specs(self) -> list[str]:
         """Every agent once. Without any: nano, or the endpoint, between the references."""
@@ -84,16 +91,16 @@ class Options:
             first = error.errors()[0]
             raise UsageError(f"{first['loc'][0]}: {first['msg']}, not {first['input']}") from error
 
-    def prices(self) -> dict[str, float] | None:
+    def prices(self) -> Price | None:
         if self.price is None:
             return None
         try:
             prompt, completion = map(float, self.price.split(","))
+            return Price(prompt=prompt, completion=completion)
         except ValueError as error:
-            raise UsageError(f"--price {self.price!r} is not IN,OUT", fix="--price 0.15,0.60") from error
-        if not (math.isfinite(prompt + completion) and min(prompt, completion) >= 0):
-            raise UsageError(f"--price {self.price!r} is no price", fix="--price 0.15,0.60")
-        return {"prompt": prompt, "completion": completion}
+            raise UsageError(
+                f"--price {self.price!r} is not IN,OUT, two numbers from 0 on", fix="--price 0.15,0.60"
+            ) from error
 
     def endpoint_arguments(self) -> dict[str, Any]:
         """Further arguments of EndpointModel."""
@@ -107,18 +114,32 @@ class Options:
         for header in self.headers:
             if "=" not in header:
                 raise UsageError(f"--header {header!r} is not NAME=VALUE")
-        return {"body": body, "headers": dict(header.split("=", 1) for header in self.headers)}
+        return {
+            "body": body,
+            "headers": dict(header.split("=", 1) for header in self.headers),
+            "retries": RETRIES if self.retries is None else self.retries,
+            "timeouts": self.timeouts(),
+        }
+
+    def timeouts(self) -> Timeouts:
+        if self.timeout_s is None:
+            return Timeouts()
+        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise UsageError(f"--timeout {self.timeout_s:g} is no number of seconds", fix="--timeout 300")
+        usual = Timeouts()
+        return Timeouts(min(usual.connect_s, self.timeout_s), self.timeout_s, self.timeout_s)
 
 
-def run(options: Options, console: Console) -> leaderboard.Leaderboard:
+def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     """Play what is missing, write all tables into the folder, and return the board of what was asked for."""
     scenarios, episodes, specs = options.chosen(), options.count(), options.specs()
     agents = [make_agent(spec, options.sampling(), endpoint=options.endpoint_arguments()) for spec in specs]
     prices = options.prices()
-    write_run(options.out, {spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
+    with changing_run(options.out) as record:
+        record.prices |= {spec: prices for spec in specs if prices and spec.startswith("endpoint:")}
     progress = Progress()
     try:
-        with shown(progress, console):
+        with shown(progress, console), ending_as_interrupt():
             asyncio.run(_play(agents, scenarios, episodes, options, progress))
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
@@ -130,7 +151,7 @@ def run(options: Options, console: Console) -> leaderboard.Leaderboard:
     board = leaderboard.build(chosen, notes)
     write_tables(board, chosen, options.out)
     if not board.rows:
-        raise RecordError("no episode was finished: " + "; ".join(board.notes), fix="start the same command again")
+        raise RecordError("there is no result to show: " + "; ".join(board.notes), fix="start the same command again")
     return board
 
 
@@ -144,7 +165,16 @@ async def _play(
     ticker = asyncio.create_task(_tick(progress))
     try:
         concurrency = options.concurrency or CONCURRENCY
-        await evaluate(agents, scenarios, episodes, options.out, concurrency=concurrency, progress=progress)
+        await evaluate(
+            agents,
+            scenarios,
+            episodes,
+            options.out,
+            concurrency=concurrency,
+            progress=progress,
+            max_failures=options.max_failures,
+            retry_failed=options.retry_failed,
+        )
     finally:
         ticker.cancel()
         for agent in agents:
@@ -158,25 +188,25 @@ async def _tick(progress: Progress) -> None:
         progress.on_change(progress)
 
 
-def merge(folders: Sequence[Path], out: Path | None, *, mix: bool) -> leaderboard.Leaderboard:
-    """One board over the records of `folders`."""
-    plays, notes = leaderboard.load(folders, mix=mix)
+def merge(folders: Sequence[Path], out: Path | None, *, mix: bool, check: bool) -> leaderboard.Leaderboard:
+    """One board over the records of `folders`; with `check` every episode is simulated again first."""
+    plays, notes = leaderboard.load(folders, mix=mix, check=check)
     board = leaderboard.build(plays, notes)
     if not board.rows:
-        raise RecordError("no episode was finished: " + ("; ".join(board.notes) or "the records are empty"))
+        raise RecordError("there is no result to show: " + ("; ".join(board.notes) or "the records are empty"))
     if out is not None:
         write_tables(board, plays, out)
     return board
 
 
-def write_tables(board: leaderboard.Leaderboard, plays: Sequence[leaderboard.Play], out: Path) -> None:
+def write_tables(board: leaderboard.Leaderboard, plays: Sequence[leaderboard.Series], out: Path) -> None:
     """Each file whole or as it was before."""
     texts = {
         "leaderboard.json": board.model_dump_json(indent=2) + "\n",
         "leaderboard.md": tables.markdown(board),
         "leaderboard.csv": tables.csv_text(board),
         "pairs.csv": tables.csv_pairs(board),
-        "leaderboard.html": report.html(board, plays),
+        "leaderboard.html": page.html(board, plays),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)

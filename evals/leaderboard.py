@@ -6,18 +6,20 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel
 
-from evals.record import records_in, run_of, seeds_of
+from evals.record import Price, Run, records_in, run_of, seeds_of
 from evals.stats import bootstrap_mean, detectable_difference, mcnemar_exact, paired_difference, wilson
-from evals.suites import SUITE_VERSION, EpisodeSeeds
+from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
+from evals.verify import game_steps, verify
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import RecordError
+from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.frozen_lake import FrozenLake
 from msgrpo_agent.parse import ParseFailure
@@ -28,7 +30,7 @@ CEILING_SIGMAS = 4.0  # a score this far above the exact optimum is a fault of t
 
 
 @dataclass
-class Play:
+class Series:
     """All recorded episodes of one agent in one scenario: one result for each pair of seeds, and the failures."""
 
     agent: str
@@ -36,7 +38,11 @@ class Play:
     settings: dict[str, Any]
     finished: dict[EpisodeSeeds, Episode] = field(default_factory=dict)
     failed: list[Episode] = field(default_factory=list)
-    price: Mapping[str, float] | None = None
+    lines: dict[EpisodeSeeds, int] = field(default_factory=dict)  # where in its record each result stands, from 1
+    price: Price | None = None
+    asked: int | None = None  # episodes that the evaluation was to play; None where nothing says it
+    interrupted: int = 0  # starts of the evaluation that did not come to their end
+    ended: set[EpisodeSeeds] = field(default_factory=set)  # with a result, before `complete_beginning` left some out
 
     @property
     def turns(self) -> Iterator[Turn]:
@@ -49,7 +55,9 @@ class Row(BaseModel):
 
     agent: str
     scenario: str
-    episodes: int
+    episodes: int  # that count: the complete beginning of the suite
+    asked: int | None = None  # that were to be played
+    left_out: int = 0  # that ended and do not count, because earlier ones of the suite have not ended
     unfinished: int  # episodes that an endpoint failed and that have no result yet
     return_mean: float
     return_low: float
@@ -102,35 +110,47 @@ def load(
     agents: Sequence[str] | None = None,
     scenarios: Sequence[str] | None = None,
     mix: bool = False,
-) -> tuple[list[Play], list[str]]:
+    check: bool = False,
+) -> tuple[list[Series], list[str]]:
     """The plays recorded under `folders` (of certain agents and scenarios), and what a reader must know about them.
 
-    Raises RecordError where suite versions, prompts or settings differ; with `mix` this becomes a note.
+    Only the complete beginning of the suite counts. Raises RecordError for what cannot be true, and where suite
+    versions, prompts or settings differ; with `mix` the latter becomes a note. `check` simulates every record first.
     """
     notes: list[str] = []
-    plays: dict[tuple[str, str, str], Play] = {}
+    plays: dict[tuple[str, str, str], Series] = {}
     versions: set[int] = set()
     twice = duels = 0
-    for run, episode in _recorded(folders):
+    for run, line, episode in _recorded(folders, check):
         if agents is not None and not set(agents).intersection(episode.agents.values()):
             continue
         if scenarios is not None and episode.scenario not in scenarios:
             continue
         if run:
-            versions.add(run["suite_version"])
+            versions.add(run.suite_version)
         if len(episode.agents) != 1:
             duels += 1
             continue
+        _check_consistent(episode)
         play = _play_of(episode, plays)
-        play.price = run.get("prices", {}).get(play.agent, play.price)
+        if run is not None:
+            play.price = run.prices.get(play.agent, play.price)
+            play.asked = run.asked.get(play.agent, {}).get(play.scenario, play.asked)
+            play.interrupted = run.interrupted(play.agent)
         if episode.error is not None:
             play.failed.append(episode)
         elif seeds_of(episode) in play.finished:
             twice += 1
         else:
             play.finished[seeds_of(episode)] = episode
-    for play in plays.values():  # in the suite's order: what ended first must change no interval and no replay
-        play.finished = dict(sorted(play.finished.items()))
+            play.lines[seeds_of(episode)] = line
+    for play in plays.values():
+        foreign = complete_beginning(play)
+        if foreign:
+            said = f"{foreign} episodes of {play.agent} in {play.scenario} have seeds that belong to no suite"
+            if versions == {SUITE_VERSION} and not mix:
+                raise RecordError(f"{said}: nothing says how they were chosen", fix="leave them out, or say --mix")
+            notes.append(f"{said}: nothing says how they were chosen.")
     if duels:
         notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
         if not plays:
@@ -144,24 +164,67 @@ def load(
     return _labelled(list(plays.values())), notes
 
 
-def _recorded(folders: Sequence[Path]) -> Iterator[tuple[dict[str, Any], Episode]]:
-    """Every episode below `folders`, each file once, with what the `run.json` of its evaluation says."""
+def complete_beginning(play: Series) -> int:
+    """Keep the results up to the first episode of the suite that has not ended; return how many are of no suite.
+
+    In an evaluation that was interrupted, short episodes have ended and long ones have not: all that ended would be
+    a biased sample. An episode that the endpoint failed has ended, without a result; the table says how many. The
+    order becomes the suite's, so that what ended first changes no interval and no replay. Foreign seeds stay.
+    """
+    play.ended = set(play.finished)
+    failed = {seeds_of(episode) for episode in play.failed}
+    places, foreign = places_in_suite(play.scenario, {*play.finished, *failed})
+    taken = set(places.values())
+    beginning = next(i for i in count() if i not in taken)
+    kept = [(place, seeds) for seeds, place in places.items() if seeds in play.finished and place < beginning]
+    others = sorted(seeds for seeds in foreign if seeds in play.finished)
+    play.finished = {seeds: play.finished[seeds] for seeds in [*(seeds for _, seeds in sorted(kept)), *others]}
+    return len(foreign)
+
+
+def _check_consistent(episode: Episode) -> None:
+    """Raise RecordError for a result that its own turns deny: all that can be seen without playing it again."""
+    if episode.error is not None:
+        return
+    scenario = get_scenario(episode.scenario)
+    problem = None
+    for player, total in episode.returns.items():
+        rewards = sum(turn.reward for turn in episode.turns_of(player))
+        if not math.isclose(total, rewards, abs_tol=1e-9):
+            problem = f"says the return {total:g}, its rewards add up to {rewards:g}"
+    if scenario.goal != (episode.success is not None) or episode.outcome is Outcome.PLAYING:
+        problem = f"says success {episode.success} and outcome {episode.outcome}"
+    elif scenario.goal and episode.success != (sum(episode.returns.values()) > 0):
+        problem = f"says success {episode.success} with the return {sum(episode.returns.values()):g}"
+    if game_steps(episode) > scenario.step_limit:
+        problem = f"has {game_steps(episode)} steps, the limit is {scenario.step_limit}"
+    if problem:
+        raise RecordError(
+            f"an episode of {episode.scenario} (start {episode.start_seed}) {problem}",
+            fix="the record is damaged or was changed: msgrpo verify FILE",
+        )
+
+
+def _recorded(folders: Sequence[Path], check: bool) -> Iterator[tuple[Run | None, int, Episode]]:
+    """Every episode below `folders`, each file once, with the `run.json` of its evaluation and its line."""
     files = [file for folder in folders for file in records_in([folder])]
     for file in dict.fromkeys(file.resolve() for file in files):
         run = run_of(file)
-        for episode in read_episodes(file):
-            yield run, episode
+        if check:
+            verify(file)
+        for line, episode in enumerate(read_episodes(file), start=1):
+            yield run, line, episode
 
 
-def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Play]) -> Play:
+def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Series]) -> Series:
     get_scenario(episode.scenario)
     ((player, agent),) = episode.agents.items()
     settings = episode.settings.get(player, {})
     key = (agent, episode.scenario, repr(sorted(settings.items())))
-    return plays.setdefault(key, Play(agent, episode.scenario, settings))
+    return plays.setdefault(key, Series(agent, episode.scenario, settings))
 
 
-def _differences(plays: Sequence[Play], versions: set[int]) -> Iterator[str]:
+def _differences(plays: Sequence[Series], versions: set[int]) -> Iterator[str]:
     """What makes results incomparable."""
     if versions - {SUITE_VERSION}:
         yield f"suite versions {', '.join(map(str, sorted(versions | {SUITE_VERSION})))}"
@@ -192,7 +255,7 @@ def _effective(settings: Mapping[str, Any], what: str) -> Any:
     return settings[what] | said
 
 
-def _labelled(plays: list[Play]) -> list[Play]:
+def _labelled(plays: list[Series]) -> list[Series]:
     """Plays in the order of the registry; those of one agent with different settings get different names."""
     seen: Counter[tuple[str, str]] = Counter()
     for play in plays:
@@ -200,20 +263,23 @@ def _labelled(plays: list[Play]) -> list[Play]:
         if (number := seen[play.agent, play.scenario]) > 1:
             play.agent = f"{play.agent} ({number})"
     order = list(SCENARIOS)
-    return sorted((p for p in plays if p.finished or p.failed), key=lambda play: order.index(play.scenario))
+    return sorted((p for p in plays if p.ended or p.failed), key=lambda play: order.index(play.scenario))
 
 
-def only(plays: Iterable[Play], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str]) -> list[Play]:
+def only(
+    plays: Iterable[Series], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str]
+) -> list[Series]:
     """The same plays, cut down to the agents and episodes that a run asked for, agents in that order."""
     chosen = [play for play in plays if play.agent in agents and play.scenario in wanted]
     for play in chosen:
         asked = set(wanted[play.scenario])
         play.finished = {seeds: episode for seeds, episode in play.finished.items() if seeds in asked}
+        play.asked, play.ended = len(asked), play.ended & asked
         play.failed = [episode for episode in play.failed if seeds_of(episode) in asked]
     return sorted(chosen, key=lambda play: (list(wanted).index(play.scenario), agents.index(play.agent)))
 
 
-def build(plays: Sequence[Play], notes: Sequence[str] = ()) -> Leaderboard:
+def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
     """The leaderboard of `plays`. Raises RecordError where a score is above the exact optimum beyond noise."""
     played = [play for play in plays if play.finished]
     rows = [row_of(play) for play in played]
@@ -222,18 +288,46 @@ def build(plays: Sequence[Play], notes: Sequence[str] = ()) -> Leaderboard:
     return Leaderboard(suite_version=SUITE_VERSION, rows=rows, pairs=[p for p in pairs if p], notes=found)
 
 
-def _notes(plays: Sequence[Play]) -> Iterator[str]:
+def _notes(plays: Sequence[Series]) -> Iterator[str]:
     for play in plays:
         if not play.finished:
             last = f"; the last: {play.failed[-1].error_message}" if play.failed else ""
-            yield f"{play.agent} has no finished episode in {play.scenario}: {_failures(play)}{last}"
+            short = f"{len(play.ended)} ended, but not the first of the suite" if play.ended else str(_failures(play))
+            yield f"{play.agent} has no result that counts in {play.scenario}: {short}{last}"
+        elif left_out := len(play.ended - set(play.finished)):
+            yield (
+                f"{play.agent} in {play.scenario}: {len(play.ended)} episodes have ended, and the first "
+                f"{len(play.finished)} of the suite count; short episodes end first, so the other {left_out} do not."
+            )
+        unfinished = _unfinished(play)
+        if unfinished and play.finished:
+            yield f"{play.agent} in {play.scenario}: {_with_unfinished(play, unfinished)}"
+        if play.interrupted and any(turn.completion_tokens for turn in play.turns):
+            yield (
+                f"{play.agent}: {play.interrupted} starts were interrupted; tokens and cost lack the answers "
+                "that were on their way, or in episodes that had not ended."
+            )
     for scenario in sorted({play.scenario for play in plays}):
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
         if len(sizes) > 1:
             yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
 
 
-def row_of(play: Play) -> Row:
+def _unfinished(play: Series) -> int:
+    """Episodes that an endpoint failed and that have no result."""
+    return len({seeds_of(episode) for episode in play.failed} - set(play.finished))
+
+
+def _with_unfinished(play: Series, unfinished: int) -> str:
+    """What the episodes without a result could change."""
+    said = f"{unfinished} episodes have no result, because the endpoint failed"
+    if not get_scenario(play.scenario).goal:
+        return f"{said}; the return leaves them out."
+    won, total = sum(bool(e.success) for e in play.finished.values()), len(play.finished) + unfinished
+    return f"{said}; with them success would lie between {won / total:.1%} and {(won + unfinished) / total:.1%}."
+
+
+def row_of(play: Series) -> Row:
     episodes = list(play.finished.values())
     returns = [return_of(episode) for episode in episodes]
     low, high = bootstrap_mean(returns, seed=BOOTSTRAP_SEED)
@@ -244,7 +338,9 @@ def row_of(play: Play) -> Row:
         agent=play.agent,
         scenario=play.scenario,
         episodes=len(episodes),
-        unfinished=len({seeds_of(episode) for episode in play.failed} - set(play.finished)),
+        asked=play.asked,
+        left_out=len(play.ended - set(play.finished)),
+        unfinished=_unfinished(play),
         return_mean=fmean(returns),
         return_low=low,
         return_high=high,
@@ -262,7 +358,7 @@ def row_of(play: Play) -> Row:
         seconds_per_step=fmean(turn.latency_s for turn in answered) if answered else None,
     )
     if play.price is not None:
-        dollars = row.prompt_tokens * play.price["prompt"] + row.completion_tokens * play.price["completion"]
+        dollars = row.prompt_tokens * play.price.prompt + row.completion_tokens * play.price.completion
         row.cost_usd = dollars / 1e6
     if get_scenario(play.scenario).goal:
         _add_success(row, episodes)
@@ -279,7 +375,7 @@ def return_of(episode: Episode) -> float:
     return next(iter(episode.returns.values()))
 
 
-def _failures(play: Play) -> dict[str, int]:
+def _failures(play: Series) -> dict[str, int]:
     return dict(sorted(Counter(str(episode.error) for episode in play.failed).items()))
 
 
@@ -297,7 +393,8 @@ def _add_success(row: Row, episodes: Sequence[Episode]) -> None:
         raise RecordError(
             f"{row.agent} succeeded in {row.successes} of {row.episodes} episodes of {row.scenario}, more than the "
             f"exact optimum {sum(chances):.1f} allows",
-            fix="the record does not come from this game: msgrpo verify FILE",
+            fix="luck does this less than once in ten thousand evaluations: msgrpo verify FILE says whether the "
+            "episodes replay and which of the suite are missing; if it finds nothing, please report it",
         )
 
 
@@ -307,7 +404,7 @@ def exact_optimum(episode: Episode) -> float | None:
     return optimal_success(game) if isinstance(game, FrozenLake) else None
 
 
-def pair_of(a: Play, b: Play) -> Pair | None:
+def pair_of(a: Series, b: Series) -> Pair | None:
     """The paired comparison of two plays; None where they share no finished episode."""
     shared = [seeds for seeds in a.finished if seeds in b.finished]
     if not shared:

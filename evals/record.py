@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from pydantic import BaseModel, Field
 
 from evals.suites import SUITE_VERSION, EpisodeSeeds
 from msgrpo_agent.episode import Episode, read_episodes
@@ -20,6 +22,7 @@ from msgrpo_agent.errors import RecordError
 RUN_FILE = "run.json"
 OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
 LASTING = ("context_length", "bad_request", "content_filter")  # failures that the episode's own prompt causes
+LONGEST_NAME = 80  # characters of a folder's name; file systems take 255 bytes
 
 
 def records_in(paths: Sequence[Path]) -> list[Path]:
@@ -43,7 +46,7 @@ def seeds_of(episode: Episode) -> EpisodeSeeds:
 
 def folder_name(spec: str) -> str:
     """A folder's name for an agent: readable, and different for different specs."""
-    clean = re.sub(r"[^A-Za-z0-9.-]+", "_", spec).strip("_.")
+    clean = re.sub(r"[^A-Za-z0-9.-]+", "_", spec).strip("_.")[:LONGEST_NAME]
     return clean if clean == spec else f"{clean}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
 
 
@@ -51,12 +54,15 @@ class Record:
     """Opens `path` for appending, one process at a time. A line torn by a killed writer is cut off first.
 
     `finished` are the episodes that have a result, `failures` how often the others failed by their own fault: an
-    outage uses none of an episode's attempts up. Raises RecordError for a file that another process writes to, that
-    cannot be written, or that other settings made.
+    outage uses none of an episode's attempts up, nor does a run that stopped because nearly everything failed (its
+    lines are the first `forgiven`). The lock is the kernel's (flock): it ends with the process, however that ends.
+    Raises RecordError for a file that another process writes to, that cannot be written, or that other settings made.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], *, forgiven: int = 0) -> None:
         self.path = path
+        self.lines = 0
+        self._forgiven = forgiven
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -96,14 +102,15 @@ class Record:
             os.ftruncate(self._file, before)
             raise RecordError(
                 f"{self.path} cannot be written: {error.strerror}",
-                fix="mend that and start the same command again; finished episodes stay",
+                fix="make it writable and start the same command again; finished episodes stay",
             ) from error
         self._count(episode)
 
     def _count(self, episode: Episode) -> None:
+        self.lines += 1
         if episode.error is None:
             self.finished.add(seeds_of(episode))
-        elif episode.error in LASTING:
+        elif episode.error in LASTING and self.lines > self._forgiven:
             self.failures[seeds_of(episode)] += 1
 
     def _lock(self) -> None:
@@ -130,40 +137,60 @@ class Record:
             )
 
 
-def write_run(out: Path, prices: dict[str, dict[str, float]]) -> None:
-    """Say which suite version the records of `out` belong to, and what tokens cost. Refuses another version."""
-    known = read_run(out)
-    if known and known["suite_version"] != SUITE_VERSION:
-        raise RecordError(
-            f"{out} holds results of suite version {known['suite_version']}, this is {SUITE_VERSION}",
-            fix="give another --out",
-        )
-    text = json.dumps({"suite_version": SUITE_VERSION, "prices": known.get("prices", {}) | prices}, indent=2)
-    part = out / f".{RUN_FILE}.part"
+class Price(BaseModel):
+    """US$ per million tokens."""
+
+    prompt: float = Field(ge=0, allow_inf_nan=False)
+    completion: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Run(BaseModel):
+    """`run.json`: what the records beside it belong to, and what was asked for. Keys are agents, or files."""
+
+    suite_version: int
+    prices: dict[str, Price] = {}
+    asked: dict[str, dict[str, int]] = {}  # agent -> scenario -> episodes
+    forgiven: dict[str, int] = {}  # record -> leading lines whose failures use no attempts up
+    started: dict[str, int] = {}  # agent -> starts of the evaluation
+    ended: dict[str, int] = {}  # agent -> those of them that came to their end
+
+    def interrupted(self, agent: str) -> int:
+        """How many starts were killed or stopped: answers that were on their way then are in no record."""
+        return self.started.get(agent, 0) - self.ended.get(agent, 0)
+
+
+@contextmanager
+def changing_run(out: Path) -> Iterator[Run]:
+    """Change `run.json` as one step, also when several evaluations share the folder. Refuses another version."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        part.write_text(text + "\n")
-        part.replace(out / RUN_FILE)
+        with (out / f".{RUN_FILE}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            run = read_run(out) or Run(suite_version=SUITE_VERSION)
+            if run.suite_version != SUITE_VERSION:
+                raise RecordError(
+                    f"{out} holds results of suite version {run.suite_version}, this is {SUITE_VERSION}",
+                    fix="give another --out",
+                )
+            yield run
+            part = out / f".{RUN_FILE}.part"
+            part.write_text(run.model_dump_json(indent=2) + "\n")
+            part.replace(out / RUN_FILE)
     except OSError as error:
         raise RecordError(f"{out} cannot be written: {error.strerror}", fix="give another --out") from error
 
 
-def run_of(file: Path) -> dict[str, Any]:
-    """What `write_run` wrote for a record: in its folder or the one above; nothing for records of other origin."""
-    return next((run for folder in list(file.resolve().parents)[:2] if (run := read_run(folder))), {})
+def run_of(file: Path) -> Run | None:
+    """The `run.json` of a record: in its folder or the one above; None for records of other origin."""
+    return next((run for folder in list(file.resolve().parents)[:2] if (run := read_run(folder))), None)
 
 
-def read_run(out: Path) -> dict[str, Any]:
-    """What `write_run` wrote, or nothing."""
+def read_run(out: Path) -> Run | None:
+    """The `run.json` of a folder; None without one. Raises RecordError for a damaged one."""
     path = out / RUN_FILE
     if not path.is_file():
-        return {}
+        return None
     try:
-        run: dict[str, Any] = json.loads(path.read_text())
-        prices = {
-            spec: {side: float(price[side]) for side in ("prompt", "completion")}
-            for spec, price in run["prices"].items()
-        }
-        return {"suite_version": int(run["suite_version"]), "prices": prices}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        return Run.model_validate_json(path.read_bytes())
+    except ValueError as error:
         raise RecordError(f"{path} is damaged", fix="remove it, or give another folder") from error

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-from evals.record import Record, folder_name
-from evals.suites import EpisodeSeeds, episode_seeds
+from evals.record import Record, changing_run, folder_name
+from evals.suites import EpisodeSeeds, suite_seeds
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import EndpointError, UsageError
@@ -90,9 +91,9 @@ class _Job:
     record: Record
 
 
-def plays(agent: Agent, scenario: Scenario) -> bool:
+def can_play(agent: Agent, scenario: Scenario) -> bool:
     """Whether an agent can play a scenario: a DQN knows the boards of its training only."""
-    able = getattr(agent, "plays", None)
+    able = getattr(agent, "can_play", None)
     return True if able is None else bool(able(scenario))
 
 
@@ -104,60 +105,99 @@ async def evaluate(
     *,
     concurrency: int = CONCURRENCY,
     progress: Progress | None = None,
+    max_failures: int | None = None,
+    retry_failed: bool = False,
 ) -> None:
     """Play what is not finished yet, agent after agent, and append each episode to its record when it ends.
 
-    An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS.
-    Raises EndpointError for a fatal failure or too many others, UsageError where an agent can play nothing.
+    An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS; with
+    `retry_failed` also beyond. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more
+    than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
     """
     progress = progress or Progress()
-    seeds = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
     with ExitStack() as stack:
-        plan: list[tuple[Agent, list[_Job]]] = []
+        plan: list[tuple[Agent, list[tuple[Scenario, Record]]]] = []
+        with changing_run(out) as run:
+            forgiven = run.forgiven
         for agent in agents:
-            able = [scenario for scenario in scenarios if plays(agent, scenario)]
+            able = [scenario for scenario in scenarios if can_play(agent, scenario)]
             if not able:
                 names = ", ".join(scenario.id for scenario in scenarios)
                 raise UsageError(
                     f"{agent.spec} can play none of {names}", fix="choose the scenario it was trained on"
                 )
-            jobs: list[_Job] = []
+            records = []
             for scenario in able:
-                path = out / folder_name(agent.spec) / f"{scenario.id}.jsonl"
-                record = stack.enter_context(Record(path, agent.settings()))
-                jobs += _open_jobs(scenario, seeds[scenario.id], record, progress)
-            plan.append((agent, jobs))
-        for agent, jobs in plan:
+                name = record_name(agent, scenario)
+                record = Record(out / name, agent.settings(), forgiven=forgiven.get(name, 0))
+                records.append((scenario, stack.enter_context(record)))
+            progress.planned += episodes * len(able)
+            plan.append((agent, records))
+        for agent, records in plan:
             progress.begin(agent)
-            await _play_all(agent, jobs, concurrency, progress)
+            _note_start(out, agent, records, episodes)
+            jobs = (job for one in records for job in _open_jobs(*one, episodes, progress, retry_failed))
+            try:
+                await _play_all(agent, jobs, concurrency, progress, max_failures)
+            except EndpointError:
+                _forgive(out, agent, records)
+                raise
+            with changing_run(out) as run:
+                run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
+
+
+def record_name(agent: Agent, scenario: Scenario) -> str:
+    """Where an agent's record of a scenario lies below the evaluation's folder."""
+    return f"{folder_name(agent.spec)}/{scenario.id}.jsonl"
+
+
+def _note_start(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record]], episodes: int) -> None:
+    """Write down what is asked for, so that a table can say how much of it is there."""
+    with changing_run(out) as run:
+        asked = run.asked.setdefault(agent.spec, {})
+        for scenario, _ in records:
+            asked[scenario.id] = max(episodes, asked.get(scenario.id, 0))
+        run.started[agent.spec] = run.started.get(agent.spec, 0) + 1
+
+
+def _forgive(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record]]) -> None:
+    """The endpoint failed as a whole, so no episode is to blame: failures until now use no attempts up."""
+    with changing_run(out) as run:
+        run.forgiven |= {record_name(agent, scenario): record.lines for scenario, record in records}
 
 
 def _open_jobs(
-    scenario: Scenario, seeds: Sequence[EpisodeSeeds], record: Record, progress: Progress
-) -> Iterator[_Job]:
-    for one in seeds:
-        progress.planned += 1
-        if one in record.finished:
+    scenario: Scenario, record: Record, episodes: int, progress: Progress, retry_failed: bool
+) -> Iterator[_Job | None]:
+    """What is left to play, drawn when it is needed; None for each episode that is passed over."""
+    for seeds in islice(suite_seeds(scenario), episodes):
+        if seeds in record.finished:
             progress.found += 1
-        elif record.failures[one] >= ATTEMPTS:
+        elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
             progress.given_up += 1
         else:
-            yield _Job(scenario, one, record)
+            yield _Job(scenario, seeds, record)
+            continue
+        yield None
 
 
-async def _play_all(agent: Agent, jobs: Sequence[_Job], concurrency: int, progress: Progress) -> None:
+async def _play_all(
+    agent: Agent, jobs: Iterator[_Job | None], concurrency: int, progress: Progress, max_failures: int | None
+) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
-    waiting = iter(jobs)
     counts = [0, 0]  # ended, failed
 
     async def work() -> None:
-        for job in waiting:
+        for job in jobs:
+            if job is None:
+                await asyncio.sleep(0)  # a million finished episodes must not hold up Ctrl-C
+                continue
             episode = await _play(agent, job, progress)
             counts[0] += 1
             counts[1] += episode.error is not None
-            _stop_if_hopeless(agent, counts, episode)
+            _stop_if_hopeless(agent, counts, episode, max_failures)
 
-    workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(jobs)))]
+    workers = [asyncio.create_task(work()) for _ in range(min(concurrency, progress.planned))]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -187,13 +227,15 @@ async def _play(agent: Agent, job: _Job, progress: Progress) -> Episode:
     return episode
 
 
-def _stop_if_hopeless(agent: Agent, counts: Sequence[int], episode: Episode) -> None:
+def _stop_if_hopeless(agent: Agent, counts: Sequence[int], episode: Episode, max_failures: int | None) -> None:
     ended, failed = counts
-    if episode.error is not None and failed > FEWEST_FAILURES and failed > FAILURE_SHARE * ended:
+    most = max(FEWEST_FAILURES, FAILURE_SHARE * ended) if max_failures is None else max_failures
+    if episode.error is not None and failed > most:
         raise EndpointError(
             f"{agent.spec}: {failed} of {ended} episodes failed, the last with {episode.error}: "
             f"{episode.error_message}",
             kind="too_many_failures",
             fatal=True,
-            fix="mend the endpoint and start the same command again; finished episodes stay",
+            fix="see what is wrong with the endpoint, then start the same command again: finished episodes stay, and "
+            "those that failed are played again",
         )

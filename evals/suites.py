@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import count, islice
 from typing import NamedTuple
 
 from msgrpo_agent.errors import UsageError, nearest
@@ -12,6 +13,7 @@ from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.rollout import derive_seed
 
 SUITE_VERSION = 1  # changes whenever the seeds below, or a scenario's rules, change: results do not mix
+FAR = 1000  # episodes of the suite that a record may lack before the last one that it holds
 QUICK, DEFAULT = 20, 200  # episodes: they resolve about 31 and 10 points (stats.py)
 
 PAPER = ("frozen-lake", "frozen-lake-slippery", "snake", "snake-poison-apple")
@@ -47,10 +49,41 @@ def episode_seeds(scenario: Scenario, n: int) -> list[EpisodeSeeds]:
 
 
 def suite_seeds(scenario: Scenario) -> Iterator[EpisodeSeeds]:
-    """All evaluation episodes of a scenario, without end."""
-    for i, start in enumerate(scenario.starts("eval")):
-        yield EpisodeSeeds(
-            start,
-            derive_seed(SUITE_VERSION, scenario.id, i, "chance"),
-            derive_seed(SUITE_VERSION, scenario.id, i, "sampling"),
-        )
+    """All evaluation episodes of a scenario, without end; each is drawn once, when it is first asked for."""
+    drawn = _drawn(scenario)
+    return (drawn.at(i) for i in count())
+
+
+def places_in_suite(
+    scenario_id: str, wanted: Iterable[EpisodeSeeds]
+) -> tuple[dict[EpisodeSeeds, int], set[EpisodeSeeds]]:
+    """Where in the suite each of these episodes stands, from 0; and those that stand nowhere near its beginning."""
+    foreign, places = set(wanted), {}
+    for i, seeds in enumerate(islice(suite_seeds(get_scenario(scenario_id)), len(foreign) + FAR)):
+        if seeds in foreign:
+            foreign.discard(seeds)
+            places[seeds] = i
+        if not foreign:
+            break
+    return places, foreign
+
+
+class _Drawn:
+    """The episodes of a scenario that were asked for so far, and where the next ones come from."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._starts = scenario.starts("eval")
+        self._seeds: list[EpisodeSeeds] = []
+
+    def at(self, i: int) -> EpisodeSeeds:
+        while len(self._seeds) <= i:
+            place = (SUITE_VERSION, self._scenario.id, len(self._seeds))
+            start = next(self._starts)
+            self._seeds.append(EpisodeSeeds(start, derive_seed(*place, "chance"), derive_seed(*place, "sampling")))
+        return self._seeds[i]
+
+
+@cache
+def _drawn(scenario: Scenario) -> _Drawn:
+    return _Drawn(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
@@ -30,7 +31,7 @@ def cells(row: Row) -> list[str]:
     tokens = f"{row.prompt_tokens:,}/{row.completion_tokens:,}" + (" +?" if row.usage_missing else "")
     return [
         row.agent,
-        str(row.episodes),
+        str(row.episodes) if row.asked in (None, row.episodes) else f"{row.episodes} of {row.asked}",
         f"{row.return_mean:+.3f} [{row.return_low:+.3f}, {row.return_high:+.3f}]",
         success,
         "–" if row.optimum_share is None else f"{row.optimum_share:.1%}",
@@ -79,7 +80,7 @@ def markdown(board: Leaderboard) -> str:
         parts += [f"### {scenario}", _table((*SCORES, *ANSWERS), map(cells, rows))]
         if pairs:
             parts.append(_table(PAIR_COLUMNS, map(pair_cells, pairs)))
-    parts += [f"- {note}" for note in board.notes]
+    parts += [f"- {_escaped(note)}" for note in board.notes]
     return "\n\n".join(parts) + "\n"
 
 
@@ -107,7 +108,14 @@ def _rich(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) ->
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     body = [columns, ["---"] * len(columns), *lines]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body)
+    return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in body)
+
+
+def _escaped(text: str) -> str:
+    """Text as Markdown shows it, whatever it holds: no HTML, no link, no new cell and no new line."""
+    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\n", " ")):
+        text = text.replace(sign, entity)
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
 
 
 def csv_text(board: Leaderboard) -> str:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 
 from evals.record import run_of, seeds_of
-from evals.suites import SUITE_VERSION, EpisodeSeeds, suite_seeds
+from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import get_scenario
-from msgrpo_agent.parse import parse_action, printable
+from msgrpo_agent.parse import parse_action
 from msgrpo_agent.prompt import PromptTemplate
-
-UNFINISHED = 1000  # episodes of the suite before the last finished one that may have no result
 
 
 def nth(path: Path, number: int) -> Episode:
@@ -29,20 +27,39 @@ def nth(path: Path, number: int) -> Episode:
 
 @dataclass
 class Verified:
-    """How many episodes replay to what they say; for how many another version's prompt could not be checked."""
+    """What a record holds, and what of it could not be checked."""
 
     episodes: int = 0
-    unchecked_prompts: int = 0
+    unchecked_prompts: int = 0  # episodes whose prompt is another version's
+    failed: int = 0  # episodes without a result: the endpoint gave none
+    foreign: int = 0  # finished episodes with seeds of no suite
+    missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
+
+    @property
+    def told(self) -> str:
+        """All of it in a sentence."""
+        parts = [f"{self.episodes} episodes replay to what they say"]
+        if self.unchecked_prompts:
+            parts.append(f"the prompts of {self.unchecked_prompts} are of another version and could not be checked")
+        if self.failed:
+            parts.append(f"{self.failed} have no result, because the endpoint gave none; nothing here can check that")
+        if self.foreign:
+            parts.append(f"the seeds of {self.foreign} belong to no suite, so nothing says how they were chosen")
+        for scenario, count in self.missing.items():
+            parts.append(f"INCOMPLETE: {count} earlier episodes of the suite's {scenario} are missing")
+        return "; ".join(parts)
 
 
 def verify(path: Path) -> Verified:
     """Play every episode of a record again from its seeds and actions.
 
     Raises RecordError at the first difference in a prompt, state, parsed action, reward, outcome or return, and in
-    an evaluation's record for an episode that is not the suite's, or finished twice.
+    an evaluation's record for an episode that is not the suite's, or finished twice. What nothing can check is
+    counted: gaps in the suite (episodes may have been left out), foreign seeds, and failures of the endpoint.
     """
     found, run = Verified(), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
+    failed: dict[str, set[EpisodeSeeds]] = {}
     for number, episode in enumerate(read_episodes(path), start=1):
         found.episodes = number
         try:
@@ -52,27 +69,26 @@ def verify(path: Path) -> Verified:
         if difference is not None:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
         found.unchecked_prompts += not all(_known_template(episode, player) for player in episode.prefix)
-        if episode.error is None and run:
-            before = finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
-            if before != number:
-                raise RecordError(f"{path}: episode {number} is episode {before} once more")
+        if episode.error is not None:
+            failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
+            continue
+        before = finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
+        if run is not None and before != number:
+            raise RecordError(f"{path}: episode {number} is episode {before} once more")
     if not found.episodes:
         raise RecordError(f"{path} holds no episode")
-    if run.get("suite_version") == SUITE_VERSION:
-        for scenario_id, numbers in finished.items():
-            _check_suite(path, scenario_id, numbers)
+    for scenario_id in {**finished, **failed}:
+        numbers = finished.get(scenario_id, {})
+        lost = failed.get(scenario_id, set()) - set(numbers)
+        found.failed += len(lost)
+        places, foreign = places_in_suite(scenario_id, {*numbers, *lost})
+        wrong = [numbers[seeds] for seeds in foreign if seeds in numbers]
+        if wrong and run is not None and run.suite_version == SUITE_VERSION:
+            raise RecordError(f"{path}: episode {min(wrong)} ({scenario_id}) has seeds that are not the suite's")
+        found.foreign += len(foreign)
+        if places and (gaps := max(places.values()) + 1 - len(places)):
+            found.missing[scenario_id] = gaps
     return found
-
-
-def _check_suite(path: Path, scenario_id: str, numbers: dict[EpisodeSeeds, int]) -> None:
-    """Raise RecordError for a finished episode that this version's suite does not begin with."""
-    foreign = set(numbers)
-    for seeds in islice(suite_seeds(get_scenario(scenario_id)), len(numbers) + UNFINISHED):
-        foreign.discard(seeds)
-        if not foreign:
-            return
-    number = min(numbers[seeds] for seeds in foreign)
-    raise RecordError(f"{path}: episode {number} ({scenario_id}) has seeds that are not the suite's")
 
 
 def _known_template(episode: Episode, player: str) -> bool:
@@ -141,13 +157,13 @@ def as_text(episode: Episode) -> str:
     for turn in episode.turns:
         lines += ["", f"── step {turn.step + 1} · {turn.player}", turn.state]
         if turn.reasoning:
-            lines.append(f"reasoning: {printable(turn.reasoning)}")
+            lines.append(f"reasoning: {turn.reasoning}")
         if turn.answer is not None:
-            lines.append(f"answer: {printable(turn.answer)}")
+            lines.append(f"answer: {turn.answer}")
         chosen = turn.action or f"no legal action ({turn.failure})"
         lines.append(f"→ {chosen}   reward {turn.reward:+g}")
     if episode.error is not None:
-        lines += ["", f"failed: {episode.error}: {printable(episode.error_message or '')}"]
+        lines += ["", f"failed: {episode.error}: {episode.error_message or ''}"]
     else:
         returns = ", ".join(f"{player} {value:+g}" for player, value in episode.returns.items())
         success = {True: ", success", False: ", no success", None: ""}[episode.success]

@@ -7,7 +7,7 @@ an agent that is faster in batches collects the turns that wait (see `models/loc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.parse import ParseFailure, parse_action
 from msgrpo_agent.prompt import Prompt, PromptTemplate
+from msgrpo_agent.text import printable
 
+LONGEST_TEXT = 200_000  # characters of an answer that are kept: of a longer one the end, which holds the action
 OnText = Callable[[str], None]
 FinishReason = Literal["stop", "length", "content_filter"]
 
@@ -105,6 +107,11 @@ class Agent(Protocol):
     async def close(self) -> None: ...
 
 
+def cleaned(text: str) -> str:
+    """What a model wrote, as screens, records and the parser get it: printable, and of bounded length."""
+    return printable(text[-LONGEST_TEXT:])
+
+
 @dataclass
 class LanguageAgent:
     """A language-agent policy: L = `model`, G = `sampling`, T = `template`, ψ = `parse_action`."""
@@ -126,7 +133,10 @@ class LanguageAgent:
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         prompt = self.template.render(view.scenario, view.observation)
         actions = view.game.actions if self.show_probabilities else ()
-        completion = await self.model.complete(prompt, self.sampling, view.seed, actions=actions, on_text=on_text)
+        shown = None if on_text is None else (lambda text: on_text(cleaned(text)))
+        raw = await self.model.complete(prompt, self.sampling, view.seed, actions=actions, on_text=shown)
+        reasoning = None if raw.reasoning is None else cleaned(raw.reasoning)
+        completion = replace(raw, text=cleaned(raw.text), reasoning=reasoning)
         parsed = parse_action(completion.text, view.game.actions)
         return Decision(parsed.action, parsed.failure, prompt, completion)
 

@@ -1,4 +1,4 @@
-"""What is installed, what can run here, and the command that mends each gap."""
+"""What is installed, what can run here, and the command that closes each gap."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-EXTRAS = {
-    "train": ("torch", "transformers", "peft", "matplotlib", "tensorboard"),
-    "dqn": ("stable_baselines3",),
-    "web": ("textual_serve",),
-}
+from msgrpo_agent.extras import EXTRAS
+
 LONGEST_S = 120  # for importing one package
 DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; `fix` is the command that mends it, None where nothing is to mend."""
+    """One line of the report; `fix` is the command that helps, None where none is needed."""
 
     part: str
     ok: bool

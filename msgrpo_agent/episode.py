@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo_agent.agent import Completion, FinishReason
 from msgrpo_agent.errors import RecordError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.text import printable
 
 SCHEMA = 1
+MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
+Clean = Annotated[str, AfterValidator(printable)]  # a record may come from anywhere
+Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
 class Turn(BaseModel):
@@ -25,19 +29,19 @@ class Turn(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     step: int
-    player: str
-    state: str  # the observation; the prompt is the episode's `prefix` and this
-    answer: str | None = None  # the raw text; None for players that are no language model
-    action: str | None = None
+    player: Clean
+    state: Clean  # the observation; the prompt is the episode's `prefix` and this
+    answer: Clean | None = None  # the text; None for players that are no language model
+    action: Clean | None = None
     failure: ParseFailure | None = None
     reward: float = 0.0
     shaping: float = 0.0
     finish_reason: FinishReason | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     latency_s: float = 0.0
-    retries: int = 0
-    reasoning: str | None = None
+    retries: Count = 0
+    reasoning: Clean | None = None
     action_probabilities: dict[str, float] | None = None
     completion: Completion | None = Field(None, exclude=True, repr=False)  # with token ids, for training
 
@@ -46,19 +50,19 @@ class Episode(BaseModel):
     """One play of a scenario, complete enough to be simulated again without any model."""
 
     schema_version: int = Field(SCHEMA, ge=SCHEMA, le=SCHEMA)
-    scenario: str
+    scenario: Clean
     start_seed: int = Field(ge=0)
     chance_seed: int = Field(ge=0)
     sampling_seed: int = Field(ge=0)
-    agents: dict[str, str]  # player -> agent spec
+    agents: dict[Clean, Clean]  # player -> agent spec
     settings: dict[str, dict[str, Any]]  # player -> model, sampling, template hash
-    prefix: dict[str, str] = {}  # player -> the fixed part of every prompt
+    prefix: dict[Clean, Clean] = {}  # player -> the fixed part of every prompt
     turns: list[Turn] = []
     outcome: Outcome = Outcome.PLAYING
     success: bool | None = None
-    returns: dict[str, float] = {}
-    error: str | None = None  # kind of the failure that ended it; such an episode has no result
-    error_message: str | None = None
+    returns: dict[Clean, float] = {}
+    error: Clean | None = None  # kind of the failure that ended it; such an episode has no result
+    error_message: Clean | None = None
     versions: dict[str, str] = {}
 
     def turns_of(self, player: str) -> list[Turn]:

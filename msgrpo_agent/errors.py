@@ -1,18 +1,23 @@
-"""One tree of exceptions. Each says what happened, with the value seen, and what mends it."""
+"""One tree of exceptions. Each says what happened, with the value seen, and the command or change that helps."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+from msgrpo_agent.text import printable
+
 
 class MsgrpoError(Exception):
-    """What a person caused or can mend. The command line prints it without a traceback and exits with 2."""
+    """What a person caused or can correct. The command line prints it without a traceback and exits with 2.
+
+    Messages quote servers, files and arguments, so they are cleaned of control characters here.
+    """
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
+        self.message = printable(message)
+        self.fix = None if fix is None else printable(fix)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.fix is None else f"{self.message}\n  {self.fix}"

@@ -12,14 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from functools import cached_property
+from itertools import count
+from typing import Literal, get_args
 
 import numpy as np
 
-from msgrpo_agent.errors import GameError
+from msgrpo_agent.errors import GameError, UsageError, nearest
 
 Split = Literal["train", "eval"]
 EVAL_SHARE = 4  # one start in four, by the hash of the start itself, is held out of every training
+PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW different starts has few starts
+MOVES = ("up", "down", "left", "right")
 
 
 class Outcome(StrEnum):
@@ -53,7 +57,7 @@ class Game(ABC):
     """
 
     players: tuple[str, ...] = ("player",)
-    actions: tuple[str, ...] = ("up", "down", "left", "right")
+    actions: tuple[str, ...] = MOVES
 
     def __init__(self, step_limit: int) -> None:
         self.step_limit = step_limit
@@ -112,7 +116,8 @@ class Scenario:
     """A named, fixed setting of a game, and the source of its numbers.
 
     `make(start_seed, chance_seed)`: two seeds, because a group shares its *start* and not its luck.
-    `family` says which game it is (`frozen-lake`, `snake`); `one_start` that every start is the same.
+    `family` says which game it is (`frozen-lake`, `snake`); `players` and `actions` are those of its games;
+    `one_start` says that every start is the same, `goal` that a game has a goal: success pays, failure does not.
     """
 
     id: str
@@ -121,19 +126,13 @@ class Scenario:
     step_limit: int
     source: str
     make: Callable[[int, int], Game] = field(repr=False)
+    players: tuple[str, ...] = Game.players
+    actions: tuple[str, ...] = Game.actions
     one_start: bool = False
     goal: bool = False
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
         return self.make(start_seed, chance_seed)
-
-    @property
-    def players(self) -> tuple[str, ...]:
-        return self.new(0, 0).players
-
-    @property
-    def actions(self) -> tuple[str, ...]:
-        return self.new(0, 0).actions
 
     def start_key(self, start_seed: int) -> str:
         """A hash of the start itself: two seeds that draw the same start have the same key."""
@@ -144,14 +143,30 @@ class Scenario:
         """Start seeds from `first_seed` on whose *start* belongs to `split`.
 
         Random draws coincide often (of 300 random 4x4 lakes 217 are distinct), so training and evaluation are
-        kept apart by the start, not by the seed. A scenario with one start has nothing to hold out.
+        kept apart by the start, not by the seed: one start in EVAL_SHARE, by its hash, is for evaluation. Where
+        there are few starts, chance could leave a split empty; there every EVAL_SHARE-th start in the order of
+        their hashes is held out. A scenario with one start has nothing to hold out: both splits have it.
+
+        Raises UsageError for an unknown split.
         """
-        seed = first_seed
-        while True:
-            held_out = int(self.start_key(seed)[:8], 16) % EVAL_SHARE == 0
-            if self.one_start or held_out == (split == "eval"):
-                yield seed
-            seed += 1
+        if split not in get_args(Split):
+            raise UsageError(f"no split is named {split!r}", fix=nearest(split, get_args(Split)))
+        return (seed for seed in count(first_seed) if self._in_split(seed, split))
+
+    def _in_split(self, start_seed: int, split: Split) -> bool:
+        if self.one_start:
+            return True
+        key = self.start_key(start_seed)
+        if self._few_starts:
+            held_out = key in self._few_starts[::EVAL_SHARE]
+            return len(self._few_starts) == 1 or held_out == (split == "eval")
+        return (int(key[:8], 16) % EVAL_SHARE == 0) == (split == "eval")
+
+    @cached_property
+    def _few_starts(self) -> tuple[str, ...]:
+        """The hashes of all starts, sorted, where there are at most FEW; nothing where there are more."""
+        found = {self.start_key(seed) for seed in range(PROBED)}
+        return tuple(sorted(found)) if len(found) <= FEW else ()
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:

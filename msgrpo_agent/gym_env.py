@@ -63,6 +63,7 @@ class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not chec
         self.scenario = get_scenario(scenario_id)
         if len(self.scenario.players) > 1:
             raise UsageError(f"{scenario_id} has several players, a Gymnasium environment has one")
+        self.scenario.starts(split)  # names an unknown split before the first reset
         self.split = split
         self.render_mode = render_mode
         self.glyphs = layers(self.scenario)
@@ -91,6 +92,11 @@ class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not chec
     def step(self, action: np.int64) -> tuple[Planes, float, bool, bool, dict[str, Any]]:
         if self.game is None:
             raise UsageError("step before reset")
+        if not self.action_space.contains(action):
+            raise UsageError(
+                f"{action!r} is no action of {self.scenario.id}",
+                fix=f"a whole number from 0 to {len(self.actions) - 1}: {', '.join(self.actions)}",
+            )
         reward = self.game.step({self.player: self.actions[int(action)]})[self.player]
         outcome = self.game.outcome
         observation = planes(self.game, self.glyphs, self.shape)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-ACTION_TAG = re.compile(r"<action>(.*?)</action>", re.IGNORECASE | re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-END_OF_REASONING = "</think>"
+from msgrpo_agent.text import printable
+
+_TAG = re.compile(r"</?action>", re.IGNORECASE | re.ASCII)
+START_OF_REASONING, END_OF_REASONING = "<think>", "</think>"
 
 
 class ParseFailure(StrEnum):
@@ -29,29 +30,46 @@ class Parsed:
 
 
 def parse_action(text: str, actions: Sequence[str]) -> Parsed:
-    """The last `<action>…</action>` of the text after any `</think>`; case and surrounding space do not matter.
+    """The last closed `<action>…</action>` outside of reasoning; case and surrounding space do not matter.
 
-    The last one counts, because a model that reasons aloud may quote the tag before it decides.
+    The last one counts, because a model that reasons aloud may quote the tag before it decides. A tag that is not
+    closed is no answer: in `<action>up</action> then <action>left` the action is `up`. Reasoning is what stands
+    before the last `</think>`, and what stands after a `<think>` that is never closed: a model that was cut off
+    while it thought has not answered. Time is linear in the length of the text.
     """
-    answer = text.rpartition(END_OF_REASONING)[2]
-    if not answer.strip():
+    if not text[slice(*_answer_span(text))].strip():
         return Parsed(None, ParseFailure.EMPTY)
-    found = ACTION_TAG.findall(answer)
-    if not found:
+    span = action_span(text)
+    if span is None:
         return Parsed(None, ParseFailure.NO_TAG)
-    named = found[-1].strip().casefold()
+    named = text[slice(*span)].strip().casefold()
     for action in actions:
         if named == action.casefold():
             return Parsed(action, None)
     return Parsed(None, ParseFailure.ILLEGAL)
 
 
+def _answer_span(text: str) -> tuple[int, int]:
+    """(start, end) of the text without its reasoning."""
+    closed = text.rfind(END_OF_REASONING)
+    start = 0 if closed < 0 else closed + len(END_OF_REASONING)
+    unclosed = text.find(START_OF_REASONING, start)
+    return start, len(text) if unclosed < 0 else unclosed
+
+
+def action_span(text: str) -> tuple[int, int] | None:
+    """(start, end) of what the last closed action tag outside of reasoning holds; None without one."""
+    start: int | None = None
+    span: tuple[int, int] | None = None
+    for tag in _TAG.finditer(text, *_answer_span(text)):
+        if not tag.group().startswith("</"):
+            start = tag.end()
+        elif start is not None:
+            span, start = (start, tag.start()), None
+    return span
+
+
 def thought(text: str) -> str:
     """What an answer says before its last action tag: the agent's words, for a screen."""
-    tags = list(ACTION_TAG.finditer(text))
-    return printable(text[: tags[-1].start()] if tags else text).strip()
-
-
-def printable(text: str) -> str:
-    """The text with a mark for each control character but tab and newline: an answer must not drive a terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    span = action_span(text)
+    return printable(text[: span[0] - len("<action>")] if span else text).strip()

@@ -21,12 +21,17 @@ from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
 
 
 @lru_cache(maxsize=4096)
-def optimal_values(desc: tuple[str, ...], slippery: bool, horizon: int) -> NDArray[np.float64]:
-    """Q(k, s, a): the highest probability of reaching the goal within k steps, taking `a` first.
+def optimal_values(
+    desc: tuple[str, ...], slippery: bool, horizon: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Q(k, s, a): the highest probability of reaching the goal within k steps, taking `a` first; and M(k, s, a),
+    how late that is: the smallest Σ_t t · P(the goal is reached at step t) among the policies that reach Q.
 
     Q(0, s, a) = 0 and Q(k, s, a) = Σ_s' P(s'|s,a) (r + [s' not terminal] max_a' Q(k−1, s', a')), over the
-    transition table of Gymnasium's own environment. Shape (horizon + 1, states, 4). Deterministic maps and
-    every step limit included: this is the exact ceiling of any agent's expected success.
+    transition table of Gymnasium's own environment. Each further step delays all success that lies behind it by
+    one, so M(k, s, a) = Q(k, s, a) + Σ_s' P(s'|s,a) [s' not terminal] min M(k−1, s', a'), the minimum over the a'
+    with the highest Q(k−1, s', ·). Both have the shape (horizon + 1, states, 4). Deterministic maps and every step
+    limit included: Q is the exact ceiling of any agent's expected success.
     """
     table = _environment(desc, slippery).P
     states = len(desc) * len(desc[0])
@@ -38,23 +43,31 @@ def optimal_values(desc: tuple[str, ...], slippery: bool, horizon: int) -> NDArr
                 reward[s, a] += p * r
                 if not terminal:
                     transition[s, a, successor] += p
-    q = np.zeros((horizon + 1, states, 4))
+    q, late = np.zeros((2, horizon + 1, states, 4))
     for k in range(1, horizon + 1):
         q[k] = reward + transition @ q[k - 1].max(axis=1)
-    return q
+        late[k] = q[k] + transition @ np.where(_highest(q[k - 1]), late[k - 1], np.inf).min(axis=1)
+    return q, late
+
+
+def _highest(q: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which actions (the last axis) have the highest value, up to rounding."""
+    return np.asarray(q >= q.max(axis=-1, keepdims=True) - 1e-12)
 
 
 def optimal_success(game: FrozenLake) -> float:
     """The exact success probability of the best policy from here within the steps that are left."""
     left = game.step_limit - game.steps
-    return float(optimal_values(game.desc, game.slippery, left)[left, int(game.env.s)].max())
+    return float(optimal_values(game.desc, game.slippery, left)[0][left, game.state].max())
 
 
 def optimal_lake_actions(game: FrozenLake) -> list[str]:
-    """All actions with the highest success probability from here within the steps that are left."""
+    """The actions with the highest success probability within the steps that are left and, among these, the
+    fewest expected steps."""
     left = game.step_limit - game.steps
-    q = optimal_values(game.desc, game.slippery, left)[left, int(game.env.s)]
-    return [action for action, index in GYM_ACTION.items() if q[index] >= q.max() - 1e-12]
+    q, late = (table[left, game.state] for table in optimal_values(game.desc, game.slippery, left))
+    best = _highest(q)
+    return [a for a, i in GYM_ACTION.items() if best[i] and late[i] <= late[best].min() + 1e-9]
 
 
 def distances(game: Snake, source: Cell, blocked: set[Cell]) -> dict[Cell, int]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo_agent.agent import Agent, LanguageAgent, Sampling
-from msgrpo_agent.errors import MissingExtraError, UsageError, nearest
+from msgrpo_agent.errors import UsageError, nearest
+from msgrpo_agent.extras import needs
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
@@ -37,23 +38,24 @@ def make_agent(
     if spec == "human":
         raise UsageError("a person plays in the terminal app only", fix="msgrpo play SCENARIO --agent human")
     if spec == "nano" or (kind == "adapter" and rest):
-        try:
+        with needs(f"the agent {spec!r}", "train"):
             from msgrpo_agent.models import loading
-        except ImportError as error:
-            raise MissingExtraError(f"the agent {spec!r}", "train") from error
         model = loading.nano() if spec == "nano" else loading.adapted(Path(rest))
         return LanguageAgent(spec, model, sampling, show_probabilities=show_probabilities)
-    if kind == "endpoint" and "#" in rest:
+    if kind == "endpoint":
+        if "#" not in rest:
+            raise UsageError(
+                f"{spec!r} does not name the model that {rest or 'the endpoint'} shall answer with",
+                fix=f"write it after a #, like endpoint:{rest or 'http://host:8000/v1'}#model",
+            )
         from msgrpo_agent.models.endpoint import EndpointModel
 
         url, _, model_name = rest.rpartition("#")
         served = EndpointModel(url, model_name, **(endpoint or {}))
         return LanguageAgent(spec, served, sampling, show_probabilities=show_probabilities)
     if kind == "dqn" and rest:
-        try:
+        with needs(f"the agent {spec!r}", "dqn"):
             from msgrpo_agent.models.dqn import DQNAgent
-        except ImportError as error:
-            raise MissingExtraError(f"the agent {spec!r}", "dqn") from error
         return DQNAgent(spec, Path(rest))
     hint = nearest(spec, PLAIN) if ":" not in spec else "grammar: " + GRAMMAR
     raise UsageError(f"no agent is named {spec!r}", fix=f"{hint}; one of {GRAMMAR}" if ":" not in spec else hint)

@@ -1,12 +1,14 @@
-"""An ASGI middleware inside vLLM: the key on every route, and runtime adapters from one folder only.
+"""An ASGI middleware inside vLLM: known paths only, the key on every one, and runtime adapters from one folder only.
 
 vLLM asks for its key below /v1 and a few other paths alone; /invocations (inference), /tokenize, /metrics and /docs
-answer anybody. And it loads an adapter from any folder that it can read. It is configured by the environment that
-`serve.command` builds.
+answer anybody. And it loads an adapter from any folder that it can read. What passes is named here: a path that the
+router understands in a way of its own (its patterns end before a newline) is not among them. The guard is configured
+by the environment that `serve.vllm_command` builds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -17,6 +19,7 @@ from typing import Any
 
 from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from msgrpo_agent.text import printable
 from serve.adapters import check_fits, read_adapter, same_base
 
 Scope = MutableMapping[str, Any]
@@ -27,6 +30,15 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Version = tuple[tuple[int, int], ...]  # (modification time, size) of an adapter's files
 
 OPEN_PATH = "/health"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+PATHS = frozenset(
+    (
+        *(OPEN_PATH, "/ping", "/version", "/load", "/metrics", "/metrics/"),
+        *("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+    )
+)
+_LOAD_FIELDS = {"lora_name", "lora_path", "load_inplace"}
 _LONGEST_LOAD_REQUEST = 65_536  # bytes
 
 
@@ -57,6 +69,7 @@ class Guard:
             return
         try:
             self._check_key(scope)
+            _check_path(scope)
             receive, send = await self._check_loading(scope, receive, send)
         except RefusedError as refused:
             await _refuse(scope, send, refused)
@@ -73,21 +86,21 @@ class Guard:
 
     async def _check_loading(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """What vLLM gets for `receive` and `send`: for a load, the checked request, and a note when it has worked."""
-        path = scope["path"].rstrip("/")
-        if path.endswith("/adapters") or "/adapters/" in path:
-            raise RefusedError(403, "adapters are loaded by POST /v1/load_lora_adapter")
-        if not path.endswith("/load_lora_adapter"):
+        if scope["path"] not in (LOAD, UNLOAD):
             return receive, send
         if self._root is None:
             raise RefusedError(403, "loading adapters at run time is off")
-        try:
-            request, folder, version = self._checked_load(await _read(receive))
+        if scope["path"] == UNLOAD:
+            return receive, send
+        try:  # in a thread: files may lie on a slow disk, and every other request waits for this loop
+            request, folder, version = await asyncio.to_thread(self._checked_load, await _read(receive))
         except (OSError, ValueError, RuntimeError) as error:  # names that no file can have, links in a circle
             raise RefusedError(400, f"that folder cannot be read: {error}") from error
         body = json.dumps(request).encode()
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
+            return messages.pop() if messages else await receive()  # which says when the client is gone
 
         async def note(message: Message) -> None:
             if message.get("status") == 200:
@@ -105,8 +118,11 @@ class Guard:
         try:
             request = json.loads(body)
             name, asked = request["lora_name"], Path(request["lora_path"])
+            unknown = ", ".join(sorted(set(request) - _LOAD_FIELDS))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RefusedError(400, "give lora_name and lora_path as JSON") from error
+        if unknown or not isinstance(name, str) or not name or printable(name) != name:
+            raise RefusedError(400, f"give lora_name, a text, and lora_path, not {unknown or repr(name)[:80]}")
         folder = (asked if asked.is_absolute() else self._root / asked).resolve()
         if not folder.is_relative_to(self._root):
             raise RefusedError(403, "that folder is not below the one that adapters may be loaded from")
@@ -116,7 +132,7 @@ class Guard:
             if not file.resolve().is_relative_to(self._root):
                 raise RefusedError(403, f"that adapter's {file.name} is a link out of the folder")
         try:
-            adapter = read_adapter(folder, str(name))
+            adapter = read_adapter(folder, name)
             if not same_base(adapter.base, os.environ["MSGRPO_SERVED_BASE"]):
                 raise RefusedError(400, f"that adapter was trained on {adapter.base}")
             check_fits(adapter, Path(os.environ["MSGRPO_SERVED_WEIGHTS"]))
@@ -128,7 +144,15 @@ class Guard:
             raise RefusedError(
                 409, "that folder was loaded with other weights before: write each version to a new folder"
             )
-        return request | {"lora_path": str(folder)}, folder, version
+        return {"lora_name": name, "lora_path": str(folder)}, folder, version
+
+
+def _check_path(scope: Scope) -> None:
+    """Raise RefusedError for a path that is not known. It is compared as the router will see it: decoded, whole."""
+    if scope["type"] == "websocket" or scope["path"] not in PATHS | {LOAD, UNLOAD}:
+        raise RefusedError(404, "msgrpo serve does not serve that path; POST /v1/load_lora_adapter loads adapters")
+    if scope.get("root_path"):
+        raise RefusedError(404, "msgrpo serve serves no path below another")
 
 
 def _version(folder: Path) -> Version:

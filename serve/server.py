@@ -17,8 +17,8 @@ from typing import Self
 
 from msgrpo_agent.errors import ServeError
 from serve import supervisor
-from serve.checks import failure, stage
-from serve.command import DRAIN_S, Launch, child_environment
+from serve.preflight import failure, stage
+from serve.vllm_command import DRAIN_S, Launch, child_environment
 
 STOP_S = 15.0  # the longest that stopping may take
 _POLL_S = 0.2

@@ -7,7 +7,8 @@ one byte once the server is ready; the pipe's end, by closing or by the parent's
 - then every process of the session is killed; the shared memory that they had mapped and their folder for temporary
   files are removed.
 
-SIGTERM to the supervisor itself skips the drain time. Standard library only: it must start at once and stay small.
+SIGTERM to the supervisor itself skips the drain time. psutil says which processes and sockets there are. The inodes of
+mapped shared memory are read from /proc: psutil names mapped files by path, and a semaphore's path is gone.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 READY = b"r"
 _SHARED_MEMORY = "/dev/shm/"  # where Linux keeps it
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _GONE_S = 5.0  # how long killed processes may take to disappear
 
 
@@ -35,12 +39,10 @@ class _StopNowError(Exception):
 def session_processes(session: int) -> list[int]:
     """The living processes of a session, without its leader."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != session:
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(sid) == session and state not in "ZX":
-                    found.append(int(entry.name))
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):  # it ended meanwhile
+            if pid != session and os.getsid(pid) == session and psutil.Process(pid).status() not in _ENDED:
+                found.append(pid)
     return found
 
 
@@ -64,26 +66,12 @@ def shared_memory(session: int, since_ns: int) -> frozenset[str]:
 
 def listens(session: int, port: int) -> bool:
     """Whether a process of a session has a listening socket at `port`."""
-    listening = set()
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        for line in table.read_text().splitlines()[1:] if table.exists() else ():
-            fields = line.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                listening.add(f"socket:[{fields[9]}]")
     for pid in session_processes(session):
-        for handle in _handles(pid):
-            with contextlib.suppress(OSError):  # it was closed meanwhile
-                if os.readlink(handle) in listening:
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            for socket in psutil.Process(pid).net_connections("tcp"):
+                if socket.status == psutil.CONN_LISTEN and socket.laddr.port == port:
                     return True
     return False
-
-
-def _handles(pid: int) -> list[str]:
-    """The open files of a process; none once it is gone."""
-    try:
-        return [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return []
 
 
 def end_session(session: int, since_ns: int, memory: frozenset[str] = frozenset()) -> None:

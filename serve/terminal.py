@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import secrets
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from msgrpo_agent.errors import ServeError, UsageError
 from msgrpo_agent.models.paths import is_folder
+from msgrpo_agent.signals import ending_as_interrupt
 from serve.adapters import Adapter, check_fits, read_adapter
-from serve.checks import (
+from serve.preflight import (
     check_port,
     check_torchvision,
     installed_engine,
     local_weights,
     machine_engine,
 )
-from serve.command import KEY_VARIABLE, Engine, Launch, Request, build, common_base, is_loopback
 from serve.server import Server, models
+from serve.vllm_command import KEY_VARIABLE, Engine, Launch, Request, build, common_base, is_loopback
 
 LOGS = Path("runs") / "serve"
 
@@ -112,7 +110,7 @@ def serve(request: Request, key: str | None, console: Console) -> bool:
     """
     request, show_key = with_key(request, key)
     ready = False
-    with _signals_as_interrupt():
+    with ending_as_interrupt():
         try:
             launch, log = prepare(request, console), LOGS / f"vllm-{request.port}.log"
             with Server(launch, log) as server:
@@ -180,21 +178,3 @@ def _announce(launch: Launch, log: Path, console: Console, *, show_key: bool) ->
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # nohup asks to outlive the terminal
-            signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

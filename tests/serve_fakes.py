@@ -11,7 +11,7 @@ from typing import Any
 
 from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
 from serve.adapters import base_shapes
-from serve.command import Launch
+from serve.vllm_command import Launch
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from msgrpo_agent.check import check_game
+from msgrpo_agent.contract import check_game
 from msgrpo_agent.errors import GameError, UsageError
 from msgrpo_agent.game import Game, Outcome, Scenario
 from msgrpo_agent.games import SCENARIOS, get_scenario

@@ -7,20 +7,26 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from evals import command, report, tables
-from evals.leaderboard import Play, build, load
-from evals.record import folder_name, records_in, seeds_of, write_run
+from evals import command, page, tables
+from evals.leaderboard import Series, build, load
+from evals.record import Price, changing_run, folder_name, records_in, seeds_of
 from evals.run import Progress
-from evals.suites import episode_seeds
+from evals.suites import episode_seeds, places_in_suite
 from evals.verify import as_text, first_difference, nth, verify
-from msgrpo_agent.cli import app
+from msgrpo_agent.cli import make_app
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.game import Outcome
@@ -38,7 +44,7 @@ SETTINGS = {"model": "m", "template": "t", "sampling": {"temperature": 1.0}}
 def episode(i: int, success: bool, *, agent: str = "a", scenario: str = SCENARIO, **fields: Any) -> Episode:
     turn = Turn(
         step=0, player="player", state="s", answer="<action>up</action>", action="up", prompt_tokens=1000,
-        completion_tokens=50, latency_s=0.5, finish_reason="stop",
+        completion_tokens=50, latency_s=0.5, finish_reason="stop", reward=float(success),
     )  # fmt: skip
     given: dict[str, Any] = {
         "scenario": scenario,
@@ -55,9 +61,9 @@ def episode(i: int, success: bool, *, agent: str = "a", scenario: str = SCENARIO
     return Episode(**(given | fields))
 
 
-def play(successes: list[bool], agent: str = "a", **fields: Any) -> Play:
+def play(successes: list[bool], agent: str = "a", **fields: Any) -> Series:
     found = [episode(i, success, agent=agent, **fields) for i, success in enumerate(successes)]
-    return Play(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found})
+    return Series(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found})
 
 
 def write(folder: Path, episodes: list[Episode]) -> None:
@@ -76,7 +82,7 @@ def test_a_row_by_hand() -> None:
     ]
     one.finished[SEEDS[1]].turns += turns
     one.failed = [episode(1, False, error="timeout"), episode(5, False, error="timeout", turns=[])]
-    one.price = {"prompt": 2.0, "completion": 10.0}
+    one.price = Price(prompt=2, completion=10)
     (row,) = build([one]).rows
     assert (row.episodes, row.successes, row.success_rate, row.optimum_share) == (4, 3, 0.75, 0.75)
     assert (row.turns, row.illegal, row.unparsed, row.truncated, row.retries) == (6, 1, 1, 1, 2)
@@ -100,11 +106,11 @@ def test_pairs_are_over_shared_episodes_only() -> None:
 def test_a_score_above_the_exact_optimum_is_an_error() -> None:
     lakes = [s.start for s in episode_seeds(get_scenario("frozen-lake-slippery"), 8)]
     too_good = [episode(i, True, scenario="frozen-lake-slippery", start_seed=start) for i, start in enumerate(lakes)]
-    one = Play("a", "frozen-lake-slippery", SETTINGS, {seeds_of(e): e for e in too_good})
+    one = Series("a", "frozen-lake-slippery", SETTINGS, {seeds_of(e): e for e in too_good})
     build([one])  # eight of eight may be luck
     hundred = {seeds_of(e)._replace(chance=k): e for e in too_good for k in range(100)}
     with pytest.raises(RecordError, match="more than the exact optimum"):
-        build([Play("a", "frozen-lake-slippery", SETTINGS, hundred)])
+        build([Series("a", "frozen-lake-slippery", SETTINGS, hundred)])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def test_results_with_other_prompts_or_settings_do_not_mix(change: dict[str, Any
 
 def test_one_agent_with_two_settings_becomes_two_rows(tmp_path: Path) -> None:
     write(tmp_path / "x", [episode(0, True)])
-    write(tmp_path / "y", [episode(1, True, settings={"player": SETTINGS | {"model": "n"}})])
+    write(tmp_path / "y", [episode(0, True, settings={"player": SETTINGS | {"model": "n"}})])
     with pytest.raises(RecordError, match="with settings"):
         load([tmp_path / "x", tmp_path / "y"])
     plays, _ = load([tmp_path / "x", tmp_path / "y"], mix=True)
@@ -136,7 +142,8 @@ def test_one_agent_with_two_settings_becomes_two_rows(tmp_path: Path) -> None:
 def test_other_suite_versions_do_not_mix(tmp_path: Path) -> None:
     for name in ("x", "y"):
         write(tmp_path / name, [episode(0, True)])
-        write_run(tmp_path / name, {})
+        with changing_run(tmp_path / name):
+            pass
     (tmp_path / "y" / "run.json").write_text('{"suite_version": 0, "prices": {}}')
     with pytest.raises(RecordError, match="suite versions 0, 1"):
         load([tmp_path / "x", tmp_path / "y"])
@@ -162,10 +169,10 @@ def test_a_folder_without_records(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_finished_nothing_is_named() -> None:
-    failed = Play("a", SCENARIO, SETTINGS, {}, [episode(0, False, error="connection")])
+    failed = Series("a", SCENARIO, SETTINGS, {}, [episode(0, False, error="connection")])
     board = build([failed])
     assert board.rows == []
-    assert "no finished episode" in board.notes[0]
+    assert "no result that counts" in board.notes[0]
     assert "connection" in board.notes[0]
 
 
@@ -186,11 +193,11 @@ def test_texts_say_the_same() -> None:
 def test_the_page_needs_nothing_else_and_runs_no_answer() -> None:
     evil = play([True], "</script><img src=x>")
     evil.finished[SEEDS[0]].turns[0].answer = "</script><script>alert(1)</script>"
-    page = report.html(build([evil]), [evil])
-    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
-    assert page.count("<script") == 2
-    assert "<img" not in page
-    found = re.search(r'id="plays">(.*?)</script>', page, re.DOTALL)
+    text = page.html(build([evil]), [evil])
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
+    assert text.count("<script") == 2
+    assert "<img" not in text
+    found = re.search(r'id="plays">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     (shown,) = json.loads(found[1])
     assert shown["turns"][0]["answer"] == "</script><script>alert(1)</script>"
@@ -199,7 +206,7 @@ def test_the_page_needs_nothing_else_and_runs_no_answer() -> None:
 def test_a_chart_spans_negative_and_positive_returns() -> None:
     (row,) = build([play([True])]).rows
     solo = row.model_copy(update={"success_rate": None, "optimum": None, "return_mean": -1.0, "return_low": -2.0})
-    svg = report.chart([solo, solo.model_copy(update={"return_mean": 0.5})])
+    svg = page.chart([solo, solo.model_copy(update={"return_mean": 0.5})])
     assert svg.count("<rect") == 2
     assert "Mean return" in svg
     assert "-1.000" in svg
@@ -207,7 +214,7 @@ def test_a_chart_spans_negative_and_positive_returns() -> None:
 
 
 def test_a_chart_of_a_goal_shows_success_and_the_optimum() -> None:
-    svg = report.chart(build([play([True, False])]).rows)
+    svg = page.chart(build([play([True, False])]).rows)
     assert "Success" in svg
     assert svg.count("<circle") == 1
     assert "+0.500" in svg
@@ -217,7 +224,7 @@ def test_a_chart_of_a_goal_shows_success_and_the_optimum() -> None:
 
 
 def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(make_app(), arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -304,7 +311,8 @@ def test_a_folder_above_finds_versions_prices_and_no_training_files(evaluated: P
     above = tmp_path / "above"
     shutil.copytree(evaluated, above / "run" / "eval", ignore=shutil.ignore_patterns("above"))
     (above / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
-    write_run(above / "run" / "eval", {"random": {"prompt": 1.0, "completion": 2.0}})
+    with changing_run(above / "run" / "eval") as card:
+        card.prices["random"] = Price(prompt=1, completion=2)
     plays, _ = load([above])
     assert {play.price is not None for play in plays if play.agent == "random"} == {True}
     card = json.loads((above / "run" / "eval" / "run.json").read_text())
@@ -319,7 +327,8 @@ def test_the_order_of_the_lines_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "b", episodes[::-1])
     one, other = (load([tmp_path / name])[0] for name in ("a", "b"))
     assert build(one) == build(other)
-    assert report.html(build(one), one) == report.html(build(other), other)
+    shown, others = (re.sub(r"episode \d+", "", page.html(build(plays), plays)) for plays in (one, other))
+    assert shown == others  # but for the line of the record, by which `msgrpo replay` finds the episode
 
 
 def test_a_file_is_read_once_and_finds_its_suite_version(evaluated: Path) -> None:
@@ -352,7 +361,7 @@ def test_a_body_that_changes_the_sampling_does_not_mix(tmp_path: Path) -> None:
 def test_a_failure_that_ends_everything_is_told_in_the_servers_words(tmp_path: Path) -> None:
     write(tmp_path, [episode(0, True, error="bad_request", error_message="no such parameter", turns=[])])
     with pytest.raises(RecordError, match="no such parameter"):
-        command.merge([tmp_path], None, mix=False)
+        command.merge([tmp_path], None, mix=False, check=False)
 
 
 def test_tables_are_whole_or_as_they_were(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,9 +493,124 @@ def test_returns_that_cannot_be_are_no_score(returns: dict[str, float], evaluate
 
 
 def test_an_answer_cannot_drive_the_terminal(evaluated: Path) -> None:
-    episode = recorded(evaluated)
-    episode.turns[0].answer = "\x1b]0;x\x07 left\n<action>left</action>"
+    evil = recorded(evaluated)
+    evil.turns[0].answer = "\x1b]0;x\x07 left\n<action>left</action>"
+    write(evaluated / "evil", [evil])
+    episode = nth(evaluated / "evil" / "r.jsonl", 1)
     assert "answer: \ufffd]0;x\ufffd left\n<action>" in as_text(episode)
+
+
+def unfinished_run(out: Path, ended: Sequence[int], asked: int, **fields: Any) -> Path:
+    """The record of an evaluation of which only these episodes (places in the suite) have ended."""
+    with changing_run(out) as run:
+        run.asked["a"] = {SCENARIO: asked}
+        run.started["a"] = 1
+    write(out / "a", [episode(i, i % 2 == 0, **fields) for i in ended])
+    return out
+
+
+def test_only_the_complete_beginning_of_the_suite_counts(tmp_path: Path) -> None:
+    """Short episodes end first: what an interruption leaves is no fair sample."""
+    board = command.merge([unfinished_run(tmp_path, [0, 1, 2, 5, 7], 8)], None, mix=False, check=False)
+    (row,) = board.rows
+    assert (row.episodes, row.asked, row.left_out, row.successes) == (3, 8, 2, 2)
+    assert "5 episodes have ended, and the first 3 of the suite count" in board.notes[0]
+    assert tables.cells(row)[1] == "3 of 8"
+    assert any("1 starts were interrupted" in note for note in board.notes)
+
+
+def test_chosen_episodes_are_no_result(tmp_path: Path) -> None:
+    """Four wins of a whole record: neither verify nor the leaderboard takes them for a score."""
+    out = unfinished_run(tmp_path, [2, 4, 6], 8)
+    with pytest.raises(RecordError, match="3 ended, but not the first of the suite"):
+        command.merge([out], None, mix=False, check=False)
+
+
+def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path: Path) -> None:
+    third = nth(evaluated / "random" / f"{SCENARIO}.jsonl", 3)
+    places, _ = places_in_suite(SCENARIO, [seeds_of(third)])
+    gaps = places[seeds_of(third)]
+    write(tmp_path / "gaps", [third])
+    assert verify(tmp_path / "gaps" / "r.jsonl").missing == ({SCENARIO: gaps} if gaps else {})
+    lost = third.model_copy(update={"error": "server_error", "turns": [], "outcome": Outcome.PLAYING})
+    write(tmp_path / "lost", [lost])
+    assert "1 have no result" in verify(tmp_path / "lost" / "r.jsonl").told
+    write(tmp_path.parent / f"{tmp_path.name}-own", [third.model_copy(update={"sampling_seed": 5})])
+    assert verify(tmp_path.parent / f"{tmp_path.name}-own" / "r.jsonl").foreign == 1
+
+
+def test_losses_that_became_failures_are_in_the_notes() -> None:
+    won, lost = play([True, True]), [episode(i, False, error="server_error") for i in range(2, 8)]
+    won.failed = lost
+    note = next(note for note in build([won]).notes if "no result" in note)
+    assert "6 episodes have no result" in note
+    assert "between 25.0% and 100.0%" in note
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"returns": {"player": 1.0}, "success": True}, "rewards add up to 0"),
+        ({"success": True}, "says success True with the return 0"),
+        ({"success": None}, "says success None"),
+        ({"outcome": Outcome.PLAYING}, "outcome playing"),
+    ],
+)
+def test_results_that_their_turns_deny_are_refused(fields: dict[str, Any], says: str, tmp_path: Path) -> None:
+    write(tmp_path, [episode(0, False).model_copy(update=fields)])
+    with pytest.raises(RecordError, match=says):
+        load([tmp_path])
+
+
+def test_seeds_of_no_suite_are_refused_in_an_evaluation_and_named_elsewhere(tmp_path: Path) -> None:
+    chosen = episode(0, True, sampling_seed=1)
+    write(tmp_path / "own", [chosen])
+    assert "belong to no suite" in load([tmp_path / "own"])[1][0]
+    with changing_run(tmp_path / "run"):
+        pass
+    write(tmp_path / "run" / "a", [chosen])
+    with pytest.raises(RecordError, match="belong to no suite"):
+        load([tmp_path / "run"])
+
+
+def test_leaderboard_verify_plays_every_episode_again(evaluated: Path, tmp_path: Path) -> None:
+    run("leaderboard", str(evaluated), "--verify")
+    record = evaluated / "random" / f"{SCENARIO}.jsonl"
+    lines = record.read_text().splitlines()
+    lines[0] = lines[0].replace('"state":"Step 1', '"state":"Step 7', 1)
+    record.write_text("\n".join(lines) + "\n")
+    run("leaderboard", str(evaluated))  # the sums are right
+    with pytest.raises(RecordError, match="does not replay"):
+        run("leaderboard", str(evaluated), "--verify")
+
+
+@given(st.text(alphabet=st.sampled_from("a|<>&*_[]()`\\\n!\x1b")))
+def test_no_name_breaks_a_markdown_table(name: str) -> None:
+    (line,) = [line for line in tables.markdown(build([play([True], f"x{name}")])).splitlines() if "| x" in line]
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == len(tables.SCORES) + len(tables.ANSWERS) + 1
+    assert "<" not in line
+    assert not re.search(r"(?<!\\)\[", line)
+
+
+def test_the_page_counts_episodes_as_replay_does(evaluated: Path) -> None:
+    plays, _ = load([evaluated])
+    for play in plays:
+        file = evaluated / folder_name(play.agent) / f"{play.scenario}.jsonl"
+        for seeds, line in play.lines.items():
+            assert seeds_of(nth(file, line)) == seeds
+
+
+def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "random", "--scenario", SCENARIO]
+    command += ["--episodes", "1000000", "--out", str(tmp_path), "--concurrency", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        record = tmp_path / "random" / f"{SCENARIO}.jsonl"
+        while not record.is_file() or record.stat().st_size < 1000:
+            time.sleep(0.05)
+        child.terminate()
+        _, said = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert "start the same command again" in said
 
 
 def test_records_that_are_not_there(evaluated: Path, tmp_path: Path) -> None:
@@ -505,7 +629,8 @@ def test_records_that_are_not_there(evaluated: Path, tmp_path: Path) -> None:
         ({"quick": True, "episodes": 3}, "do not go together"),
         ({"scenarios": ["snake-duel"]}, "several players"),
         ({"price": "cheap"}, "IN,OUT"),
-        ({"price": "nan,-5"}, "is no price"),
+        ({"price": "nan,-5"}, "IN,OUT"),
+        ({"timeout_s": 0.0}, "--timeout 0"),
         ({"endpoint": "", "model": ""}, "is empty"),
         ({"body": '{"a": NaN}'}, "NaN is no JSON number"),
         ({"temperature": float("inf")}, "temperature"),

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from evals import leaderboard
-from evals.record import Record, folder_name, read_run, seeds_of, write_run
+from evals import leaderboard, suites
+from evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
 from evals.run import ATTEMPTS, FEWEST_FAILURES, Progress, duration, evaluate
 from evals.suites import episode_seeds
 from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
@@ -218,6 +218,41 @@ def test_two_processes_do_not_write_one_record(tmp_path: Path) -> None:
         Record(tmp_path / "a.jsonl", {})
 
 
+async def test_a_run_that_stopped_as_hopeless_uses_no_attempts_up(tmp_path: Path) -> None:
+    """A server that was set up wrongly for a while (418 for every request) does not lock its episodes out."""
+    for _ in range(ATTEMPTS + 1):
+        with pytest.raises(EndpointError, match="episodes failed"):
+            await evaluate([Counting(fails=1000, kind="bad_request")], [LAKE], 12, tmp_path, concurrency=1)
+    agent = Counting()
+    await evaluate([agent], [LAKE], 12, tmp_path)
+    assert len(agent.begun) == 12
+
+
+async def test_given_up_episodes_are_played_again_when_asked(tmp_path: Path) -> None:
+    for _ in range(ATTEMPTS):
+        await evaluate([Counting(fails=1, kind="context_length")], [LAKE], 1, tmp_path)
+    agent = Counting()
+    await evaluate([agent], [LAKE], 1, tmp_path, retry_failed=True)
+    assert len(agent.begun) == 1
+
+
+async def test_the_most_failures_can_be_set(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="1 of 1 episodes failed"):
+        await evaluate([Counting(fails=1000)], [LAKE], 100, tmp_path, concurrency=1, max_failures=0)
+    await evaluate([Counting(fails=20)], [LAKE], 20, tmp_path / "more", max_failures=20)
+
+
+async def test_what_was_asked_and_how_it_ended_is_written_down(tmp_path: Path) -> None:
+    await evaluate([Counting()], [LAKE], 3, tmp_path)
+    with pytest.raises(EndpointError):
+        await evaluate([Counting(fails=9, fatal=True)], [LAKE], 7, tmp_path)
+    await evaluate([Counting()], [LAKE], 2, tmp_path)
+    run = read_run(tmp_path)
+    assert run is not None
+    assert run.asked == {"counting": {"frozen-lake": 7}}
+    assert run.interrupted("counting") == 1
+
+
 async def test_other_settings_are_refused(tmp_path: Path) -> None:
     async with FakeServer() as server:
         agent = served(server)
@@ -229,16 +264,19 @@ async def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_suite_version_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, {"e": {"prompt": 1.0, "completion": 2.0}})
-    write_run(tmp_path, {"f": {"prompt": 3.0, "completion": 4.0}})
-    assert set(read_run(tmp_path)["prices"]) == {"e", "f"}
+    for name in ("e", "f"):
+        with changing_run(tmp_path) as run:
+            run.prices[name] = Price(prompt=1, completion=2)
+    kept = read_run(tmp_path)
+    assert kept is not None
+    assert set(kept.prices) == {"e", "f"}
     (tmp_path / "run.json").write_text('{"suite_version": 0, "prices": {}}')
-    with pytest.raises(RecordError, match="suite version 0"):
-        write_run(tmp_path, {})
+    with pytest.raises(RecordError, match="suite version 0"), changing_run(tmp_path):
+        pass
 
 
 class Picky(Counting):
-    def plays(self, scenario: Scenario) -> bool:
+    def can_play(self, scenario: Scenario) -> bool:
         return scenario.id == "frozen-lake"
 
 
@@ -297,6 +335,20 @@ async def test_progress_counts_and_names_what_waits(tmp_path: Path) -> None:
 
 def test_durations() -> None:
     assert [duration(s) for s in (5.2, 65, 3725)] == ["5s", "1m05s", "1h02m"]
+
+
+def test_a_very_long_name_is_a_folder_too(tmp_path: Path) -> None:
+    long, longer = f"endpoint:http://h/v1#{'m' * 300}", f"endpoint:http://h/v1#{'m' * 301}"
+    assert folder_name(long) != folder_name(longer)
+    (tmp_path / folder_name(longer)).mkdir()
+
+
+def test_a_million_episodes_are_drawn_when_they_are_played(tmp_path: Path) -> None:
+    began = len(suites._drawn(LAKE)._seeds)
+    seeds = suites.suite_seeds(LAKE)
+    next(seeds)
+    assert len(suites._drawn(LAKE)._seeds) <= max(began, 1)
+    assert suites.episode_seeds(LAKE, 20) == suites.episode_seeds(LAKE, 20)
 
 
 def test_folder_names_differ_where_specs_do() -> None:

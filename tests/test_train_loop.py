@@ -22,8 +22,8 @@ from msgrpo_agent.prompt import PromptTemplate
 from train import checkpoint, loop
 from train.batch import Sample, minibatches
 from train.config import TrainConfig, make_config
+from train.display import Quiet
 from train.policy import Policy
-from train.report import Quiet
 
 ROOT = Path(__file__).parents[1]
 TINY = [

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from msgrpo_agent.cli import app
+from msgrpo_agent.cli import make_app
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo_agent.references import OptimalAgent, RandomAgent
@@ -38,7 +38,7 @@ AGENTS = {"random": RandomAgent, "optimal": OptimalAgent}
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["play", *arguments])
+    result = CliRunner().invoke(make_app(), ["play", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output

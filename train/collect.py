@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,6 +16,8 @@ from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, play_episode
 from train.config import TrainConfig
 from train.msgrpo import composite_returns, group_advantages
+
+OnEnded = Callable[[int, int], None]  # (episodes that have ended, episodes in all)
 
 
 @dataclass(frozen=True)
@@ -36,27 +38,38 @@ class Group:
         return not bool(self.advantages_G.any())
 
 
-def play(
-    agent: LanguageAgent, scenario: Scenario, seeds: Iterable[tuple[int, int, int]], shaping: Shaping
+def play_episodes(
+    agent: LanguageAgent,
+    scenario: Scenario,
+    seeds: Sequence[tuple[int, int, int]],
+    shaping: Shaping,
+    ended: OnEnded = lambda done, planned: None,
 ) -> list[Episode]:
-    """All episodes at once, in lock-step batches; `seeds` are (start, chance, sampling)."""
+    """All episodes at once, in lock-step batches; `seeds` are (start, chance, sampling). `ended` gets the count."""
+    agents, done = dict.fromkeys(scenario.players, agent), 0
+
+    async def one(start: int, chance: int, sampling: int) -> Episode:
+        nonlocal done
+        episode = await play_episode(
+            scenario, agents, start_seed=start, chance_seed=chance, sampling_seed=sampling, shaping=shaping
+        )
+        done += 1
+        ended(done, len(seeds))
+        return episode
 
     async def everything() -> list[Episode]:
-        agents = dict.fromkeys(scenario.players, agent)
-        return await asyncio.gather(
-            *(
-                play_episode(
-                    scenario, agents, start_seed=start, chance_seed=chance, sampling_seed=sampling, shaping=shaping
-                )
-                for start, chance, sampling in seeds
-            )
-        )
+        return await asyncio.gather(*(one(*of_episode) for of_episode in seeds))
 
     return asyncio.run(everything())
 
 
 def collect(
-    engine: LocalModel, scenario: Scenario, config: TrainConfig, step: int, starts: list[int]
+    engine: LocalModel,
+    scenario: Scenario,
+    config: TrainConfig,
+    step: int,
+    starts: list[int],
+    ended: OnEnded = lambda done, planned: None,
 ) -> tuple[list[Group], list[Episode]]:
     """Play G episodes from each start and compare them within their group.
 
@@ -69,7 +82,7 @@ def collect(
         for g, start in enumerate(starts)
         for j in range(config.group_size)
     ]
-    episodes = play(agent, scenario, seeds, Shaping(config.format_penalty))
+    episodes = play_episodes(agent, scenario, seeds, Shaping(config.format_penalty), ended)
     groups = []
     for g, start in enumerate(starts):
         of_start = episodes[g * config.group_size : (g + 1) * config.group_size]

@@ -94,19 +94,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def make_config(
-    preset: str = "nano",
+    preset: str | None = None,
     *,
     file: Path | None = None,
     settings: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
+    held: TrainConfig | None = None,
 ) -> TrainConfig:
-    """Preset, then the JSON file, then `key=value` settings, then the options given by name: later ones win.
+    """The settings of the run that goes on (`held`), preset (`nano` without), JSON file, `key=value` settings, and
+    the options given by name: later ones win.
 
     Raises UsageError for an unknown preset, key or value, naming the nearest right one.
     """
-    if preset not in PRESETS:
+    values: dict[str, Any] = {} if held is None else held.model_dump()
+    if preset is not None and preset not in PRESETS:
         raise UsageError(f"no preset is named {preset!r}", fix=nearest(preset, PRESETS))
-    values: dict[str, Any] = dict(PRESETS[preset])
+    values |= PRESETS[preset or "nano"] if held is None or preset else {}
     if file is not None:
         values |= _read(file)
     for setting in settings:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,26 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from msgrpo_agent.agent import Sampling
+from msgrpo_agent.agent import Completion, Sampling
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
-from msgrpo_agent.models.local import LocalModel, trunk_and_head
-from msgrpo_agent.models.shared_prefix import answer_logprobs, share_prefixes
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.models.local import LocalModel, evaluating, trunk_and_head
+from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
+from msgrpo_agent.prompt import Prompt, PromptTemplate
 from train.checkpoint import replace_text
 from train.config import TrainConfig
 
 # How far engine and trainer may disagree about one token's log-probability before the run stops.
+CANARY_ROWS, CANARY_TOKENS = 3, 16
 CANARY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+
+
+def canary_prompts(scenario: Scenario) -> list[Prompt]:
+    """Prompts of different lengths from one scenario: the start, cut off at different places."""
+    observed = scenario.new(0, 0).observe(scenario.players[0])
+    texts = [observed[: len(observed) * (i + 1) // CANARY_ROWS] for i in range(CANARY_ROWS)]
+    return [PromptTemplate().render(scenario, text) for text in texts]
 
 
 class Policy:
@@ -84,26 +93,50 @@ class Policy:
                     target[name].weight.copy_(layer.base_layer.weight + layer.get_delta_weight("default"))
 
     def check_engine(self, scenario: Scenario) -> float:
-        """The canary: the engine answers a fixed prompt, and the trainer must give its tokens the same odds.
+        """The canary: three witnesses must give the same tokens the same log-probabilities.
 
-        Rollouts from the base or from a stale adapter are the most common silent fault of this field. Returns
-        the largest difference in log-probability; raises RunError if it is more than the tolerance.
+        The engine answers CANARY_ROWS prompts of different lengths in one batch, each answer of another length, so
+        that padding and the selection of rows are seen too. The trainer computes these answers in a padded batch
+        after the shared prefix, and the model's own forward computes each row alone, with nothing of ours around it.
+        Rollouts from the base or from a stale adapter are the most common silent fault of this field. Returns the
+        largest difference in log-probability; raises RunError if it is more than the tolerance.
         """
-        prompt = PromptTemplate().render(scenario, scenario.new(0, 0).observe(scenario.players[0]))
-        greedy = Sampling(temperature=0, max_tokens=16)
-        answer = self.engine.generate([prompt], greedy, [0])[0]
-        pair = (list(answer.prompt_ids), list(answer.token_ids))
+        prompts = canary_prompts(scenario)
+        greedy = Sampling(temperature=0, max_tokens=CANARY_TOKENS)
+        generated = self.engine.generate(prompts, greedy, [0] * len(prompts))
+        answers = [
+            replace(answer, token_ids=answer.token_ids[:length], logprobs=answer.logprobs[:length])
+            for answer, length in zip(generated, range(CANARY_TOKENS, 0, -1), strict=False)
+        ]
+        shared = common_prefix_length([list(answer.prompt_ids) for answer in answers])
+        prefix = list(answers[0].prompt_ids[:shared])
+        pairs = [(list(answer.prompt_ids[shared:]), list(answer.token_ids)) for answer in answers]
         trunk, head = trunk_and_head(self.model)
-        with torch.no_grad():
-            trainer, _ = answer_logprobs(trunk, head, [], [pair], self.engine.pad_id)
-        gap = float((trainer[0].cpu() - torch.tensor(answer.logprobs)).abs().max())
+        with torch.no_grad(), evaluating(self.model):
+            trainer, _ = answer_logprobs(trunk, head, prefix, pairs, self.engine.pad_id)
+            plain = [self._plain_logprobs(answer) for answer in answers]
+        gaps = {"the rollout engine": 0.0, "the model's own forward": 0.0}
+        for row, answer, own in zip(trainer.cpu(), answers, plain, strict=True):
+            ours = row[len(row) - len(answer.token_ids) :]
+            for name, other in zip(gaps, (torch.tensor(answer.logprobs), own), strict=True):
+                gaps[name] = max(gaps[name], float((ours - other).abs().max()))
         tolerance = CANARY_TOLERANCE[self.engine.model.dtype]
-        if not gap <= tolerance:
-            raise RunError(
-                f"the rollout engine and the trainer disagree by {gap:.3g} nats about a fixed prompt "
-                f"(tolerance {tolerance:g}): rollouts would come from other weights than those being trained"
-            )
-        return gap
+        for name, gap in gaps.items():
+            if not gap <= tolerance:
+                raise RunError(
+                    f"{name} and the trainer disagree by {gap:.3g} nats about fixed prompts "
+                    f"(tolerance {tolerance:g}): rollouts would come from other weights than those being trained, or "
+                    "this model computes something that the trainer does not"
+                )
+        return max(gaps.values())
+
+    def _plain_logprobs(self, answer: Completion) -> Tensor:
+        """log p (T) of an answer's tokens by `model(ids).logits`: no shared prefix, no padding, no cache."""
+        ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids]], device=self.model.device)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, len(answer.prompt_ids) - 1 : -1].float()
+        targets = ids[0, len(answer.prompt_ids) :, None]
+        found: Tensor = logits.log_softmax(-1).gather(1, targets)[:, 0].cpu()
+        return found
 
     def adapter_state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = get_peft_model_state_dict(self.model, save_embedding_layers=False)

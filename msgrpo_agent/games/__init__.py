@@ -52,7 +52,8 @@ def _snake(id: str, setting: SnakeSetting, source: str) -> Scenario:
     def make(start_seed: int, chance_seed: int) -> Snake:
         return Snake(setting, start_seed, chance_seed)
 
-    return Scenario(id, "snake", snake.rules(setting), setting.step_limit, source, make)
+    players = snake.player_names(setting)
+    return Scenario(id, "snake", snake.rules(setting), setting.step_limit, source, make, players)
 
 
 APPLES = Item("apple", "apples", "A", 5, 1)

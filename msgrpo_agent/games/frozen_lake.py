@@ -43,20 +43,34 @@ class FrozenLake(Game):
         super().__init__(step_limit)
         self.desc = desc
         self.slippery = slippery
-        self.env = copy.copy(_environment(desc, slippery))
-        self.env.reset(seed=chance_seed)
+        self.chance_seed = chance_seed
+        self._env: FrozenLakeEnv | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> FrozenLake:
         twin = copy.copy(self)
         twin.returns = dict(self.returns)
-        twin.env = copy.copy(self.env)  # the transition table is shared, the generator is not
-        twin.env.np_random = copy.deepcopy(self.env.np_random)
+        if self._env is not None:
+            twin._env = copy.copy(self._env)  # the transition table is shared, the generator is not
+            twin._env.np_random = copy.deepcopy(self._env.np_random)
         return twin
+
+    @property
+    def env(self) -> FrozenLakeEnv:
+        """Gymnasium's environment, made when it is first needed: many starts are only looked at."""
+        if self._env is None:
+            self._env = copy.copy(_environment(self.desc, self.slippery))
+            self._env.reset(seed=self.chance_seed)
+        return self._env
+
+    @property
+    def state(self) -> int:
+        """Gymnasium's number of the player's cell, counted row by row from the top left."""
+        return "".join(self.desc).index("S") if self._env is None else int(self._env.s)
 
     @property
     def cell(self) -> tuple[int, int]:
         """(row, column) of the player, row 0 on top."""
-        return divmod(int(self.env.s), len(self.desc[0]))
+        return divmod(self.state, len(self.desc[0]))
 
     @property
     def success(self) -> bool:

@@ -50,7 +50,7 @@ class Snake(Game):
     """
 
     def __init__(self, setting: SnakeSetting, start_seed: int, chance_seed: int) -> None:
-        self.players = tuple(f"snake{i + 1}" for i in range(setting.players))
+        self.players = player_names(setting)
         super().__init__(setting.step_limit)
         self.setting = setting
         self.enemies = tuple(f"enemy{i + 1}" for i in range(setting.enemies))
@@ -161,6 +161,10 @@ class Snake(Game):
     def _describe(self, name: str) -> str:
         body = self.bodies[name]
         return f"head {_places(body[:1])} body {_places(body[1:])}" if body else "dead"
+
+
+def player_names(setting: SnakeSetting) -> tuple[str, ...]:
+    return tuple(f"snake{i + 1}" for i in range(setting.players))
 
 
 def ahead(cell: Cell, action: str) -> Cell:

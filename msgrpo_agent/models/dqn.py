@@ -65,14 +65,14 @@ class DQNAgent:
             "weights": self.digest,
         }
 
-    def plays(self, scenario: Scenario) -> bool:
+    def can_play(self, scenario: Scenario) -> bool:
         """Whether the boards of `scenario` have the same planes."""
         if len(scenario.players) > 1:
             return False
         return (layers(scenario), planes_shape(scenario)) == (self.glyphs, self.shape)
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
-        if not self.plays(view.scenario):
+        if not self.can_play(view.scenario):
             raise UsageError(
                 f"{self.spec} was trained on {self.card['scenario']}, the boards of {view.scenario.id} differ",
                 fix=f"msgrpo train-dqn {view.scenario.id} --out DIR",

@@ -19,24 +19,30 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import openai
 
 from msgrpo_agent.agent import Completion, FinishReason, OnText, Sampling
 from msgrpo_agent.errors import EndpointError, UsageError
-from msgrpo_agent.parse import printable
 from msgrpo_agent.prompt import Prompt
+from msgrpo_agent.text import printable
 
 KEY_VARIABLES = ("MSGRPO_API_KEY", "OPENAI_API_KEY")
 TOP_LOGPROBS = 20  # the most that OpenAI and vLLM give by default
 SEED_BITS = 31  # some servers take 32-bit seeds only
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
+RETRIES = 10  # the waits between them add up to four minutes
+FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
+MOST_TOKENS = 2**53  # a count beyond it is none
+REFUSED_BODY = ("messages", "model", "prompt", "stream", "stream_options", "n")  # not to be changed
+OPENAI_HOST = "api.openai.com"
 
 _CONTEXT = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|max_model_len", re.I
 )
 _NO_MODEL = re.compile(r"model.?not.?found|unknown model|invalid model|model .{0,80}does not exist", re.I)
+_RATE = re.compile(r"rate.?limit|too many requests", re.I)
 _NO_QUOTA = "insufficient_quota"  # texts on quota and billing accompany passing rate limits, too
 _FILTER = re.compile(r"content.?(filter|policy|management)", re.I)
 _UNFINISHED = ("error", "abort")  # how gateways and vLLM end an answer that failed half-way
@@ -65,6 +71,7 @@ class Failure:
     fix: str | None = None
 
     def error(self, tries: int) -> EndpointError:
+        """The failure as an exception, with the number of tries."""
         again = f" ({tries} tries)" if tries > 1 else ""
         return EndpointError(self.message + again, kind=self.kind, fatal=self.fatal, fix=self.fix)
 
@@ -86,8 +93,9 @@ class EndpointModel:
 
     The key comes from MSGRPO_API_KEY or OPENAI_API_KEY; a server without keys needs neither. `body` is merged
     into every request, and a value of None takes a parameter out (`{"max_tokens": None,
-    "max_completion_tokens": 512}`). `retries` are the further tries of one request. `retrying` says how many
-    requests wait for their next try right now.
+    "max_completion_tokens": 512}`). A query in the URL (Azure's `?api-version=…`) goes with every request. `retries`
+    are the further tries of one request. `retrying` says how many requests wait for their next try right now.
+    No redirect is followed: prompt and headers go to the host that was named and to no other.
     """
 
     def __init__(
@@ -97,12 +105,13 @@ class EndpointModel:
         *,
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        retries: int = 6,
+        retries: int = RETRIES,
         timeouts: Timeouts = Timeouts(),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none")
         check_address(url, model_name, {"Authorization": key} | dict(headers or {}))
+        check_body(body or {})
         self.name = model_name
         self.url = url
         self.body = dict(body or {})
@@ -113,13 +122,19 @@ class EndpointModel:
         self._sleep = sleep
         self._jitter = random.Random(0)
         self._gives_logprobs = True
+        self._answered = False
+        parts = urlsplit(url)
         self._client = openai.AsyncOpenAI(
-            base_url=url,
+            base_url=urlunsplit(parts._replace(query="", fragment="")),
             api_key=key,
             default_headers=dict(headers or {}),
+            default_query=dict(parse_qsl(parts.query, keep_blank_values=True)),
             timeout=openai.Timeout(timeouts.read_s, connect=timeouts.connect_s, pool=timeouts.total_s),
             max_retries=0,  # our own, so that they can be shown and counted
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [_as_utf8]}),
         )
+        if parts.hostname != OPENAI_HOST:  # the client takes these from the environment for any host
+            self._client.organization = self._client.project = None
 
     @property
     def extra_settings(self) -> dict[str, Any]:
@@ -147,6 +162,7 @@ class EndpointModel:
             try:
                 async with asyncio.timeout(self.timeouts.total_s):
                     answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
+                self._answered = True
                 return completion(answer, time.perf_counter() - began, tries, wanted)
             except (openai.OpenAIError, _BadBodyError, _BrokenStreamError, TimeoutError) as error:
                 failure = classify(error)
@@ -154,16 +170,22 @@ class EndpointModel:
                 self._gives_logprobs = False  # this server has none: the answer matters more
                 continue
             tries += 1
-            if not failure.retry or tries > self.retries:
+            retries = self._retries_of(failure)
+            if not failure.retry or tries > retries:
                 raise await self._final(failure, tries)
-            await self._wait(failure, tries)
+            await self._wait(failure, tries, retries)
 
-    async def _wait(self, failure: Failure, tries: int) -> None:
+    def _retries_of(self, failure: Failure) -> int:
+        """A server that answered before is waited for; an address where nothing ever answered may just be wrong."""
+        new = failure.kind == "connection" and not self._answered
+        return min(self.retries, FIRST_RETRIES) if new else self.retries
+
+    async def _wait(self, failure: Failure, tries: int, retries: int) -> None:
         """Exponential back-off with jitter, or the server's Retry-After where longer; a minute at most."""
         own = FIRST_WAIT_S * 2 ** (tries - 1) * self._jitter.uniform(0.75, 1.0)
         wanted = max(own, failure.retry_after_s or 0.0)
         self.retrying += 1
-        self.trouble = f"{failure.message} (retry {tries} of {self.retries})"
+        self.trouble = f"{failure.message} (retry {tries} of {retries})"
         try:
             await self._sleep(min(wanted, LONGEST_WAIT_S))
         finally:
@@ -208,7 +230,7 @@ class EndpointModel:
         raw = await self._client.chat.completions.with_raw_response.create(**self._arguments(request))
         try:
             return checked(json.loads(raw.http_response.text))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
             raise _BadBodyError(f"status 200, but the body is no JSON: {raw.http_response.text[:80]!r}") from error
 
     async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
@@ -242,6 +264,11 @@ def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets that do not close, a port that is none
         whole = False
+    if whole and "@" in parts.netloc:
+        raise UsageError(
+            f"the URL for {parts.hostname} holds a user or a password, which would stand in folder names and tables",
+            fix=f"leave it out and export the key as {' or '.join(KEY_VARIABLES)}, or give a header",
+        )
     if not whole or not model_name:
         raise UsageError(
             f"{url!r} with the model {model_name!r} is no endpoint", fix="endpoint:http://host:8000/v1#model"
@@ -250,6 +277,21 @@ def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None
         fits = value.isascii() and value.isprintable() and value == value.strip()
         if not fits or not _TOKEN.fullmatch(name) or name.lower() in _OURS:
             raise UsageError(f"the header {name!r} cannot be sent: its name or its value is not allowed in HTTP")
+
+
+def check_body(body: Mapping[str, Any]) -> None:
+    """Raise UsageError for fields that would change what is asked, or of whom, behind the record's back."""
+    refused = [name for name in body if name in REFUSED_BODY]
+    if refused:
+        raise UsageError(
+            f"--body may not set {', '.join(refused)}: the record would not say what was asked",
+            fix="choose the model by --model, and leave the prompt to the template",
+        )
+
+
+async def _as_utf8(response: Any) -> None:
+    """JSON is UTF-8 (RFC 8259), whatever a server calls its charset; some names are no text codec at all."""
+    response.encoding = "utf-8"
 
 
 async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
@@ -291,7 +333,7 @@ def _no_answer(error: Any, otherwise: str) -> _BadBodyError:
 
 
 def completion(body: Mapping[str, Any], latency_s: float, retries: int, actions: Sequence[str]) -> Completion:
-    """A checked body as a Completion. Without `usage` the token counts are 0.
+    """A checked body as a Completion. A token count that is missing, or none, is 0: the answer stays.
 
     Raises _BadBodyError where something has another type than the protocol says.
     """
@@ -304,17 +346,17 @@ def completion(body: Mapping[str, Any], latency_s: float, retries: int, actions:
 def _completion(body: Mapping[str, Any], latency_s: float, retries: int, actions: Sequence[str]) -> Completion:
     choice = body["choices"][0]
     message = choice.get("message") or {}
-    usage = body.get("usage") if isinstance(body.get("usage"), dict) else None
+    usage = body["usage"] if isinstance(body.get("usage"), dict) else {}
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return Completion(
         text=_text(message.get("content")) or _text(message.get("refusal")),
         finish_reason=_finish_reason(choice.get("finish_reason")),
-        prompt_tokens=int((usage or {}).get("prompt_tokens") or 0),
-        completion_tokens=int((usage or {}).get("completion_tokens") or 0),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
         latency_s=latency_s,
         reasoning=_reasoning(message),
-        action_probabilities=action_probabilities(content or [], actions) if actions else None,
+        action_probabilities=_probabilities(content, actions) if actions else None,
         retries=retries,
     )
 
@@ -324,6 +366,20 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""
+
+
+def _count(given: Any) -> int:
+    """A number of tokens, or 0 for what is none: other types, negative numbers, and those beyond MOST_TOKENS."""
+    whole = isinstance(given, int) or (isinstance(given, float) and given.is_integer())
+    return int(given) if whole and 0 <= given <= MOST_TOKENS else 0
+
+
+def _probabilities(content: Any, actions: Sequence[str]) -> dict[str, float] | None:
+    """`action_probabilities`, and None where the server's alternatives cannot be read: the answer stays."""
+    try:
+        return action_probabilities(content or [], actions)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
@@ -371,6 +427,8 @@ def _over_actions(
 def classify(error: Exception) -> Failure:
     """Which failure an exception of the client is."""
     if isinstance(error, openai.APIStatusError):
+        if error.response.is_redirect:
+            return _redirect(error.response)
         return _of_status(error.status_code, _said(error.response.text), retry_after(error.response.headers))
     if isinstance(error, _BadBodyError):
         if error.status is not None and error.status >= 400:
@@ -389,8 +447,19 @@ def _said(text: str) -> str:
     return printable(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:300])
 
 
+def _redirect(response: Any) -> Failure:
+    target = str(response.headers.get("location", "an address that it does not name"))[:200]
+    message = f"status {response.status_code}: the endpoint redirects to {target}; redirects are not followed"
+    return Failure("bad_address", message, retry=False, fatal=True, fix="give the endpoint's own URL")
+
+
 def _of_status(status: int, said: str, wait: float | None) -> Failure:
     message = f"status {status}: {said}" if said else f"status {status}"
+    if status == 403 and _RATE.search(said):
+        return Failure("rate_limit", message, retry_after_s=wait)
+    if status in (405, 410):
+        fix = "check the URL: it usually ends in /v1"
+        return Failure("bad_address", message, retry=False, fatal=True, fix=fix)
     if status in (401, 403):
         keys = " or ".join(KEY_VARIABLES)
         return Failure("auth", message, retry=False, fatal=True, fix=f"export the endpoint's key as {keys}")
@@ -418,6 +487,6 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
         return float(given)
     try:
         when = parsedate_to_datetime(given).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return max(0.0, when - (time.time() if now is None else now))

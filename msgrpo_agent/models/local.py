@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from msgrpo_agent.agent import Completion, OnText, Sampling
 from msgrpo_agent.errors import ModelError
 from msgrpo_agent.models.shared_prefix import (
+    answer_logprobs,
     common_prefix_length,
     compute_prefix,
     distinct_rows,
@@ -29,7 +30,7 @@ from msgrpo_agent.models.shared_prefix import (
     select_rows,
     share_prefixes,
 )
-from msgrpo_agent.parse import ACTION_TAG, END_OF_REASONING
+from msgrpo_agent.parse import action_span
 from msgrpo_agent.prompt import Prompt
 
 _MARK = "\u241fcontent\u241f"
@@ -54,6 +55,10 @@ class ChatFormat:
         texts = [self._head + p.prefix + p.state + self._tail for p in prompts]
         encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return encoded
+
+
+class _AbandonedError(Exception):
+    """Nobody waits for what is being generated any more."""
 
 
 @dataclass
@@ -136,6 +141,7 @@ class LocalModel:
                 [w.seed for w in group],
                 actions=[w.actions for w in group],
                 stream=stream if any(w.on_text for w in group) else None,
+                abandoned=lambda: all(w.answer.cancelled() for w in group),
             )
         except Exception as error:
             for waiting in group:
@@ -154,12 +160,14 @@ class LocalModel:
         *,
         actions: Sequence[tuple[str, ...]] | None = None,
         stream: Any = None,
+        abandoned: Callable[[], bool] = lambda: False,
     ) -> list[Completion]:
-        """Answer prompts that share a prefix, as one batch."""
+        """Answer prompts that share a prefix, as one batch. `abandoned` is asked before every token: a person who
+        leaves, or takes the seat over, does not wait for the rest of the answer."""
         began = time.perf_counter()
         rows = self.chat.ids(prompts)
         with self._lock, torch.inference_mode(), evaluating(self.model):
-            generated = self._generate_ids(rows, sampling, seeds, stream)
+            generated = self._generate_ids(rows, sampling, seeds, stream, abandoned)
             probabilities = [
                 self._action_probabilities(row, ids, asked) if asked else None
                 for row, (ids, _), asked in zip(rows, generated, actions or [()] * len(rows), strict=True)
@@ -184,7 +192,12 @@ class LocalModel:
         return completions
 
     def _generate_ids(
-        self, rows: list[list[int]], sampling: Sampling, seeds: Sequence[int], stream: Any
+        self,
+        rows: list[list[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        stream: Any,
+        abandoned: Callable[[], bool],
     ) -> list[tuple[list[int], list[float]]]:
         base, head = trunk_and_head(self.model)
         distinct, row_of = distinct_rows(rows)
@@ -199,6 +212,8 @@ class LocalModel:
         alive = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
         stops = torch.tensor(sorted(self.stop_ids), device=self.model.device)
         for n in range(longest):
+            if abandoned():
+                raise _AbandonedError
             hidden = base(
                 input_ids=ids,
                 attention_mask=mask,
@@ -231,23 +246,25 @@ class LocalModel:
     def _action_probabilities(
         self, prompt_ids: list[int], answer_ids: list[int], actions: tuple[str, ...]
     ) -> dict[str, float] | None:
-        """P(action | prompt, the answer up to its last action tag), over the legal actions; None without a tag."""
+        """P(action | prompt, the answer up to its last action tag), over the legal actions; None without a tag.
+
+        All actions go through the model as one batch, after the prompt and the words that they share; the head, as
+        wide as the vocabulary, sees nothing but the few tokens in which the actions differ.
+        """
         text = self.tokenizer.decode(answer_ids, skip_special_tokens=True)
-        tags = list(ACTION_TAG.finditer(text, text.rfind(END_OF_REASONING) + 1))
-        if not tags:
+        span = action_span(text)
+        if span is None:
             return None
-        before, after = text[: tags[-1].start(1)], text[tags[-1].end(1) : tags[-1].end()]
-        tails = [self.tokenizer(before + action + after, add_special_tokens=False)["input_ids"] for action in actions]
-        logits = [
-            self.model(torch.tensor([prompt_ids + tail], device=self.model.device)).logits[0].float()
-            for tail in tails
+        before, after = text[: span[0]], text[span[1] : span[1] + len("</action>")]
+        rows = [
+            prompt_ids + self.tokenizer(before + action + after, add_special_tokens=False)["input_ids"]
+            for action in actions
         ]
-        start = len(prompt_ids) + common_prefix_length(tails)
-        scores = []
-        for tail, row in zip(tails, logits, strict=True):
-            targets = torch.tensor((prompt_ids + tail)[start:], device=row.device)
-            scores.append(row[start - 1 : -1].log_softmax(-1).gather(1, targets[:, None]).sum())
-        return dict(zip(actions, torch.stack(scores).softmax(0).tolist(), strict=True))
+        shared = common_prefix_length(rows)
+        trunk, head = trunk_and_head(self.model)
+        pairs = [(row[shared - 1 : shared], row[shared:]) for row in rows]
+        logprobs, _ = answer_logprobs(trunk, head, rows[0][: shared - 1], pairs, self.pad_id)
+        return dict(zip(actions, logprobs.sum(1).softmax(0).tolist(), strict=True))
 
 
 @contextmanager

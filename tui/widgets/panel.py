@@ -10,7 +10,7 @@ from textual.widgets import Sparkline, Static
 
 from msgrpo_agent.agent import Decision
 from msgrpo_agent.episode import Turn
-from msgrpo_agent.parse import ParseFailure, printable, thought
+from msgrpo_agent.parse import ParseFailure, thought
 from msgrpo_agent.prompt import Prompt
 from tui.session import Session, points
 from tui.widgets.bars import ActionBars
@@ -104,7 +104,7 @@ def thought_text(turn: Turn | None, decision: Decision | None) -> Content:
 
 
 def answer_words(reasoning: str | None, answer: str | None) -> Content:
-    words = " ".join(part for part in (printable(reasoning or ""), thought(answer or "")) if part)
+    words = " ".join(part for part in (reasoning or "", thought(answer or "")) if part)
     return Content.styled(f"“{words}”", "italic") if words else Content("")
 
 
@@ -124,7 +124,7 @@ def details_text(turn: Turn | None, decision: Decision | None, prompt: Prompt | 
         section("after", read.prefix if read else "", "$text-muted")
         return Content("\n").join(parts)
     if turn is not None:
-        section("raw answer", printable(turn.answer or ""))
+        section("raw answer", turn.answer or "")
         section(
             "parsed → reward", f"{parsed_text(turn.action, turn.failure)} → {points(turn.reward)}", "bold $accent"
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgrpo_agent.errors import ModelError, ServeError
 from msgrpo_agent.models.paths import base_path, is_folder
-from serve.command import ENTRY, Engine
+from serve.vllm_command import ENTRY, Engine
 
 _IMPORT_FIX = "pip uninstall -y torchvision torchaudio torchcodec"
 _GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-ctrl-gpu"), Path("/dev/dxg"), Path("/dev/kfd"))  # WSL, AMD

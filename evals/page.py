@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from evals.leaderboard import Leaderboard, Pair, Play, Row, return_of
+from evals.leaderboard import Leaderboard, Pair, Row, Series, return_of
 from evals.tables import ANSWERS, PAIR_COLUMNS, SCORES, by_scenario, cells, pair_cells
 from msgrpo_agent.episode import Episode
 
@@ -61,7 +61,7 @@ REPLAY = """<h2>Replays</h2>
 <div id="replay"><pre id="state"></pre><pre id="said"></pre></div>"""
 
 
-def html(board: Leaderboard, plays: Sequence[Play]) -> str:
+def html(board: Leaderboard, plays: Sequence[Series]) -> str:
     """The whole page. Everything that agents wrote is escaped or set as text."""
     parts = [
         f"<h1>msgrpo leaderboard</h1><p>Suite version {board.suite_version}. "
@@ -139,15 +139,15 @@ def _short(name: str) -> str:
     return name if len(name) <= 34 else "…" + name[-33:]
 
 
-def _replays(plays: Sequence[Play]) -> list[dict[str, Any]]:
+def _replays(plays: Sequence[Series]) -> list[dict[str, Any]]:
     return [
-        _replay(play, number, episode)
+        _replay(play, play.lines.get(seeds), episode)
         for play in plays
-        for number, episode in enumerate(list(play.finished.values())[:REPLAYS], start=1)
+        for seeds, episode in list(play.finished.items())[:REPLAYS]
     ]
 
 
-def _replay(play: Play, number: int, episode: Episode) -> dict[str, Any]:
+def _replay(play: Series, line: int | None, episode: Episode) -> dict[str, Any]:
     turns = [
         {
             "state": turn.state,
@@ -158,5 +158,6 @@ def _replay(play: Play, number: int, episode: Episode) -> dict[str, Any]:
         }
         for turn in episode.turns
     ]
-    title = f"{play.scenario} · {play.agent} · episode {number} · return {return_of(episode):+g}"
+    number = "" if line is None else f"episode {line} · "  # as `msgrpo replay --episode` counts
+    title = f"{play.scenario} · {play.agent} · {number}return {return_of(episode):+g}"
     return {"title": title, "turns": turns}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -25,10 +25,44 @@ SHOWN = {
 }
 
 
+LOG_EVERY_S = 10.0  # between lines about what is going on, where there is no terminal
+STOPPING = "stopping after {}; Ctrl-C once more stops at once and loses what is not saved since the last checkpoint"
+
+
+class Reporter(Protocol):
+    """Where a run says how it goes: a live display, plain lines, or nowhere."""
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+
+    def doing(self, text: str) -> None:
+        """Say what is going on now; the next call replaces it."""
+
+    def stopping(self) -> None:
+        """Say at once that the run was asked to stop, and what it still waits for."""
+
+    def update(self, step: int, values: dict[str, float]) -> None:
+        """An update has ended."""
+
+    def evaluation(self, step: int, values: dict[str, float]) -> None:
+        """An evaluation has ended."""
+
+
+def counter(report: Reporter, what: str) -> Callable[[int, int], None]:
+    """A callback that says how many episodes of `what` have been played."""
+    return lambda done, planned: report.doing(f"{what}: {done} of {planned} episodes played")
+
+
 class Quiet:
     """For `--json`: nothing."""
 
     def note(self, text: str) -> None:
+        """Not shown."""
+
+    def doing(self, text: str) -> None:
+        """Not shown."""
+
+    def stopping(self) -> None:
         """Not shown."""
 
     def update(self, step: int, values: dict[str, float]) -> None:
@@ -39,20 +73,30 @@ class Quiet:
 
 
 class Lines:
-    """For pipes and logs: a line an evaluation, and one every ten updates."""
+    """For pipes and logs: a line an evaluation, one every ten updates, and what goes on now and then."""
 
     def __init__(self, console: Console, config: TrainConfig) -> None:
         self.console, self.config = console, config
+        self.now, self._told = "the start", time.monotonic()
 
     def note(self, text: str) -> None:
+        self._told = time.monotonic()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def doing(self, text: str) -> None:
+        self.now = text
+        if time.monotonic() - self._told >= LOG_EVERY_S:
+            self.note(text)
+
+    def stopping(self) -> None:
+        self.note(STOPPING.format(self.now))
 
     def update(self, step: int, values: dict[str, float]) -> None:
         if step % 10 == 0 or step == self.config.steps:
             self.note(f"update {step}/{self.config.steps}: {_line(values)}")
 
     def evaluation(self, step: int, values: dict[str, float]) -> None:
-        self.note(f"held-out after {step} updates: {score_text(values)}")
+        self.note(f"evaluation after {step} updates: {score_text(values)}")
 
 
 class LiveDisplay(Lines):
@@ -69,21 +113,26 @@ class LiveDisplay(Lines):
             console=console,
         )
         self.task = self.progress.add_task("updates", total=config.steps, rate="")
-        self.live = Live(self._render({}), console=console, refresh_per_second=4)
+        self.values: dict[str, float] = {}
+        self.live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
         self._last = time.monotonic()
 
-    def _render(self, values: dict[str, float]) -> Table:
+    def _render(self) -> Table:
         grid = Table.grid()
         grid.add_row(self.progress)
-        grid.add_row(Text(_line(values), style="dim"))
+        grid.add_row(Text(self.now, style="cyan"))
+        grid.add_row(Text(_line(self.values), style="dim"))
         return grid
+
+    def doing(self, text: str) -> None:
+        self.now = text
 
     def update(self, step: int, values: dict[str, float]) -> None:
         now = time.monotonic()
         rate = values["turns"] / (now - self._last)
         self._last = now
         self.progress.update(self.task, completed=step, rate=f"{rate:.0f} turns/s")
-        self.live.update(self._render(values))
+        self.values = values
 
 
 def _line(values: dict[str, float]) -> str:
@@ -101,7 +150,7 @@ def closing_line(summary: dict[str, Any]) -> str:
     change = summary["change"]
     p = f", McNemar p = {summary['mcnemar_p']:.2g}" if "mcnemar_p" in summary else ""
     return (
-        f"{summary['base']} on {summary['scenario']}, {summary['episodes']} held-out starts: "
+        f"{summary['base']} on {summary['scenario']}, {summary['episodes']} evaluation starts: "
         f"{score_text(summary['before'])} → {score_text(summary['after'])}; "
         f"change {change['mean']:+.3f}, 95 % interval [{change['low']:+.3f}, {change['high']:+.3f}]{p}; "
         f"{summary['training_seconds']:.0f} s of training"

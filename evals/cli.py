@@ -1,0 +1,124 @@
+"""`msgrpo eval`, `leaderboard`, `verify` and `replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from msgrpo_agent.output import Json, out, print_json, say
+
+commands = typer.Typer()
+
+
+@commands.command("eval")
+def evaluate(
+    agents: Annotated[list[str] | None, typer.Argument(help="Agents, like nano, adapter:runs/fl, optimal.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, ending in /v1.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at --endpoint.")] = None,
+    suite: Annotated[str | None, typer.Option(help="paper (the default), all or transfer.")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="A scenario in place of a suite; may repeat.")] = None,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; 200 without.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="Records and tables; the same command goes on.")] = Path(
+        "runs/eval"
+    ),
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; 64 without.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the endpoint; may repeat.")] = None,
+    body: Annotated[str | None, typer.Option(help="JSON merged into every request; null takes out.")] = None,
+    price: Annotated[str | None, typer.Option(help="US$ per million tokens at the endpoint: IN,OUT.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for one request; 600 without.")] = None,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="Further tries of one request; 10 without: four minutes.")
+    ] = None,
+    max_failures: Annotated[
+        int | None, typer.Option(min=0, help="Failed episodes that end the run; a quarter of them (and 10) without.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Play again the episodes that were given up.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Play the same episodes with every agent and print the leaderboard.
+
+    An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on.
+    """
+    from evals import command
+
+    options = command.Options(
+        agents=agents or [],
+        endpoint=endpoint,
+        model=model,
+        suite=suite,
+        scenarios=scenario or [],
+        episodes=episodes,
+        quick=quick,
+        out=out_dir,
+        concurrency=concurrency,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        headers=header or [],
+        body=body,
+        price=price,
+        timeout_s=timeout,
+        retries=retries,
+        max_failures=max_failures,
+        retry_failed=retry_failed,
+    )
+    _print_board(command.run(options), as_json)
+    say(f"tables and replays: {out_dir / 'leaderboard.html'}")
+
+
+@commands.command()
+def leaderboard(
+    folders: Annotated[list[Path], typer.Argument(help="Folders written by msgrpo eval.")],
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Write the tables here.")] = None,
+    mix: Annotated[bool, typer.Option("--mix", help="Merge though prompts, settings or versions differ.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Simulate every episode again before it counts.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Merge the results of several evaluations into one table."""
+    from evals import command
+
+    _print_board(command.merge(folders, out_dir, mix=mix, check=verify), as_json)
+
+
+def _print_board(board: Any, as_json: bool) -> None:
+    from evals import tables
+
+    if as_json:
+        print_json(board.model_dump(mode="json"))
+        return
+    for part in tables.terminal(board):
+        out.print(part)
+
+
+@commands.command()
+def verify(files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), or folders of them.")]) -> None:
+    """Simulate every recorded episode again, without any model; the first difference is an error.
+
+    What cannot be checked is named: episodes of the suite that are missing, and seeds that belong to no suite.
+    """
+    from evals.record import records_in
+    from evals.verify import verify
+
+    for file in records_in(files):
+        out.print(f"{file}: {verify(file).told}", soft_wrap=True, markup=False, highlight=False)
+
+
+@commands.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A record (.jsonl).")],
+    episode: Annotated[int, typer.Option(min=1, max=10**9, help="Which line of the record, from 1.")] = 1,
+) -> None:
+    """Print a recorded episode as text."""
+    from evals.verify import as_text, nth
+
+    typer.echo(as_text(nth(file, episode)))

@@ -1,0 +1,23 @@
+"""Where every command prints: text for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+out, err = Console(), Console(stderr=True)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
+
+
+def print_json(value: Any) -> None:
+    """Write `value` as JSON to standard output, never wrapped or coloured."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def say(text: str) -> None:
+    """Write one line to standard error as it is: not wrapped, and no part of it read as markup."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)

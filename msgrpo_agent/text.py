@@ -1,0 +1,14 @@
+"""Text that comes from outside (a model, a server, a file) is cleaned once, where it enters."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters but tab and newline (C1 and DEL too), line and paragraph separators, characters that turn the
+# direction of the text around, and halves of surrogate pairs, which no terminal and no file can hold.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text with U+FFFD for each character that drives a terminal instead of being shown; \\r\\n becomes \\n."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))

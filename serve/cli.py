@@ -1,0 +1,91 @@
+"""`msgrpo serve` and `msgrpo adapters`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from msgrpo_agent.output import Json, out, print_json
+from msgrpo_agent.text import printable
+
+commands = typer.Typer()
+
+
+@commands.command(context_settings={"allow_extra_args": True})
+def serve(
+    context: typer.Context,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="A run's folder, or NAME=FOLDER; may be given several times.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="nano, a folder or a hub name; default: the adapter's own.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The base's model name; default: its own.")] = None,
+    host: Annotated[str, typer.Option(help="Another than loopback needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer.")] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share one copy.")] = 1,
+    data_parallel_size: Annotated[int, typer.Option(min=1, help="Copies of the model.")] = 1,
+    allow_runtime_adapters: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Let clients load adapters from below this folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and its variables only.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Ask a running server at --host, --port.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a base and its adapters with vLLM behind an OpenAI-compatible URL; vLLM's own options after `--`."""
+    from serve import terminal
+
+    key = os.environ.get("MSGRPO_API_KEY")
+    if status:
+        served = terminal.status(host, port, key)
+        if as_json:
+            print_json(served)
+        else:
+            for model, parent in served.items():
+                typer.echo(printable(model + (f"  (adapter of {parent})" if parent else "")))
+        return
+    request = terminal.plan(
+        adapter or [],
+        base=base,
+        name=name,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_size=data_parallel_size,
+        runtime_adapters=allow_runtime_adapters,
+        extra=context.args,
+    )
+    if dry_run:
+        typer.echo(terminal.dry_run(request, key))
+    elif not terminal.serve(request, key, out):
+        raise typer.Exit(130)
+
+
+@commands.command()
+def adapters(
+    folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """List trained adapters: base, scenario, result, and whether each can be served."""
+    from dataclasses import asdict
+
+    from serve.adapters import list_runs
+
+    runs = list_runs(folder)
+    if as_json:
+        print_json([asdict(run) for run in runs])
+        return
+    if not runs:
+        out.print(f"no adapters in {folder}; train one: msgrpo train --out {folder / 'fl'}", markup=False)
+        return
+    table = Table(*(Column(name, overflow="fold") for name in ("run", "base", "scenario", "result", "problem")))
+    for run in runs:
+        cells = (run.folder, run.base, run.scenario, run.result, run.problem)
+        table.add_row(*(escape(printable(text or "")) for text in cells))
+    out.print(table)

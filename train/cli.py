@@ -1,0 +1,109 @@
+"""`msgrpo train`, `msgrpo train-dqn` and `msgrpo nano build`."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.extras import needs
+from msgrpo_agent.output import Json, err, out, print_json, say
+
+commands = typer.Typer()
+nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
+
+
+@commands.command()
+def train(
+    scenario: Annotated[str | None, typer.Argument(help="Scenario to train on; see `msgrpo games`.")] = None,
+    base: Annotated[str | None, typer.Option(help="nano, a folder, or a hub name.")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/SCENARIO.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    preset: Annotated[str | None, typer.Option(help="nano (the default) or paper.")] = None,
+    config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the run in --out, by its own settings; starts it where there is none.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
+    with needs("msgrpo train", "train"):
+        from train.config import make_config
+        from train.display import closing_line, reporter
+        from train.loop import train as run
+        from train.run_folder import config_of
+
+    given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed}
+    config = make_config(preset, file=config_file, settings=settings or (), given=given)
+    folder = out_dir or _free_folder(Path("runs") / config.scenario, resume)
+    if resume:
+        held = config_of(folder)
+        config = make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
+    with reporter(err, config, as_json=as_json) as report:
+        report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")
+        try:
+            summary = run(config, folder, resume=resume, report=report)
+        except KeyboardInterrupt:
+            report.note(f"stopped; go on with: msgrpo train --resume --out {shlex.quote(str(folder))}")
+            raise
+    if as_json:
+        print_json(summary | {"out": str(folder)})
+        return
+    out.print(closing_line(summary), highlight=False, soft_wrap=True)
+    say(f"adapter, curve.png and transcripts: {folder}")
+
+
+def _free_folder(wanted: Path, resume: bool) -> Path:
+    """`wanted`, or wanted-2, wanted-3, … if it is taken and not to be resumed."""
+    candidates = (wanted.with_name(f"{wanted.name}-{n}") if n > 1 else wanted for n in itertools.count(1))
+    return wanted if resume else next(folder for folder in candidates if not folder.exists())
+
+
+@commands.command("train-dqn")
+def train_dqn(
+    scenario: Annotated[str, typer.Argument(help="A single-player scenario.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="The run's folder; the same command goes on.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Environment steps in all.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of weights, exploration and starts.")] = 0,
+) -> None:
+    """Train the DQN baseline on a scenario's training starts (stable-baselines3)."""
+    with needs("msgrpo train-dqn", "dqn"):
+        from train import dqn
+
+    dqn.train(scenario, out_dir, steps=steps, seed=seed, say=say)
+
+
+@nano.command("build")
+def nano_build(
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the model and its tokenizer.")] = Path(
+        "runs/nano"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 2200,
+    as_json: Json = False,
+) -> None:
+    """Train the embedded model again from nothing (half an hour on two CPU cores)."""
+    with needs("msgrpo nano build", "train"):
+        from train.nano import build
+    from rich.progress import Progress
+
+    if out_dir.exists() and any(out_dir.iterdir()):
+        raise UsageError(f"--out {out_dir} is not empty", fix="choose another --out")
+    with Progress(console=err, disable=as_json) as progress:
+        task = progress.add_task("generating text", total=steps)
+
+        def show(step: int, total: int, loss: float) -> None:
+            progress.update(task, completed=step, description=f"loss {loss:.3f}")
+
+        facts = build(out_dir, seed=seed, steps=steps, progress=show)
+    if as_json:
+        print_json(facts | {"out": str(out_dir)})
+    else:
+        built = f"{facts['parameters']:,} parameters, loss {facts['loss']}, {facts['minutes']} minutes → {out_dir}"
+        out.print(built, markup=False)

@@ -1,0 +1,108 @@
+"""What a run looks at while it trains: the same evaluation starts every time, and what changed on them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
+from evals.suites import episode_seeds
+from msgrpo_agent.agent import LanguageAgent
+from msgrpo_agent.errors import RunError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.rewards import Shaping
+from train.checkpoint import Progress
+from train.collect import OnEnded, play_episodes
+from train.config import TrainConfig
+from train.display import Reporter, counter
+from train.metrics import Metrics, draw_curve, read
+from train.policy import Policy
+
+HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the summary
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One score an episode, on the evaluation starts: success where the scenario has a goal, else the return."""
+
+    score: str
+    values: list[float]
+    invalid: float
+
+    def summary(self) -> dict[str, float]:
+        n, mean = len(self.values), sum(self.values) / len(self.values)
+        low, high = (
+            wilson(round(sum(self.values)), n) if self.score == "success" else bootstrap_mean(self.values, seed=0)
+        )
+        return {self.score: mean, f"{self.score}_low": low, f"{self.score}_high": high, "invalid": self.invalid}
+
+
+def evaluate(
+    policy: Policy, scenario: Scenario, config: TrainConfig, ended: OnEnded = lambda done, planned: None
+) -> Evaluation:
+    """Play the fixed evaluation starts with the training's own sampling; no shaping."""
+    agent = LanguageAgent("policy", policy.engine, config.sampling)
+    episodes = play_episodes(agent, scenario, episode_seeds(scenario, config.eval_episodes), Shaping(), ended)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    values = [
+        float(episode.success)
+        if episode.success is not None
+        else sum(episode.returns.values()) / len(episode.returns)
+        for episode in episodes
+    ]
+    invalid = sum(turn.failure is not None for turn in turns) / len(turns)
+    return Evaluation("success" if scenario.goal else "return", values, invalid)
+
+
+class Evaluations:
+    """Before, every `eval_every` updates, and after: each is written once, also when a run is resumed."""
+
+    def __init__(
+        self, out: Path, scenario: Scenario, config: TrainConfig, policy: Policy, metrics: Metrics, report: Reporter
+    ) -> None:
+        self.done = {row["step"]: row for row in read(out) if row["kind"] == "eval"}
+        if metrics.resumed and 0 not in self.done:
+            raise RunError(f"{metrics.file} lacks the evaluation before training", fix="start again in another --out")
+        self._scenario, self._config, self._policy = scenario, config, policy
+        self._metrics, self._report = metrics, report
+
+    def at(self, step: int) -> None:
+        due = step % self._config.eval_every == 0 or step == self._config.steps
+        if not due or step in self.done:
+            return
+        began = time.perf_counter()
+        ended = counter(self._report, f"evaluation after {step} updates")
+        found = evaluate(self._policy, self._scenario, self._config, ended)
+        values = found.summary()
+        row = {"score": found.score, **values, "eval_s": time.perf_counter() - began, "values": found.values}
+        self.done[step] = row
+        self._metrics.write("eval", step, row)
+        self._report.evaluation(step, values)
+
+
+def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Evaluations) -> dict[str, Any]:
+    """Compare the first and the last evaluation, draw the curve, write `summary.json`."""
+    before, after = evaluations.done[0], evaluations.done[progress.step]
+    score = before["score"]
+    change = paired_difference(after["values"], before["values"], seed=0)
+    summary = {
+        "scenario": config.scenario,
+        "base": config.base,
+        "seed": config.seed,
+        "steps": progress.step,
+        "score": score,
+        "episodes": config.eval_episodes,
+        "before": {key: value for key, value in before.items() if key not in HIDDEN},
+        "after": {key: value for key, value in after.items() if key not in HIDDEN},
+        "change": {"mean": change.mean, "low": change.low, "high": change.high},
+        "training_seconds": round(progress.seconds, 1),
+        "flat_groups": progress.flat_groups,
+    }
+    if score == "success":
+        summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in after["values"]], [v > 0 for v in before["values"]])
+    draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary

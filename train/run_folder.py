@@ -1,0 +1,71 @@
+"""A run's folder: whose it is, what settings it holds, and what happens when it cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.errors import RunError, UsageError
+from train.config import TrainConfig
+
+CONFIG = "config.json"
+TRANSCRIPTS = 4  # episodes of the last update that are kept to read
+
+
+def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
+    """Refuse to touch a folder that holds another run, or anything that is no run."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", fix="choose another --out")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    held = config_of(out)
+    if held is None:
+        raise UsageError(f"--out {out} is not empty and holds no run", fix="choose another --out")
+    if not resume:
+        raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
+    there, wanted = held.model_dump(), config.model_dump()
+    differing = [key for key in wanted if key != "steps" and there[key] != wanted[key]]
+    if differing:
+        said = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
+        raise UsageError(
+            f"--out {out} holds a run with other settings: {said}",
+            fix=f"go on by its own: msgrpo train --resume --out {out}; or choose another --out",
+        )
+
+
+def config_of(out: Path) -> TrainConfig | None:
+    """The settings of the run in `out`; None where there is none. Raises UsageError for a damaged file."""
+    file = out / CONFIG
+    if not file.is_file():
+        return None
+    try:
+        return TrainConfig.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{file} is damaged, or of another version: {first['msg']} {where}".rstrip(), fix="choose another --out"
+        ) from error
+
+
+def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
+    """A few episodes of the last update, from all its groups, to read."""
+    chosen = episodes[:: max(1, len(episodes) // TRANSCRIPTS)][:TRANSCRIPTS]
+    (out / "transcripts.jsonl").write_text("".join(episode.model_dump_json() + "\n" for episode in chosen))
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """What the disk refuses, in whatever file of the run, is one clear error."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"the run {out} cannot be read or written: {error}",
+            fix=f"is the disk full? Then make room and go on: msgrpo train --resume --out {out}",
+        ) from error

@@ -1,0 +1,55 @@
+"""`msgrpo play`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from msgrpo_agent.output import out
+
+commands = typer.Typer()
+
+
+@commands.command()
+def play(
+    scenario: Annotated[str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: choose.")] = None,
+    agent: Annotated[
+        str, typer.Option(help="Who plays: nano, random, optimal, human, adapter:DIR, dqn:DIR, endpoint:URL#model.")
+    ] = "nano",
+    against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
+    speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
+    step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
+    replay: Annotated[Path | None, typer.Option(help="Show a recorded episode (the last of the file).")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    keys: Annotated[bool, typer.Option("--keys", help="Print the keys and the file that changes them.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve the app to a browser on this machine.")] = False,
+    host: Annotated[str, typer.Option(help="With --web.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --web.")] = 8080,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --web: listen on a host that is not loopback.")
+    ] = False,
+) -> None:
+    """Watch, step through, take over, and play against an agent."""
+    from msgrpo_agent.agent import Sampling
+    from msgrpo_agent.specs import make_agent
+    from tui import launch
+
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    if keys:
+        launch.print_keys(out)
+    elif web:
+        launch.web(sys.argv[1:], host, port, force=force)
+    else:
+        launch.start(
+            lambda spec: make_agent(spec, sampling, show_probabilities=True),
+            launch.setup(scenario, agent, against, seed, speed, step=step),
+            replay=replay,
+            plain=plain,
+            console=out,
+        )
