@@ -7,8 +7,8 @@ one byte once the server is ready; the pipe's end, by closing or by the parent's
 - then every process of the session is killed; the shared memory that they had mapped and their folder for temporary
   files are removed.
 
-SIGTERM to the supervisor itself skips the drain time. psutil says which processes and sockets there are. The inodes of
-mapped shared memory are read from /proc: psutil names mapped files by path, and a semaphore's path is gone.
+SIGTERM to the supervisor itself skips the drain time. psutil says which processes and sockets there are. The
+inodes of mapped shared memory are read from /proc: psutil names mapped files by path, and a semaphore's path is gone.
 """
 
 from __future__ import annotations

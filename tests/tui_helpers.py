@@ -71,7 +71,7 @@ class ManualClock:
     def now(self) -> float:
         return self.time
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def after(self, screen: object, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         entry = (self.time + seconds, call)
         self.calls.append(entry)
         return lambda: self.calls.remove(entry) if entry in self.calls else None

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
 from msgrpo_agent.prompt import Prompt
 
+T = TypeVar("T")
 Resolve = Callable[[str], Agent]
 HUMAN = "human"
 
 
+ARROWS, WASD = "arrows", "wasd"
+
+
 class HumanAgent:
-    """A person: `act` waits until `choose` is called, which is what a key press does."""
+    """A person: `act` waits until `choose` is called, which is what a key press does.
+
+    `name` is what the screen calls them, `hands` the keys that are theirs.
+    """
 
     spec = HUMAN
 
     def __init__(self) -> None:
+        self.name = "you"
+        self.hands: tuple[str, ...] = (ARROWS, WASD)
         self._turn: asyncio.Future[str] | None = None
 
     @property
@@ -42,6 +52,28 @@ class HumanAgent:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """The result of a call in a thread that nobody waits for at the end: who quits does not wait for a model."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def deliver(set_result: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            set_result(value)
+
+    def work() -> None:
+        outcome: tuple[Callable[[Any], None], Any]
+        try:
+            outcome = result.set_result, call()
+        except BaseException as error:  # raised where the result is awaited
+            outcome = result.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the app has ended meanwhile, and with it the loop
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await result
 
 
 class LazyAgent:
@@ -72,13 +104,14 @@ class LazyAgent:
         return None
 
     def _make(self) -> Agent:
+        """Make the agent, or wait for the thread that does."""
         with self._making:
             if self._agent is None:
                 self._agent = self._resolve(self.spec)
             return self._agent
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
-        agent = await asyncio.to_thread(self._make) if self._agent is None else self._agent
+        agent = await in_daemon_thread(self._make) if self._agent is None else self._agent
         return await agent.act(view, on_text=on_text)
 
     async def close(self) -> None:

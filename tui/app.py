@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -12,8 +14,8 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import MsgrpoError, RecordError
+from msgrpo_agent.episode import Episode, last_episode
+from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.games import SCENARIOS
 from tui import export
 from tui.agents import Resolve, Table
@@ -59,17 +61,20 @@ class PlayApp(App[None]):
         self.first = setup
         self.episodes = episodes
         self.keys = keys or {}
-        self.clock: Clock = clock or RealClock(self)
+        self.clock: Clock = clock or RealClock()
         self.runs = runs
         self.plays = plays
         self.sitting = Sitting()
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # leave the terminal as it was
+            loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
         if self.episodes:
             self.replay(self.episodes[0])
         elif self.first is not None and (notice := self._missing(self.first)) is None:
-            self.play(self.first)
+            self.open_game(self.first)
         else:
             self.choose(notice if self.first is not None and notice else "")
 
@@ -96,22 +101,17 @@ class PlayApp(App[None]):
         choices = agent_choices(self.runs)
         self.push_screen(StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed))
 
-    def play(self, setup: Setup, *, replace: bool = False) -> None:
+    def open_game(self, setup: Setup, *, replace: bool = False, details: bool | None = None) -> None:
         try:
             match = new_match(setup, self.table.seat)
         except MsgrpoError as error:
             self.notify(str(error), severity="error")
             return
-        screen = PlayScreen(match, setup)
+        screen = PlayScreen(match, setup, details=details)
         if replace:
             self.switch_screen(screen)
         else:
             self.push_screen(screen)
-
-    def next_seed(self, setup: Setup) -> None:
-        from dataclasses import replace
-
-        self.play(replace(setup, seed=setup.seed + 1), replace=True)
 
     def replay(self, episode: Episode) -> None:
         agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}
@@ -121,10 +121,7 @@ class PlayApp(App[None]):
 
     def open_replay(self, path: str) -> None:
         """Replay the last episode of a record."""
-        episodes = list(read_episodes(Path(path).expanduser()))
-        if not episodes:
-            raise RecordError(f"{path} holds no episode")
-        self.replay(episodes[-1])
+        self.replay(last_episode(Path(path).expanduser()))
 
     def leave(self) -> None:
         """Back to the start screen, or out of the app where the game was asked for by name."""
@@ -150,6 +147,9 @@ class PlayApp(App[None]):
 
     def export(self, match: Match) -> None:
         """Save what is on the screen: record, picture and recording, to the folder or to the browser."""
+        if not any(session.last for session in match.sessions):
+            self.notify("Nothing has been played yet, so there is nothing to save.")
+            return
         for session in match.sessions:
             name = export.file_stem(session)
             files = {
@@ -161,7 +161,8 @@ class PlayApp(App[None]):
         first = match.sessions[0]
         picture = f"{export.file_stem(first)}-step{match.cursor}.svg"
         self._deliver(picture, self.export_screenshot(title=f"msgrpo play {first.scenario.id}"))
-        self.notify(f"saved to {self.plays}/: {export.file_stem(first)} .jsonl .cast .svg")
+        where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
+        self.notify(f"{where}: {export.file_stem(first)} .jsonl .cast .svg")
 
     def _deliver(self, filename: str, text: str) -> None:
         if not self.is_web:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-from textual.app import App
+from textual.screen import Screen
 
 Cancel = Callable[[], None]
 
@@ -16,17 +16,16 @@ class Clock(Protocol):
         """Seconds, from any beginning."""
         ...
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Cancel:
-        """Call once, later; the returned function calls it off."""
+    def after(self, screen: Screen[Any], seconds: float, call: Callable[[], None]) -> Cancel:
+        """Call once, later, unless the screen has ended by then; the returned function calls it off."""
         ...
 
 
 class RealClock:
-    def __init__(self, app: App[None]) -> None:
-        self._app = app
+    """The timer belongs to the screen that it serves, and ends with it."""
 
     def now(self) -> float:
         return time.monotonic()
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Cancel:
-        return self._app.set_timer(seconds, call).stop
+    def after(self, screen: Screen[Any], seconds: float, call: Callable[[], None]) -> Cancel:
+        return screen.set_timer(seconds, call).stop

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
+from msgrpo_agent.episode import Episode, last_episode
+from msgrpo_agent.errors import MsgrpoError, UsageError
+from msgrpo_agent.extras import needs
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.paths import read_adapter_config
 from tui.agents import HUMAN, Resolve, Table
@@ -35,14 +36,16 @@ def setup(
     return Setup(scenario, agent, against, seed, speed, step)
 
 
-def play(resolve: Resolve, wanted: Setup | None, *, replay: Path | None, plain: bool, console: Console) -> None:
-    """Open the app, or print where there is no terminal."""
-    episodes = None
-    if replay is not None:
-        episodes = list(read_episodes(replay))[-1:]
-        if not episodes:
-            raise RecordError(f"{replay} holds no episode")
-    if plain or not (sys.stdout.isatty() or INTERACTIVE in os.environ):
+def has_screen() -> bool:
+    """Whether there is a terminal that the app can draw on; TERM=dumb (an editor's shell, say) cannot."""
+    drawable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+    return drawable or INTERACTIVE in os.environ
+
+
+def start(resolve: Resolve, wanted: Setup | None, *, replay: Path | None, plain: bool, console: Console) -> None:
+    """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0."""
+    episodes = None if replay is None else [last_episode(replay)]
+    if plain or not has_screen():
         _print(resolve, wanted, episodes, console)
         return
     from tui.app import PlayApp
@@ -52,7 +55,10 @@ def play(resolve: Resolve, wanted: Setup | None, *, replay: Path | None, plain: 
         check_specs(resolve, wanted)
     if episodes:  # a record that does not replay is an error before the screen is taken
         _session(episodes[0], resolve)
-    PlayApp(resolve, wanted, episodes=episodes, keys=read_keys()).run()
+    app = PlayApp(resolve, wanted, episodes=episodes, keys=read_keys())
+    app.run()
+    if app.return_code:  # 1 after a crash
+        sys.exit(app.return_code)
 
 
 def check_specs(resolve: Resolve, wanted: Setup) -> None:
@@ -120,10 +126,8 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
             "your keys and your files; there is no password",
             fix="use --host 127.0.0.1 behind a proxy that asks for one, or add --force",
         )
-    try:
+    with needs("--web", "web"):
         from textual_serve.server import Server
-    except ImportError as error:
-        raise MissingExtraError("--web", "web") from error
     command = shlex.join([sys.executable, "-m", "msgrpo_agent.cli", *without_web(arguments)])
     with TemporaryDirectory() as templates:
         page_without_links(Path(templates))

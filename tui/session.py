@@ -18,7 +18,7 @@ from msgrpo_agent.errors import GameError, RecordError, UsageError
 from msgrpo_agent.game import Board, Game, Outcome, Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, view_of
-from tui.agents import HUMAN, HumanAgent
+from tui.agents import ARROWS, HUMAN, WASD, HumanAgent
 
 DEFAULT_AGAINST = "optimal"  # the second snake of a duel when nobody is named: it needs no model
 
@@ -238,7 +238,8 @@ class Session:
         self.agents[player] = self.own[player]
 
     def name(self, player: str) -> str:
-        return "you" if self.agents[player].spec == HUMAN else short_name(self.agents[player].spec)
+        agent = self.agents[player]
+        return agent.name if isinstance(agent, HumanAgent) else short_name(agent.spec)
 
 
 @dataclass
@@ -280,6 +281,26 @@ class Match:
     def waiting(self) -> list[tuple[int, str]]:
         return [(i, player) for i, session in enumerate(self.sessions) for player in session.waiting()]
 
+    @property
+    def secret(self) -> bool:
+        """Whether a person has still to choose while others have seats: till then nobody's choice is shown."""
+        return len(self.seats()) > 1 and any(
+            isinstance(self.sessions[i].agents[player], HumanAgent) for i, player in self.waiting()
+        )
+
+    def people(self) -> list[HumanAgent]:
+        """The people at the board, in the order of their seats."""
+        agents = [self.sessions[i].agents[player] for i, player in self.seats()]
+        return [agent for agent in agents if isinstance(agent, HumanAgent)]
+
+    def seat_people(self) -> None:
+        """Give each of two people a name and keys of their own; one alone is `you`, with all keys."""
+        people = self.people()
+        for number, (person, hand) in enumerate(zip(people, (ARROWS, WASD), strict=False), start=1):
+            alone = len(people) == 1
+            person.name = "you" if alone else f"player {number}"
+            person.hands = (ARROWS, WASD) if alone else (hand,)
+
     def commit(self) -> None:
         for session in self.sessions:
             if session.ready:
@@ -312,13 +333,17 @@ def new_match(setup: Setup, seat: Callable[[str], Agent]) -> Match:
     """The boards of a setup: a duel shares one, two agents of a one-player game get one each."""
     scenario = get_scenario(setup.scenario)
     players = scenario.players
-    if len(players) == 1:
-        specs = [setup.agent] if setup.against is None else [setup.agent, setup.against]
-        return Match([Session(scenario, {players[0]: seat(spec)}, setup.seed) for spec in specs])
     if len(players) > 2:
         raise UsageError(f"{scenario.id} has {len(players)} players; the app seats two")
-    specs = [setup.agent, setup.against or DEFAULT_AGAINST]
-    return Match([Session(scenario, {p: seat(s) for p, s in zip(players, specs, strict=True)}, setup.seed)])
+    if len(players) == 1:
+        specs = [setup.agent] if setup.against is None else [setup.agent, setup.against]
+        match = Match([Session(scenario, {players[0]: seat(spec)}, setup.seed) for spec in specs])
+    else:
+        specs = [setup.agent, setup.against or DEFAULT_AGAINST]
+        seated = {player: seat(spec) for player, spec in zip(players, specs, strict=True)}
+        match = Match([Session(scenario, seated, setup.seed)])
+    match.seat_people()
+    return match
 
 
 def short_name(spec: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial, wraps
+from typing import ClassVar, Concatenate, ParamSpec, cast
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -15,12 +17,14 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widgets import Footer, Static
-from textual.worker import Worker, WorkerState
+from textual.worker import Worker, WorkerState, get_current_worker
 
 from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.prompt import Prompt
-from tui.agents import HUMAN, HumanAgent, LazyAgent
+from msgrpo_agent.text import printable
+from tui.agents import ARROWS, HUMAN, WASD, HumanAgent, LazyAgent
 from tui.clock import Cancel
+from tui.host import Host, host
 from tui.messages import ActionChosen, AnswerStreamed, SeatAnswered, SeatFailed, SeekTo
 from tui.screens.dialogs import Help, Jump
 from tui.session import Match, Session, Setup, ending, verdict
@@ -28,11 +32,23 @@ from tui.widgets.board import BoardView, look
 from tui.widgets.panel import AgentPanel
 from tui.widgets.timeline import Timeline
 
-if TYPE_CHECKING:
-    from tui.app import PlayApp
-
+P = ParamSpec("P")
 SPEEDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-WASD, ARROWS = "wasd", "arrows"
+KEYS = {(ARROWS, WASD): "arrows, hjkl or wasd", (ARROWS,): "arrows or hjkl", (WASD,): "wasd"}
+PATIENCE_S = 3  # of thinking, before the way out is named
+
+
+def while_standing(
+    method: Callable[Concatenate[PlayScreen, P], None],
+) -> Callable[Concatenate[PlayScreen, P], None]:
+    """Do nothing once the screen is being taken away: messages and timers still come when its widgets are gone."""
+
+    @wraps(method)
+    def guarded(self: PlayScreen, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.display:  # False from the moment of removal on
+            method(self, *args, **kwargs)
+
+    return cast("Callable[Concatenate[PlayScreen, P], None]", guarded)
 
 
 def move_bindings() -> list[BindingType]:
@@ -75,6 +91,8 @@ class PlayScreen(Screen[None]):
         Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="play.faster"),
         Binding("minus", "speed(-1)", "slower", show=False, id="play.slower"),
         Binding("p", "details", "prompt", id="show.details"),
+        Binding("pagedown", "scroll_words(1)", "scroll the words", show=False, id="show.scroll-down"),
+        Binding("pageup", "scroll_words(-1)", "scroll the words back", show=False, id="show.scroll-up"),
         Binding("t", "take_over(0)", "take over", id="seat.take"),
         Binding("T", "take_over(1)", "take over the second", show=False, id="seat.take-second"),
         Binding("r", "restart", "restart", id="game.restart"),
@@ -91,25 +109,26 @@ class PlayScreen(Screen[None]):
     details = reactive(False, init=False)
     speed = reactive(4.0, init=False)
 
-    def __init__(self, match: Match, setup: Setup, *, replay: bool = False) -> None:
+    def __init__(self, match: Match, setup: Setup, *, replay: bool = False, details: bool | None = None) -> None:
         super().__init__()
         self.match = match
         self.setup = setup
         self.replay = replay
         self.set_reactive(PlayScreen.speed, setup.speed)
-        self.set_reactive(PlayScreen.details, setup.step)
+        self.set_reactive(PlayScreen.details, setup.step if details is None else details)
         self.set_reactive(PlayScreen.playing, not setup.step and not replay)
         self._tick: Cancel | None = None
         self._second: Cancel | None = None
         self._asked_at = 0.0
+        self.stopped = False  # a person stopped waiting for the answers
         self.note = ""  # beside the title: where the episode was recorded
         self.failed: dict[tuple[int, str], str] = {}
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def play_app(self) -> PlayApp:
-        return cast("PlayApp", self.app)
+    def host(self) -> Host:
+        return host(self)
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")
@@ -137,6 +156,7 @@ class PlayScreen(Screen[None]):
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)
 
+    @while_standing
     def show_all(self) -> None:
         """Draw everything from the match at its cursor."""
         for i, session in enumerate(self.match.sessions):
@@ -154,11 +174,13 @@ class PlayScreen(Screen[None]):
         self.show_time()
         self.refresh_bindings()
 
+    @while_standing
     def show_seat(self, index: int, player: str) -> None:
         session = self.match.sessions[index]
-        returns = self.play_app.sitting.of(session, player)
-        panel = self.panel(index, player)
-        panel.show(session, returns, details=self.details, prompt=self.prompt_of(session, player))
+        returns = self.host.sitting.of(session, player)
+        decision = session.answers.get(player) if session.live and not self.match.secret else None
+        prompt = self.prompt_of(session, player)
+        self.panel(index, player).show(session, returns, decision, details=self.details, prompt=prompt)
         self.show_status(index, player)
 
     def prompt_of(self, session: Session, player: str) -> Prompt | None:
@@ -169,28 +191,43 @@ class PlayScreen(Screen[None]):
         prompt = agent.prompt(view) if isinstance(agent, LazyAgent) else None
         return prompt or Prompt("", view.observation)
 
+    @while_standing
     def show_status(self, index: int, player: str) -> None:
         panel, session = self.panel(index, player), self.match.sessions[index]
         agent = session.agents[player]
         if not session.live:
-            panel.say("")
+            past = f"this is step {session.cursor} of {session.last}; end, or a move: back to the present"
+            panel.say(past if session.human else "", "note")
         elif session.over:
             panel.say(ending(session, session.frame), "end")
         elif (index, player) in self.failed:
             panel.say(self.failed[index, player] + "\nenter: ask again   t: play by hand", "error")
         elif isinstance(agent, HumanAgent) and player not in session.answers:
-            panel.say("your move: arrows, hjkl or wasd", "turn")
+            panel.say(f"{agent.name}, your move: {KEYS[agent.hands]}".removeprefix("you, "), "turn")
+        elif self.match.secret and player in session.answers:
+            panel.say("has chosen; shown when everybody has", "note")
         elif self.asking and player not in session.answers:
-            loading = isinstance(agent, LazyAgent) and not agent.loaded
-            waited = int(self.play_app.clock.now() - self._asked_at)
-            text = "loading the agent" if loading else "thinking"
-            trouble = f"\n{agent.trouble}" if isinstance(agent, LazyAgent) and agent.trouble else ""
-            panel.say(f"{text} … {f'{waited} s' if waited else ''}".rstrip() + trouble, "wait")
+            panel.say(self.waiting_text(agent), "wait")
+        elif self.stopped and player not in session.answers:
+            panel.say("stopped waiting   n: ask again   t: play by hand", "note")
         elif self.setup.step and not self.replay and not self.playing:
             panel.say("n: play it" if player in session.answers else "n: ask", "note")
         else:
             panel.say("")
 
+    def waiting_text(self, agent: object) -> str:
+        """What is being waited for, how long already, and after a while the way out."""
+        loading = isinstance(agent, LazyAgent) and not agent.loaded
+        trouble = agent.trouble if isinstance(agent, LazyAgent) else ""
+        waited = int(self.host.clock.now() - self._asked_at)
+        lines = [f"{'loading the agent' if loading else 'thinking'} … {f'{waited} s' if waited else ''}".rstrip()]
+        if trouble:
+            lines.append(trouble)
+        if trouble or waited >= PATIENCE_S:
+            lines.append("esc: stop waiting   t: play by hand")
+        return "\n".join(lines)
+
+    @while_standing
     def show_time(self) -> None:
         self.query_one(Timeline).show(self.match, playing=self.playing, forward=self.forward, speed=self.speed)
 
@@ -198,7 +235,9 @@ class PlayScreen(Screen[None]):
 
     @property
     def asking(self) -> bool:
-        return any(w.group == "agent" and w.node is self and not w.is_finished for w in self.workers)
+        return any(
+            w.group == "agent" and w.node is self and not w.is_finished and not w.is_cancelled for w in self.workers
+        )
 
     def go(self) -> None:
         """Do what comes next by itself: a person is asked at once, everything else follows the clock."""
@@ -210,8 +249,9 @@ class PlayScreen(Screen[None]):
     def later(self) -> None:
         if self._tick is not None:
             self._tick()
-        self._tick = self.play_app.clock.after(1 / self.speed, self.tick)
+        self._tick = self.host.clock.after(self, 1 / self.speed, self.tick)
 
+    @while_standing
     def tick(self) -> None:
         self._tick = None
         if self.playing:
@@ -242,18 +282,20 @@ class PlayScreen(Screen[None]):
         if not self.match.waiting():
             self.commit()
             return
-        self._asked_at = self.play_app.clock.now()
+        self._asked_at = self.host.clock.now()
         self.failed.clear()
+        self.stopped = False
         self.ask_everybody()
         self.watch_wait()
 
+    @while_standing
     def watch_wait(self) -> None:
         """Keep the seconds on the screen while somebody thinks."""
         for index, player in self.match.seats():
             self.show_status(index, player)
         if self._second is not None:
             self._second()
-        self._second = self.play_app.clock.after(1.0, self.watch_wait) if self.asking else None
+        self._second = self.host.clock.after(self, 1.0, self.watch_wait) if self.asking else None
 
     @work(exclusive=True, group="agent", exit_on_error=False)
     async def ask_everybody(self) -> None:
@@ -261,39 +303,48 @@ class PlayScreen(Screen[None]):
         await asyncio.gather(*(self.ask_seat(index, player) for index, player in self.match.waiting()))
 
     async def ask_seat(self, index: int, player: str) -> None:
-        session = self.match.sessions[index]
+        session, asked = self.match.sessions[index], get_current_worker()
         streamed = partial(self.streamed, index, player)
         try:
             decision = await session.agents[player].act(session.view(player), on_text=streamed)
         except MsgrpoError as error:
             self.post_message(SeatFailed(index, player, error.message, error.fix))
         except Exception as error:  # any fault of an agent is a message in the app, never its end
-            self.post_message(SeatFailed(index, player, f"the agent crashed: {type(error).__name__}: {error}"))
+            said = printable(f"the agent crashed: {type(error).__name__}: {error}")
+            self.post_message(SeatFailed(index, player, said))
         else:
-            session.answer(player, decision)
-            self.post_message(SeatAnswered(index, player))
+            if not asked.is_cancelled:  # an agent that ends late must not answer for who has the seat by now
+                session.answer(player, decision)
+                self.post_message(SeatAnswered(index, player))
 
     def streamed(self, index: int, player: str, text: str) -> None:
         self.post_message(AnswerStreamed(index, player, text))
 
     @on(AnswerStreamed)
+    @while_standing
     def show_stream(self, message: AnswerStreamed) -> None:
+        if self.match.secret:
+            return
         if message.player not in self.match.sessions[message.session].answers and self.match.live and self.asking:
             session = self.match.sessions[message.session]
             prompt = self.prompt_of(session, message.player) if self.details else None
             self.panel(message.session, message.player).stream(message.text, prompt)
 
     @on(SeatAnswered)
+    @while_standing
     def seat_answered(self, message: SeatAnswered) -> None:
-        self.show_seat(message.session, message.player)
+        for index, player in self.match.seats():  # the last person's choice reveals the others'
+            self.show_seat(index, player)
 
     @on(SeatFailed)
+    @while_standing
     def seat_failed(self, message: SeatFailed) -> None:
         text = message.message if message.fix is None else f"{message.message}\n{message.fix}"
         self.failed[message.session, message.player] = text
         self.show_status(message.session, message.player)
 
     @on(Worker.StateChanged)
+    @while_standing
     def round_ended(self, event: Worker.StateChanged) -> None:
         if event.worker.group != "agent" or not event.worker.is_finished:
             return
@@ -313,7 +364,7 @@ class PlayScreen(Screen[None]):
         self.match.commit()
         for was, session in zip(over, self.match.sessions, strict=True):
             if session.over and not was:
-                self.note = self.play_app.finished(session)
+                self.note = self.host.finished(session)
         if self.match.over:
             self.playing = False
         self.show_all()
@@ -341,22 +392,20 @@ class PlayScreen(Screen[None]):
         return found
 
     def action_move(self, way: str, hand: str) -> None:
-        """A move while a person has a seat in a game that goes on; scrubbing otherwise.
+        """A move while a person has a seat in a game that goes on; scrubbing where nobody plays.
 
-        Keys that come faster than the game are dropped, never taken for scrubbing. With two people each has a
-        hand of keys.
+        Keys that come faster than the game are dropped, never taken for scrubbing, also at the end of a person's
+        game. With two people each has a hand of keys.
         """
         if not self.match.human:
-            if way in ("left", "right") and hand == ARROWS:
+            if not self.match.people() and way in ("left", "right") and hand == ARROWS:
                 self.action_seek(-1 if way == "left" else 1)
             return
         if not self.match.live:  # nobody moves blindly: first back to the present
             self.action_jump_to(-1)
             return
-        people = [a for s in self.match.sessions for a in s.agents.values() if isinstance(a, HumanAgent)]
-        for index, player, person in self.waiting_humans():
-            mine = len(people) == 1 or hand == (ARROWS, WASD)[self.match.seats().index((index, player))]
-            if mine and way in self.match.sessions[index].game.actions:
+        for index, _, person in self.waiting_humans():
+            if hand in person.hands and way in self.match.sessions[index].game.actions:
                 person.choose(way)
                 return
 
@@ -444,6 +493,7 @@ class PlayScreen(Screen[None]):
                 self.notify(f"You play on from step {self.match.cursor}; what came after it is gone.")
             self.match.rewind()
             session.take_over(player)
+        self.match.seat_people()
         self.failed.pop((index, player), None)
         self.forward = True
         self.show_all()
@@ -454,27 +504,35 @@ class PlayScreen(Screen[None]):
         self.ask()
 
     def action_cancel(self) -> None:
+        """Stop waiting for an agent; where nothing but a person, or nobody, is waited for, leave."""
         if self.asking and not self.waiting_humans():
             self.workers.cancel_group(self, "agent")
-            self.playing = False
-            self.notify("Stopped waiting. n asks again, t plays by hand.")
-        elif not self.asking:
+            self.stopped, self.playing = True, False
+            self.show_all()
+        else:
             self.action_leave()
 
+    def action_scroll_words(self, pages: int) -> None:
+        """Scroll what the agents read and say, a page at a time."""
+        for panel in self.query(AgentPanel):
+            panel.scroll_words(pages)
+
     def action_restart(self) -> None:
-        self.play_app.play(self.setup, replace=True)
+        setup = replace(self.setup, speed=self.speed)
+        self.host.open_game(setup, replace=True, details=self.details)
 
     def action_next_seed(self) -> None:
-        self.play_app.next_seed(self.setup)
+        setup = replace(self.setup, speed=self.speed, seed=self.setup.seed + 1)
+        self.host.open_game(setup, replace=True, details=self.details)
 
     def action_export(self) -> None:
-        self.play_app.export(self.match)
+        self.host.export(self.match)
 
     def action_help(self) -> None:
         self.app.push_screen(Help())
 
     def action_leave(self) -> None:
-        self.play_app.leave()
+        self.host.leave()
 
 
 def legend(session: Session) -> Content:

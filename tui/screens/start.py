@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -17,12 +17,10 @@ from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.games import SCENARIOS
 from tui.agents import HUMAN
 from tui.choices import Choice
+from tui.host import host
 from tui.screens.dialogs import Ask, Help
 from tui.session import Setup
 from tui.widgets.board import BoardView
-
-if TYPE_CHECKING:
-    from tui.app import PlayApp
 
 ENDPOINT = "endpoint"
 WAYS = {
@@ -76,10 +74,7 @@ class StartScreen(Screen[None]):
         self.notice = notice
         self.seed = seed
         self.speed = speed
-
-    @property
-    def play_app(self) -> PlayApp:
-        return cast("PlayApp", self.app)
+        self._clicked: tuple[str, str] | None = None  # (list, entry) that was clicked last
 
     def compose(self) -> ComposeResult:
         yield Static(Content.styled(" msgrpo   language agents in text games", "bold"), id="title")
@@ -164,8 +159,15 @@ class StartScreen(Screen[None]):
             self.show_command()
 
     @on(OptionList.OptionSelected)
+    def clicked(self, event: OptionList.OptionSelected) -> None:
+        """A click selects; a second one on the same entry starts. (Enter is a key of the screen.)"""
+        here = (str(event.option_list.id), str(event.option.id))
+        if here == self._clicked:
+            self.action_start()
+        self._clicked = here
+
     def action_start(self) -> None:
-        self.play_app.play(self.setup)
+        host(self).open_game(self.setup)
 
     @work(group="dialog")
     async def action_endpoint(self) -> None:
@@ -188,7 +190,7 @@ class StartScreen(Screen[None]):
         path = await self.app.push_screen_wait(Ask("open a record (JSONL)", "plays/human.jsonl"))
         if path is not None:
             try:
-                self.play_app.open_replay(path)
+                host(self).open_replay(path)
             except MsgrpoError as error:
                 self.notify(str(error), severity="error", timeout=10)
 

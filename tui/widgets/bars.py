@@ -36,12 +36,18 @@ class ActionBars(Widget):
         self.probabilities, self.chosen = probabilities, chosen
         self.refresh(layout=grown)
 
+    def _in_one_line(self, width: int) -> bool:
+        """Without probabilities the actions stand beside each other, where they fit."""
+        return self.probabilities is None and sum(len(action) + 4 for action in self.actions) <= width + 1
+
     def get_content_height(self, container: object, viewport: object, width: int) -> int:
-        return 1 if self.probabilities is None else len(self.actions)
+        return 1 if self._in_one_line(width) else len(self.actions)
 
     def render(self) -> Content:
-        if self.probabilities is None:
+        if self._in_one_line(self.size.width):
             return Content(" ").join(self._label(action, len(action)) for action in self.actions)
+        if self.probabilities is None:
+            return Content("\n").join(self._label(action, len(action)) for action in self.actions)
         name_width = max(map(len, self.actions))
         width = max(4, self.size.width - name_width - 9)
         lines = []
@@ -59,7 +65,7 @@ class ActionBars(Widget):
 
     def action_at(self, x: int, y: int) -> str | None:
         """The action drawn at a place of the widget."""
-        if self.probabilities is not None:
+        if not self._in_one_line(self.size.width):
             return self.actions[y] if 0 <= y < len(self.actions) else None
         column = 0
         for action in self.actions:

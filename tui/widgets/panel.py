@@ -15,6 +15,8 @@ from msgrpo_agent.prompt import Prompt
 from tui.session import Session, points
 from tui.widgets.bars import ActionBars
 
+STREAMED = 4000  # characters of a growing answer that are drawn: more than a screen holds
+
 
 def stat(name: str, value: str, style: str = "") -> Content:
     return Content.styled(f"{name} ", "$text-muted") + Content.styled(value, style)
@@ -40,11 +42,19 @@ class AgentPanel(Widget):
             yield Static("", classes="returns")
             yield Sparkline([], summary_function=max)
 
-    def show(self, session: Session, returns: list[float], *, details: bool, prompt: Prompt | None) -> None:
-        """`prompt` is what the seat is about to read, shown with `details` where no turn is shown."""
+    def show(
+        self,
+        session: Session,
+        returns: list[float],
+        decision: Decision | None,
+        *,
+        details: bool,
+        prompt: Prompt | None,
+    ) -> None:
+        """`decision` is the choice that the step waits to play, where it may be seen; `prompt` what the seat is
+        about to read, shown with `details` where no turn is shown."""
         frame = session.frame
         tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
-        decision = session.answers.get(self.player) if session.live else None
         self.border_title = session.name(self.player)
         stats = [
             stat("return", points(tally.total), "bold"),
@@ -77,12 +87,18 @@ class AgentPanel(Widget):
         self.query_one(".text", Static).update(text)
 
     def stream(self, text: str, prompt: Prompt | None) -> None:
-        """The answer so far; with `prompt`, above what it answers."""
-        words = Content.styled(text, "italic")
+        """The end of the answer so far, always in sight; with `prompt`, above what it answers."""
+        words = Content.styled(text[-STREAMED:], "italic")
         if prompt is not None:
             words = Content.styled("raw answer\n", "bold $primary") + words + Content("\n")
             words += details_text(None, None, prompt)
         self._words(words)
+        if prompt is None:
+            self.query_one(".words", VerticalScroll).scroll_end(animate=False)
+
+    def scroll_words(self, pages: int) -> None:
+        words = self.query_one(".words", VerticalScroll)
+        words.scroll_relative(y=pages * max(1, words.size.height - 1), animate=False)
 
     def say(self, text: str, kind: str = "note") -> None:
         """The status line: `note`, `turn` (yours), `wait`, `end` or `error`; empty text clears it."""

@@ -1,0 +1,42 @@
+"""What a screen may ask of the app that it stands in. Screens know this and not the app, which knows the screens."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+from textual.screen import Screen
+
+from msgrpo_agent.episode import Episode
+from tui.clock import Clock
+from tui.session import Match, Session, Setup, Sitting
+
+
+class Host(Protocol):
+    clock: Clock
+    sitting: Sitting
+
+    def open_game(self, setup: Setup, *, replace: bool = False, details: bool | None = None) -> None:
+        """Show a game of its own, in place of the present one with `replace`."""
+        ...
+
+    def open_replay(self, path: str) -> None:
+        """Show the last episode of a record."""
+        ...
+
+    def replay(self, episode: Episode) -> None: ...
+
+    def finished(self, session: Session) -> str:
+        """Count an episode that has ended, record a person's, and say where it was recorded."""
+        ...
+
+    def export(self, match: Match) -> None:
+        """Save the game that is shown."""
+        ...
+
+    def leave(self) -> None:
+        """Go back to the start screen, or out of the app."""
+        ...
+
+
+def host(screen: Screen[Any]) -> Host:
+    return cast("Host", screen.app)
