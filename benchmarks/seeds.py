@@ -3,7 +3,8 @@
     python benchmarks/seeds.py --scenario frozen-lake --seeds 8 --result benchmarks/results/frozen-lake.json
 
 Each seed is one `msgrpo train` on one core, `--workers` of them at a time. Runs that are finished are not run
-again. The interval over seeds resamples seeds first, then episodes.
+again. The interval over seeds draws seeds and starts, the starts once for all seeds (`crossed_bootstrap`);
+the file keeps every episode's value, so that anybody can compute it again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from machine import facts
 
-from evals.stats import two_level_bootstrap
+from evals.stats import crossed_bootstrap
 from train.metrics import read
 
 
@@ -46,13 +47,13 @@ def run_seeds(
 
 
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds with intervals that resample seeds, then episodes."""
+    """Means over seeds, with intervals that draw the starts once for all seeds."""
     before, after = ([run["values"][side] for run in runs] for side in (0, 1))
     change = [[b - a for a, b in zip(*run["values"], strict=True)] for run in runs]
     return {
         name: {
             "mean": sum(sum(one) / len(one) for one in values) / len(values),
-            "interval": two_level_bootstrap(values, seed=0),
+            "interval": crossed_bootstrap(values, seed=0),
         }
         for name, values in (("before", before), ("after", after), ("change", change))
     }
@@ -71,7 +72,7 @@ def main() -> None:
     out = given.out or Path("runs") / f"seeds-{given.scenario}"
     runs = run_seeds(out, given.scenario, given.seeds, given.workers, given.steps, given.settings)
     result = {"machine": facts(), "together": together(runs)}
-    result["seeds"] = [{key: value for key, value in run.items() if key != "values"} for run in runs]
+    result["seeds"] = runs
     given.result.parent.mkdir(parents=True, exist_ok=True)
     given.result.write_text(json.dumps(result, indent=2) + "\n")
     for run in runs:

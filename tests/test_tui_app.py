@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.color import Color, ColorSystem
+from textual.theme import Theme
 
-from msgrpo_agent.agent import Agent
+from msgrpo_agent.agent import Agent, Completion
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import EndpointError, MissingExtraError
 from msgrpo_agent.references import OptimalAgent, RandomAgent
@@ -16,6 +21,7 @@ from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted,
 from tui.app import PlayApp
 from tui.screens.start import StartScreen
 from tui.session import Session, Setup
+from tui.theme import THEMES
 from tui.widgets.bars import ActionBars
 from tui.widgets.board import BoardView
 from tui.widgets.panel import AgentPanel
@@ -526,3 +532,241 @@ async def test_what_a_model_waits_for_is_shown(app_of, clock: ManualClock) -> No
         clock.tick(1.0)
         await pilot.pause()
         assert "thinking … 1 s status 503 (retry 2 of 6)" in text_of(app, ".status")
+
+
+# ── what only a second look found ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
+@pytest.mark.parametrize("system", [ColorSystem.TRUECOLOR, ColorSystem.EIGHT_BIT, ColorSystem.STANDARD])
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ("snake-1", "snake-2", "snake-body-1", "snake-body-2", "good", "bad", "board-a"),
+        ("snake-1", "snake-2", "snake-body-1", "snake-body-2", "good", "bad", "board-b"),
+        ("snake-1", "hole", "goal", "ice-a"),
+        ("snake-1", "hole", "goal", "ice-b"),
+    ],
+)
+def test_what_stands_on_a_board_has_a_colour_of_its_own(
+    theme: Theme, system: ColorSystem, roles: tuple[str, ...]
+) -> None:
+    shown = {Color.parse(theme.variables[role]).downgrade(system) for role in roles}
+    assert len({(colour.number, colour.triplet) for colour in shown}) == len(roles)
+
+
+@pytest.mark.parametrize("hand", ["up", "w"])
+async def test_choices_of_others_are_hidden_until_all_have_chosen(app_of, hand: str) -> None:
+    """In a duel the agent's choice, words and bars were on the screen before the person chose."""
+    gate = asyncio.Event()
+    agent = scripted("s", answer("right", "I shall go right."), gate=gate)
+    app = app_of(Setup("snake-duel", "human", "s", seed=3), s=agent)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert "I shall" not in text_of(app, "#panel-0-snake2 .text")  # while it streams
+        gate.set()
+        for _ in range(20):
+            await pilot.pause()
+        screen = play_screen(app)
+        assert "snake2" in screen.match.sessions[0].answers
+        panel = "#panel-0-snake2"
+        assert text_of(app, f"{panel} .text") == ""
+        assert "▸" not in text_of(app, f"{panel} ActionBars")
+        assert "%" not in text_of(app, f"{panel} ActionBars")
+        assert "has chosen" in text_of(app, f"{panel} .status")
+        await press(pilot, hand)
+        assert screen.match.last == 1
+        assert "I shall go right" in text_of(app, f"{panel} .text")
+
+
+async def test_two_people_have_names_and_keys_of_their_own_and_choose_in_secret(app_of) -> None:
+    app = app_of(Setup("snake-duel", "human", "human", seed=3))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        first, second = "#panel-0-snake1", "#panel-0-snake2"
+        assert "player 1, your move: arrows or hjkl" in text_of(app, f"{first} .status")
+        assert "player 2, your move: wasd" in text_of(app, f"{second} .status")
+        await press(pilot, "up")
+        assert "▸" not in text_of(app, f"{first} ActionBars")
+        assert "has chosen" in text_of(app, f"{first} .status")
+        assert screen.match.last == 0
+        await press(pilot, "d")
+        assert screen.match.last == 1
+        assert "▸" in text_of(app, f"{first} ActionBars")
+
+
+async def test_one_click_selects_and_the_second_starts(app_of) -> None:
+    app = app_of(None)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await pilot.click("#games", offset=(3, 3))
+        await pilot.click("#ways", offset=(3, 2))
+        await pilot.pause()
+        assert isinstance(app.screen, StartScreen)
+        assert app.screen.chosen("games") == "frozen-lake-big-slippery"
+        assert app.screen.chosen("ways") == "step"
+        await pilot.click("#ways", offset=(3, 2))
+        await settle(pilot)
+        assert play_screen(app).setup.step
+
+
+async def test_restart_and_next_seed_keep_speed_and_prompt(app_of) -> None:
+    app = app_of(Setup("snake", "random", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "plus", "p", "x")
+        assert (play_screen(app).speed, play_screen(app).details, play_screen(app).setup.seed) == (8.0, True, 4)
+        await press(pilot, "p", "r")
+        assert (play_screen(app).speed, play_screen(app).details, play_screen(app).setup.seed) == (8.0, False, 4)
+
+
+async def test_a_long_streamed_answer_shows_its_end_and_scrolls_by_keys(app_of, clock: ManualClock) -> None:
+    gate = asyncio.Event()
+    words = " ".join(f"word{i}" for i in range(2000))
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", words * 2, gate=gate))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        clock.tick(1.0)
+        for _ in range(10):
+            await pilot.pause()
+        box = app.screen.query_one(".words")
+        assert box.scroll_y == box.max_scroll_y > 0
+        await pilot.press("pageup")
+        await pilot.pause()
+        assert box.scroll_y < box.max_scroll_y
+        gate.set()
+        await settle(pilot)
+
+
+async def test_arrows_after_the_end_do_not_scrub_away_from_it(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        while not screen.match.over:
+            await press(pilot, "left")
+        end = screen.match.cursor
+        await press(pilot, "left", "left", "right")
+        assert screen.match.cursor == end
+        await press(pilot, "[")
+        assert screen.match.cursor == end - 1
+
+
+async def test_after_escape_the_panel_says_what_can_be_done(app_of) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=scripted("s", answer("up"), gate=gate))
+    async with app.run_test() as pilot:
+        await pilot.press("n")
+        await pilot.pause()
+        await pilot.press("escape")
+        await settle(pilot)
+        assert "stopped waiting n: ask again t: play by hand" in text_of(app, ".status")
+
+
+async def test_escape_on_your_own_turn_leaves(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await pilot.press("escape")
+        await pilot.pause()
+    assert app.return_code == 0
+
+
+async def test_the_way_out_is_named_while_an_agent_keeps_one_waiting(app_of, clock: ManualClock) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=scripted("s", answer("up"), gate=gate))
+    async with app.run_test() as pilot:
+        await pilot.press("n")
+        for _ in range(4):
+            clock.tick(1.0)
+            await pilot.pause()
+        assert "esc: stop waiting t: play by hand" in text_of(app, ".status")
+        gate.set()
+        await settle(pilot)
+
+
+async def test_a_person_in_the_past_of_the_game_is_told(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "up", "up", "[")
+        assert "this is step 1 of 2" in text_of(app, ".status")
+
+
+async def test_actions_fit_into_a_narrow_terminal(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test(size=(50, 24)) as pilot:
+        await settle(pilot)
+        bars = text_of(app, "ActionBars")
+        assert all(action in bars for action in ("up", "down", "left", "right"))
+
+
+async def test_saving_before_the_first_step_saves_nothing(app_of, tmp_path: Path) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "e")
+        assert not (tmp_path / "plays").exists()
+
+
+async def test_after_taking_over_the_seat_is_asked_though_the_agent_ends_late(app_of) -> None:
+    """An agent that takes its time to be cancelled must neither block the person nor answer for them."""
+
+    class Stubborn(RandomAgent):
+        async def act(self, view, *, on_text=None):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.3)
+            return await super().act(view)
+
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=Stubborn("s"))
+    async with app.run_test() as pilot:
+        await pilot.press("n")
+        await pilot.pause()
+        await pilot.press("t")
+        for _ in range(3):
+            await pilot.pause(0.2)
+        screen = play_screen(app)
+        assert [player for _, player, _ in screen.waiting_humans()] == ["snake1"]
+        assert screen.match.sessions[0].answers == {}
+        await press(pilot, "up")
+        assert screen.match.last == 1
+
+
+@pytest.mark.parametrize("way", ["streamed", "whole", "reasoning", "replayed", "failed", "crashed"])
+async def test_no_text_from_outside_drives_the_terminal(app_of, way: str, clock: ManualClock, tmp_path: Path) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\x9b2J\x85evil\u202e" * 3
+    gate = asyncio.Event()
+    if way != "streamed":
+        gate.set()
+    model = {"failed": EndpointError(evil, kind="timeout"), "crashed": ValueError(evil)}.get(way, answer("up", evil))
+    agent = scripted("s", model, gate=gate)
+    if way == "reasoning":
+        plain, complete = agent.model, agent.model.complete
+        plain.complete = lambda *a, **k: _with_reasoning(complete, evil, *a, **k)
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=agent)
+    if way == "replayed":
+        record = tmp_path / "r.jsonl"
+        command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "random", "--scenario", "snake"]
+        command += ["--episodes", "1", "--out", str(tmp_path / "eval")]
+        subprocess.run(command, check=True, capture_output=True)
+        line = json.loads((tmp_path / "eval" / "random" / "snake.jsonl").read_text())
+        for turn in line["turns"]:
+            turn |= {"answer": evil, "reasoning": evil}
+        record.write_text(json.dumps(line) + "\n")
+        app = PlayApp(resolver(), episodes=list(read_episodes(record)), clock=clock, plays=tmp_path)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await pilot.press("n")
+        for _ in range(10):
+            await pilot.pause()
+        drawn = "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
+        assert "evil" in drawn
+        assert not set(drawn) & set("\x1b\x07\x9b\x85\u202e")
+        gate.set()
+        await settle(pilot)
+
+
+async def _with_reasoning(complete, text: str, *arguments, **named) -> Completion:
+    return replace(await complete(*arguments, **named), reasoning=text)

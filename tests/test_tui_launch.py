@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, Usa
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 from tui import launch
 from tui.export import append_episode
-from tui.keys import bindings, read_keys
+from tui.keys import bindings, is_key, read_keys
 from tui.plain import play_plain
 from tui.session import Setup
 from tui.theme import NIGHT
@@ -294,3 +295,40 @@ async def page_of(debug_port: int) -> AsyncIterator[Callable[..., Awaitable[Any]
 def reachable(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('"play.pause" = "sapce"', "the key 'sapce', which there is not"),
+        ('"play.pause" = "ctrl+nokey"', "which there is not"),
+        ('"play.pause" = "r"', "the key 'r' would mean both"),
+        ('"play.step" = "f5"\n"show.details" = "f5"', "the key 'f5' would mean both play.step and show.details"),
+        ('"play.pause" = "ctrl+q"', "would mean both"),
+    ],
+)
+def test_keys_that_cannot_be_or_mean_two_things_are_named(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        read_keys(path)
+
+
+def test_keys_of_every_kind_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('"play.pause" = "f2,ctrl+p,shift+tab,ä,1,full_stop"\n"play.step" = "z"\n')
+    assert read_keys(path)["play.step"] == "z"
+    for binding in bindings().values():
+        assert all(is_key(key) for key in binding.key.split(",")), binding
+
+
+def test_a_record_that_is_cut_off_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('{"schema_version": 1, "scen')
+    with pytest.raises(RecordError, match="cut off"):
+        run("--replay", str(tmp_path / "r.jsonl"), "--plain")
+
+
+def test_an_endpoint_without_a_model_is_told_how_to_name_one() -> None:
+    with pytest.raises(UsageError, match="does not name the model") as caught:
+        run("snake", "--agent", "endpoint:http://h:8000/v1", "--plain")
+    assert "#model" in str(caught.value.fix)

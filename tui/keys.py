@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 
 from textual.binding import Binding, BindingType
+from textual.keys import Keys
 
 from msgrpo_agent.errors import UsageError, nearest
 from tui.app import PlayApp
 from tui.screens.play import PlayScreen
 from tui.screens.start import StartScreen
+
+SIGNS = (
+    *("space", "full_stop", "comma", "plus", "minus", "equals_sign", "question_mark", "exclamation_mark", "slash"),
+    *("left_square_bracket", "right_square_bracket", "semicolon", "colon", "underscore", "asterisk", "number_sign"),
+)
+KEYS = frozenset((*(key.value for key in Keys), *SIGNS))
 
 
 def keys_file() -> Path:
@@ -42,4 +50,31 @@ def read_keys(path: Path | None = None) -> dict[str, str]:
             raise UsageError(f"{path}: no key is named {name!r}", fix=nearest(name, known))
         if not isinstance(keys, str) or not keys:
             raise UsageError(f"{path}: {name} must be a text of keys, not {keys!r}", fix=f'"{name}" = "space,p"')
+        for key in keys.split(","):
+            if not is_key(key):
+                raise UsageError(f"{path}: {name} names the key {key!r}, which there is not", fix=nearest(key, KEYS))
+    _check_conflicts(path, found)
     return found
+
+
+def is_key(name: str) -> bool:
+    """Whether a key can have this name: a character, a named key, or one of these after ctrl+, shift+, alt+."""
+    plain = re.sub(r"^((ctrl|shift|alt|meta|super)\+)+", "", name)
+    return len(plain) == 1 or name in KEYS or plain in KEYS
+
+
+def _check_conflicts(path: Path, changed: dict[str, str]) -> None:
+    """Raise UsageError where one screen would do two things with one key."""
+    for screen in (StartScreen, PlayScreen):
+        owner: dict[str, str] = {}
+        listed: list[BindingType] = [*screen.BINDINGS, *PlayApp.BINDINGS]
+        for binding in listed:
+            if not isinstance(binding, Binding) or binding.id is None:
+                continue
+            for key in changed.get(binding.id, binding.key).split(","):
+                other = owner.setdefault(key, binding.id)
+                if other != binding.id and {other, binding.id} & set(changed):
+                    raise UsageError(
+                        f"{path}: the key {key!r} would mean both {other} and {binding.id}",
+                        fix="give one of them another key; msgrpo play --keys lists all",
+                    )

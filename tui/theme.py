@@ -1,4 +1,8 @@
-"""The app's own colours: night ice and day ice."""
+"""The app's own colours: night ice and day ice.
+
+What can stand side by side on a board has colours of its own in 16 and in 256 colours, too (a test holds that): the
+own snake is green, the other violet, what is good to eat yellow, what is bad red.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,12 @@ NIGHT = Theme(
         "ice-mark": "#6d9cc9",
         "hole": "#05080f",
         "goal": "#ffd166",
-        "snake-1": "#2fb872",
-        "snake-2": "#e0643c",
-        "snake-body-1": "#1d7f4f",
-        "snake-body-2": "#9a4327",
+        "snake-1": "#2fe37a",
+        "snake-2": "#ff5fd7",
+        "snake-body-1": "#1d7f2f",
+        "snake-body-2": "#871f87",
+        "good": "#ffd75f",
+        "bad": "#d7263d",
         "footer-key-foreground": "#ffb454",
     },
 )
@@ -55,10 +61,12 @@ DAY = Theme(
         "ice-mark": "#7fa9c9",
         "hole": "#23364d",
         "goal": "#ffca3a",
-        "snake-1": "#1f9d5c",
-        "snake-2": "#d9552b",
-        "snake-body-1": "#7fd0a4",
-        "snake-body-2": "#f3b096",
+        "snake-1": "#00ff5f",
+        "snake-2": "#ff5fff",
+        "snake-body-1": "#1f7f3f",
+        "snake-body-2": "#871f87",
+        "good": "#ffd75f",
+        "bad": "#d7263d",
         "footer-key-foreground": "#b35900",
     },
 )

@@ -30,6 +30,7 @@ class AgentPanel(Widget):
         self.index = index
         self.player = player
         self.bars = ActionBars(index, player, session.game.actions)
+        self._following = False  # the words scroll to the end of a growing answer
         self.border_title = session.name(player)
 
     def compose(self) -> ComposeResult:
@@ -70,6 +71,8 @@ class AgentPanel(Widget):
         if costs and line.cell_length > self.size.width:
             line = Content("  ").join(stats) + Content("\n") + Content("  ").join(costs)
         self.query_one(".stats", Static).update(line)
+        self._following = False
+        self.query_one(".words", VerticalScroll).anchor(False)
         self._words(details_text(turn, decision, prompt) if details else thought_text(turn, decision))
         completion = decision.completion if decision else None
         if decision is not None:
@@ -93,11 +96,13 @@ class AgentPanel(Widget):
             words = Content.styled("raw answer\n", "bold $primary") + words + Content("\n")
             words += details_text(None, None, prompt)
         self._words(words)
-        if prompt is None:
-            self.query_one(".words", VerticalScroll).scroll_end(animate=False)
+        if prompt is None and not self._following:  # from its first piece on; a person may scroll back meanwhile
+            self.query_one(".words", VerticalScroll).anchor()
+            self._following = True
 
     def scroll_words(self, pages: int) -> None:
         words = self.query_one(".words", VerticalScroll)
+        words.release_anchor()
         words.scroll_relative(y=pages * max(1, words.size.height - 1), animate=False)
 
     def say(self, text: str, kind: str = "note") -> None:
