@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
+from typing import get_args
 
 import numpy as np
 
 from msgrpo_agent.errors import GameError
-from msgrpo_agent.game import Game, Outcome, Scenario, stream
+from msgrpo_agent.game import Game, Outcome, Scenario, Split, stream
+
+SPLITS = get_args(Split)
 
 
 def check_game(scenario: Scenario, *, plays: int = 20, seed: int = 0) -> None:
@@ -16,9 +20,11 @@ def check_game(scenario: Scenario, *, plays: int = 20, seed: int = 0) -> None:
 
     Checked: fixed players and actions; texts that are not empty and do not change by being asked for;
     finite rewards for every player; the step limit; refusals after the end and of wrong moves; start and luck
-    each reproducible by its own seed; the start not depending on the luck; copies that go on alike and apart.
+    each reproducible by its own seed; the start not depending on the luck; copies that go on alike and apart;
+    training and evaluation starts that are there and apart.
     """
     generator = stream(seed, f"check-{scenario.id}")
+    _check_splits(scenario)
     for play in range(plays):
         start, chance = (int(x) for x in generator.integers(2**31, size=2))
         game = scenario.new(start, chance)
@@ -47,6 +53,12 @@ def _seen(game: Game) -> list[str]:
 def _random_moves(game: Game, generator: np.random.Generator) -> dict[str, str | None]:
     choices: list[str | None] = [*game.actions, None]
     return {player: choices[int(generator.integers(len(choices)))] for player in game.players}
+
+
+def _check_splits(scenario: Scenario) -> None:
+    keys = [{scenario.start_key(seed) for seed in islice(scenario.starts(split), 10)} for split in SPLITS]
+    alone = len(keys[0] | keys[1]) == 1
+    _require(alone or not keys[0] & keys[1], scenario, "training and evaluation share a start")
 
 
 def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> None:

@@ -92,3 +92,16 @@ def test_step_before_reset() -> None:
 
 def test_ids() -> None:
     assert env_id(get_scenario("snake")) == "msgrpo/snake-v0"
+
+
+def test_an_unknown_split_is_refused_when_it_is_named() -> None:
+    with pytest.raises(UsageError, match="no split is named 'test'"):
+        gymnasium.make("msgrpo/frozen-lake-v0", split="test")
+
+
+@pytest.mark.parametrize("action", [-1, 4, 1.5, "up", None])
+def test_an_action_that_is_none_is_refused(action: object) -> None:
+    env = gymnasium.make("msgrpo/frozen-lake-v0", disable_env_checker=True).unwrapped
+    env.reset(seed=0)
+    with pytest.raises(UsageError, match="is no action of frozen-lake"):
+        env.step(action)

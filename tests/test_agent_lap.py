@@ -1,14 +1,20 @@
 """The language-agent policy: ψ is total, T keeps what never changes in front."""
 
+import unicodedata
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msgrpo_agent.agent import LONGEST_TEXT, Completion, LanguageAgent
 from msgrpo_agent.errors import MsgrpoError, UsageError
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.parse import ParseFailure, parse_action, thought
 from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.rollout import view_of
 from msgrpo_agent.specs import make_agent
+from msgrpo_agent.text import printable
 
 ACTIONS = ("up", "down", "left", "right")
 PIECES = st.sampled_from(
@@ -44,11 +50,99 @@ def test_a_closed_tag_is_found_behind_any_words(words: str, action: str, case: o
         ("<action>up</action> no, <action>jump</action>", None, ParseFailure.ILLEGAL),
         ("<think><action>up</action></think><action>down</action>", "down", None),
         ("<think><action>up</action></think>", None, ParseFailure.EMPTY),
+        ("<think>hm <action>up</action>", None, ParseFailure.EMPTY),  # cut off while it thought
+        ("<action>left</action> <think>or <action>up</action>", "left", None),
+        ("<action>up</action> then <action>left", "up", None),  # what is not closed is no answer
+        ("<action><action>down</action>", "down", None),
+        ("<action>up</action> </action>", "up", None),
+        ("<act\u0130on>up</act\u0130on>", None, ParseFailure.NO_TAG),  # a letter that lower() would turn into an i
     ],
 )
 def test_named_cases(text: str, action: str | None, failure: ParseFailure | None) -> None:
     parsed = parse_action(text, ACTIONS)
     assert (parsed.action, parsed.failure) == (action, failure)
+
+
+def spelled_out(text: str) -> tuple[str | None, ParseFailure | None]:
+    """The rule of `parse_action`, character by character: the last closed tag outside of reasoning."""
+    answer = text.split("</think>")[-1].split("<think>")[0]
+    if not answer.strip():
+        return None, ParseFailure.EMPTY
+    inside = None
+    lowered = "".join(c.lower() if c.isascii() else c for c in answer)
+    for end in range(len(lowered)):
+        if lowered.startswith("</action>", end):
+            before = lowered[:end]
+            start = before.rfind("<action>")
+            if start >= 0 and "</action>" not in before[start:]:
+                inside = answer[start + len("<action>") : end]
+    if inside is None:
+        return None, ParseFailure.NO_TAG
+    named = inside.strip().casefold()
+    return (named, None) if named in ACTIONS else (None, ParseFailure.ILLEGAL)
+
+
+@given(st.lists(st.one_of(PIECES, st.sampled_from(["<think>", "<", ">"])), max_size=30).map("".join))
+def test_the_parser_says_what_its_rule_spells_out(text: str) -> None:
+    parsed = parse_action(text, ACTIONS)
+    assert (parsed.action, parsed.failure) == spelled_out(text)
+
+
+class Counted(str):
+    """A text that counts how many of its characters are copied out of it."""
+
+    copied = 0
+
+    def __getitem__(self, key: object) -> str:
+        found = super().__getitem__(key)  # type: ignore[index]
+        Counted.copied += len(found)
+        return found
+
+
+@pytest.mark.parametrize("piece", ["<action>", "<action>up</action>", "<think>", "</think>", "</action>"])
+def test_a_model_that_loops_does_not_cost_the_square(piece: str) -> None:
+    """No time is asserted: 64 s became milliseconds, and a test that hangs has failed."""
+    text = Counted(piece * 100_000)
+    Counted.copied = 0
+    parse_action(text, ACTIONS)
+    assert Counted.copied <= 2 * len(text)
+
+
+async def test_what_a_model_says_is_cleaned_and_bounded_once_for_screen_record_and_parser() -> None:
+    said: list[str] = []
+    evil = "\x1b[2J" + "x" * (LONGEST_TEXT + 5) + "\r\n\x9b<action>up</action>"
+
+    class Evil:
+        name, extra_settings = "evil", {}
+
+        async def complete(self, prompt: Any, sampling: Any, seed: int, *, actions: Any, on_text: Any) -> Completion:
+            on_text(evil)
+            return Completion(evil, "stop", reasoning="\x1b]0;x\x07")
+
+        async def close(self) -> None: ...
+
+    scenario = get_scenario("snake")
+    view = view_of(scenario.new(0, 0), scenario, "snake1", 0)
+    decision = await LanguageAgent("evil", Evil()).act(view, on_text=said.append)
+    assert decision.action == "up"
+    assert decision.completion is not None
+    for text in (*said, decision.completion.text, decision.completion.reasoning or ""):
+        assert len(text) <= LONGEST_TEXT
+        assert not set(text) & set("\x1b\x07\x9b\r")
+
+
+@given(st.text())
+def test_printable_text_is_printable_and_stays_so(text: str) -> None:
+    clean = printable(text)
+    assert printable(clean) == clean
+    assert all(c in "\n\t" or unicodedata.category(c) != "Cc" for c in clean)
+    clean.encode()
+
+
+def test_a_prompt_builds_no_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = get_scenario("snake")
+    monkeypatch.setattr(type(scenario), "new", lambda *_: pytest.fail("a game was built"))
+    assert "up, down, left, right" in PromptTemplate().render(scenario, "state").prefix
 
 
 def test_thought_is_what_comes_before_the_last_tag() -> None:

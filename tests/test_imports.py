@@ -1,17 +1,22 @@
 """The arrows of the architecture, read from the source; and what loads when the light packages are imported."""
 
 import ast
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from msgrpo_agent.errors import MissingExtraError, MsgrpoError
+from msgrpo_agent.extras import needs
+
 ROOT = Path(__file__).parents[1]
 OURS = {"msgrpo_agent", "train", "serve", "evals", "tui"}
 ALLOWED = {
     "msgrpo_agent": {"msgrpo_agent"},
-    "train": {"train", "msgrpo_agent", "evals", "serve"},
+    "train": {"train", "msgrpo_agent", "evals"},
     "serve": {"serve", "msgrpo_agent"},
     "evals": {"evals", "msgrpo_agent"},
     "tui": {"tui", "msgrpo_agent"},
@@ -45,11 +50,45 @@ def test_light_packages_load_no_heavy_library() -> None:
     assert done.stdout.split() == []
 
 
-def test_the_tree_in_the_readme_names_every_module_that_is_there() -> None:
-    """The README's tree is the manual: what it names exists."""
+def test_the_tree_in_the_readme_names_every_module_and_nothing_else() -> None:
+    """The README's tree is the manual: every file of the five packages, and every folder inside them."""
     readme = (ROOT / "README.md").read_text()
     tree = readme.split("## The tree is the manual")[1].split("```")[1]
-    named = [word for word in tree.split() if word.endswith(".py") and "<" not in word]
-    present = {file.name for package in OURS for file in (ROOT / package).rglob("*.py")}
-    assert named
-    assert set(named) <= present
+    packages = re.split(r"^(?=\w+/)", tree, flags=re.MULTILINE)
+    for package in OURS:
+        (block,) = [part for part in packages if part.startswith(f"{package}/")]
+        named = set(re.findall(r"[\w]+\.py\b|(?<=\s)[\w]+/(?=\s)", block.partition("\n")[2]))
+        files = {file.name for file in (ROOT / package).glob("*.py")} - {"__init__.py"}
+        folders = {f"{file.parent.name}/" for file in (ROOT / package).glob("*/*.py")}
+        assert named - {"nano/"} == files | folders, package
+
+
+def test_a_users_train_py_hides_nothing(tmp_path: Path) -> None:
+    """`python -m` puts the current folder in front of the path; the command keeps it off."""
+    (tmp_path / "train.py").write_text("raise SystemExit('the user file was run')\n")
+    (tmp_path / "evals.py").write_text("import torch_that_is_not_there\n")
+    command = [sys.executable, "-m", "msgrpo_agent.cli", "games"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "frozen-lake" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_package_that_is_hidden_is_named_with_what_hides_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('the user file was run')\n")
+    program = "from msgrpo_agent.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, "games"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert str(tmp_path / "train.py") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_a_missing_package_is_called_missing() -> None:
+    with pytest.raises(MissingExtraError, match="needs packages"), needs("msgrpo train", "train"):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    with pytest.raises(ModuleNotFoundError, match="helper"), needs("msgrpo train", "train"):
+        raise ModuleNotFoundError("No module named 'helper'", name="helper")
+    with pytest.raises(MsgrpoError, match="libcudart") as caught, needs("msgrpo train", "train"):
+        raise ImportError("libcudart.so.12: cannot open shared object file")
+    assert not isinstance(caught.value, MissingExtraError)

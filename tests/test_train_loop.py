@@ -1,5 +1,6 @@
 """The training loop on nano: it learns, it can be killed anywhere, and it refuses what would end badly."""
 
+import errno
 import json
 import os
 import shutil
@@ -17,12 +18,13 @@ import torch
 from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import ModelError, RunError, UsageError
 from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models import loading
+from msgrpo_agent.models import loading, local, shared_prefix
 from msgrpo_agent.prompt import PromptTemplate
-from train import checkpoint, loop
+from train import checkpoint, loop, update
 from train.batch import Sample, minibatches
 from train.config import TrainConfig, make_config
 from train.display import Quiet
+from train.metrics import read
 from train.policy import Policy
 
 ROOT = Path(__file__).parents[1]
@@ -91,7 +93,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(finished: Path, tmp_path
     running.communicate()
     assert running.returncode == -signal.SIGKILL
     done = subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "held-out starts" in done.stdout
+    assert "evaluation starts" in done.stdout
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
     whole, resumed = (json.loads((run / "summary.json").read_text()) for run in (finished, out))
     assert {**whole, "training_seconds": 0} == {**resumed, "training_seconds": 0} | {
@@ -178,7 +180,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
         loss, stats = whole(*args, **kwargs)
         return (loss * float("nan") if len(calls) > 3 else loss), stats
 
-    monkeypatch.setattr(loop, "policy_loss", poisoned)
+    monkeypatch.setattr(update, "policy_loss", poisoned)
     with pytest.raises(RunError, match="not finite in update"):
         loop.train(tiny(), tmp_path / "run", report=Quiet())
     state, _ = checkpoint.load_latest(tmp_path / "run")
@@ -204,14 +206,143 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
-@pytest.mark.parametrize("refused", ["metrics.jsonl", "config.json", "adapter_model.safetensors"])
-def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(refused: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "refused", ["metrics.jsonl", "config.json", "adapter_model.safetensors", "adapter_config.json"]
+)
+def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when this file, and no other, is put in its place."""
+    replace_file, asked = os.replace, []
+
+    def full(source: Any, target: Any) -> None:
+        asked.append(Path(target).name)
+        if asked[-1] == refused:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunError, match=rf"cannot be read or written: .*No space left on device.*{refused}") as caught:
+        loop.train(tiny(steps=1), tmp_path / "run", report=Quiet())
+    assert asked[-1] == refused
+    assert f"msgrpo train --resume --out {tmp_path / 'run'}" in str(caught.value.fix)
+
+
+class Told(Quiet):
+    """Notes what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+    def doing(self, text: str) -> None:
+        self.said.append(text)
+
+    def stopping(self) -> None:
+        self.said.append("stopping")
+
+
+def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> None:
+    told = Told()
+    loop.train(tiny(steps=1), tmp_path / "run", report=told)
+    assert told.said[0] == "loading nano"
+    assert "evaluation after 0 updates: 6 of 6 episodes played" in told.said
+    assert "update 1 of 1: 8 of 8 episodes played" in told.said
+    assert any(text.startswith("update 1 of 1: learning from") for text in told.said)
+
+
+def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
+    """In the middle of the first rollouts, not when they have ended."""
+
+    class Interrupting(Told):
+        def doing(self, text: str) -> None:
+            super().doing(text)
+            if text == "update 1 of 4: 1 of 8 episodes played":
+                signal.raise_signal(signal.SIGINT)
+
+    told = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(tiny(), tmp_path / "run", report=told)
+    after = told.said[told.said.index("update 1 of 4: 1 of 8 episodes played") :]
+    assert after[1] == "stopping"
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert state["progress"]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_is_not_there_is_one_clear_error(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(update, "policy_loss", full)
+    with pytest.raises(RunError, match="not enough memory") as caught:
+        loop.train(tiny(format_penalty=0.5), tmp_path / "run", report=Quiet())
+    assert "micro_batch_tokens" in str(caught.value.fix)
+
+
+def test_other_runtime_errors_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(update, "policy_loss", broken)
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        loop.train(tiny(), tmp_path / "run", report=Quiet())
+
+
+def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
+    """It reads the run's own settings; what is said beside it must agree."""
     out = tmp_path / "run"
-    for name in (refused, refused + ".part"):
-        (out / name / "in the way").mkdir(parents=True)
-    (out / "config.json").write_text(tiny().model_dump_json()) if refused != "config.json" else None
-    with pytest.raises((RunError, UsageError), match=r"cannot be read or written|holds no run"):
-        loop.train(tiny(), out, resume=True, report=Quiet())
+    shutil.copytree(finished, out)
+    resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out)]
+    done = subprocess.run([*resume, "--steps", "5"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "6 evaluation starts" in done.stdout
+    assert read(out)[-1]["step"] == 5
+    refused = subprocess.run([*resume, "--set", "keep=3"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "keep 2 there, 3 asked" in refused.stderr
+
+
+@pytest.mark.parametrize("fault", ["padding", "rows"])
+def test_the_canary_sees_faults_that_one_row_cannot_show(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding that is attended to, and rows that answer for one another: with one row there is neither."""
+    policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
+    assert policy.check_engine(scenario) < 1e-3
+    if fault == "padding":
+        run = shared_prefix._run
+        monkeypatch.setattr(
+            shared_prefix, "_run", lambda trunk, ids, mask, *more: run(trunk, ids, torch.ones_like(mask), *more)
+        )
+    else:
+        monkeypatch.setattr(local, "distinct_rows", lambda rows: (rows[::-1], list(range(len(rows)))))
+    with pytest.raises(RunError, match="disagree"):
+        policy.check_engine(scenario)
+
+
+def test_the_models_own_forward_is_a_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine and trainer share the head: what a model does after it (Granite scales its logits) only it can show."""
+    policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
+    forward = policy.model.forward
+
+    def scaled(*arguments: Any, **named: Any) -> Any:
+        found = forward(*arguments, **named)
+        found.logits = found.logits / 8
+        return found
+
+    monkeypatch.setattr(policy.model, "forward", scaled)
+    with pytest.raises(RunError, match="the model's own forward and the trainer disagree"):
+        policy.check_engine(scenario)
 
 
 def test_a_run_that_lost_its_first_evaluation_says_so_before_training(finished: Path, tmp_path: Path) -> None:
@@ -281,7 +412,7 @@ def test_a_run_as_on_a_gpu_bfloat16_with_checkpointed_layers(tmp_path: Path) -> 
 
 def test_the_learning_rate_rises_stays_and_falls() -> None:
     config = make_config(settings=["learning_rate=1.0"], given={"steps": 40})
-    rates = [loop.learning_rate(config, step) for step in (0, 4, 20, 30, 39)]
+    rates = [update.learning_rate(config, step) for step in (0, 4, 20, 30, 39)]
     assert rates == pytest.approx([0.2, 1.0, 1.0, 0.5, 0.05])
 
 

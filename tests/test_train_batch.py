@@ -1,0 +1,201 @@
+"""What an update sees: which episodes, how turns are packed, and that packing changes no gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgrpo_agent.agent import Completion, Sampling
+from msgrpo_agent.episode import Episode, Turn, read_episodes
+from msgrpo_agent.game import Outcome
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.parse import ParseFailure
+from train import loop
+from train.batch import Sample, keep_indices, micro_batches, select
+from train.collect import Group
+from train.config import TrainConfig, make_config
+from train.display import Quiet
+from train.metrics import read
+from train.msgrpo import group_advantages
+from train.policy import Policy
+from train.update import _accumulate
+
+CPU = torch.device("cpu")
+
+
+def turn(step: int, *ids: int) -> Turn:
+    completion = Completion(
+        "x", "stop", prompt_ids=(1, 2, step), token_ids=ids, logprobs=tuple(-0.1 * i for i in ids)
+    )
+    return Turn(step=step, player="player", state="s", completion=completion)
+
+
+def group(*returns: float) -> Group:
+    """One episode a return; the j-th has j + 1 turns, whose answers begin with the token 10 j."""
+    returns_G = torch.tensor(returns, dtype=torch.float64)
+    turns = [[turn(step, 10 * j, step) for step in range(j + 1)] for j in range(len(returns))]
+    return Group(0, turns, returns_G, group_advantages(returns_G))
+
+
+def config(**settings: object) -> TrainConfig:
+    return make_config(settings=[f"{name}={value}" for name, value in settings.items()])
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_all_keeps_all_uniform_and_aaw_as_many_as_asked() -> None:
+    one = group(0, 0, 0, 1)
+    assert keep_indices(one, config(selection="all", group_size=4, keep=2), generator()) == [0, 1, 2, 3]
+    for selection in ("uniform", "aaw"):
+        kept = keep_indices(one, config(selection=selection, group_size=4, keep=2), generator())
+        assert len(set(kept)) == 2
+        assert set(kept) <= {0, 1, 2, 3}
+
+
+def test_uniform_does_not_look_at_the_advantage_and_aaw_does() -> None:
+    """One winner of four: |A| is √3 against 1/√3, so AAW's first draw takes it with e^√3 / (e^√3 + 3 e^(1/√3))."""
+    one = group(0, 0, 0, 1)
+    first = {
+        selection: Counter(
+            keep_indices(one, config(selection=selection, group_size=4, keep=1), generator(seed))[0]
+            for seed in range(2000)
+        )[3]
+        / 2000
+        for selection in ("uniform", "aaw")
+    }
+    assert first["uniform"] == pytest.approx(0.25, abs=0.03)
+    assert first["aaw"] == pytest.approx(0.514, abs=0.035)
+
+
+def test_select_takes_every_turn_of_every_kept_episode_with_its_advantage() -> None:
+    groups = [group(0.0, 1.0), group(2.0, 2.0)]  # the second is flat: it teaches nothing
+    samples = select(groups, config(selection="all", group_size=2, keep=1), generator())
+    assert [(sample.answer_ids, sample.advantage) for sample in samples] == [
+        ((0, 0), -1.0),
+        ((10, 0), 1.0),
+        ((10, 1), 1.0),
+    ]
+    assert samples[2].prompt_ids == (1, 2, 1)
+    assert samples[2].old_logprobs == pytest.approx((-1.0, -0.1))
+
+
+SAMPLES = st.lists(
+    st.tuples(st.lists(st.integers(5, 9), max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=5)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(SAMPLES, st.integers(1, 60))
+def test_micro_batches_lose_nothing_and_keep_their_bound(rows: list[tuple[list[int], list[int]]], most: int) -> None:
+    samples = [
+        Sample((1, 2, 3, *rest, 4), tuple(answer), tuple(float(-i) for i in range(len(answer))), float(n))
+        for n, (rest, answer) in enumerate(rows)
+    ]
+    seen = []
+    for micro in micro_batches(samples, most, CPU):
+        width = micro.old_logprobs_NT.shape[1]
+        longest = max(len(rest) + len(answer) for rest, answer in micro.pairs)
+        assert len(micro.pairs) == 1 or len(micro.pairs) * longest <= most
+        for (rest, answer), old, advantage in zip(
+            micro.pairs, micro.old_logprobs_NT, micro.advantages_N, strict=True
+        ):
+            sample = samples[int(advantage)]
+            assert (*micro.prefix, *rest) == sample.prompt_ids
+            assert tuple(answer) == sample.answer_ids
+            assert old[width - len(answer) :].tolist() == list(sample.old_logprobs)  # answers end together
+            assert not old[: width - len(answer)].any()
+            seen.append(int(advantage))
+    assert sorted(seen) == list(range(len(samples)))
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    made = Policy(make_config())
+    with torch.no_grad():
+        for i, parameter in enumerate(made.parameters):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator(i)) * 0.03)
+    made.refresh_engine()
+    return made
+
+
+@pytest.fixture(scope="module")
+def samples(policy: Policy) -> list[Sample]:
+    """Answers of different lengths to different prompts, with log-probabilities of another policy."""
+    from msgrpo_agent.prompt import PromptTemplate
+
+    scenario = get_scenario("frozen-lake")
+    prompts = [PromptTemplate().render(scenario, scenario.new(seed, 0).observe("player")) for seed in range(6)]
+    answers = policy.engine.generate(prompts, Sampling(max_tokens=20), list(range(6)))
+    return [
+        Sample(a.prompt_ids, a.token_ids[: 3 + 2 * i], tuple(p - 0.1 for p in a.logprobs[: 3 + 2 * i]), (-1.0) ** i)
+        for i, a in enumerate(answers)
+    ]
+
+
+def gradient(policy: Policy, samples: list[Sample], settings: TrainConfig) -> tuple[torch.Tensor, dict[str, float]]:
+    policy.model.zero_grad()
+    totals = _accumulate(policy, samples, settings)
+    return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]), totals
+
+
+@pytest.mark.parametrize("aggregate", ["token", "turn"])
+def test_the_size_of_a_micro_batch_changes_no_gradient(policy: Policy, samples: list[Sample], aggregate: str) -> None:
+    """The named wrong variant, parts that weigh the same whatever they hold, differs."""
+    whole, totals = gradient(policy, samples, config(aggregate=aggregate, micro_batch_tokens=100_000))
+    parts, in_parts = gradient(policy, samples, config(aggregate=aggregate, micro_batch_tokens=1))
+    assert apart(parts, whole) < 1e-3
+    assert in_parts == pytest.approx(totals, rel=1e-4, abs=1e-6)
+    each = [gradient(policy, [sample], config(aggregate=aggregate))[0] for sample in samples]
+    equal_weights = torch.stack(each).mean(0)
+    assert (apart(equal_weights, whole) < 1e-3) == (aggregate == "turn")
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """|a − b| / |b|."""
+    return float((a - b).norm() / b.norm())
+
+
+def test_aggregates_weigh_turns_differently(policy: Policy, samples: list[Sample]) -> None:
+    by_token, _ = gradient(policy, samples, config(aggregate="token"))
+    by_turn, _ = gradient(policy, samples, config(aggregate="turn"))
+    assert apart(by_token, by_turn) > 0.05
+
+
+def test_describe_by_hand() -> None:
+    def episode(success: bool, *turns: Turn) -> Episode:
+        return Episode(
+            scenario="frozen-lake", start_seed=0, chance_seed=0, sampling_seed=0, agents={"player": "p"},
+            settings={}, turns=list(turns), outcome=Outcome.TERMINATED, success=success,
+            returns={"player": float(success)},
+        )  # fmt: skip
+
+    good = Turn(step=0, player="player", state="s", completion_tokens=10, finish_reason="stop")
+    cut = Turn(step=0, player="player", state="s", completion_tokens=30, finish_reason="length")
+    bad = cut.model_copy(update={"failure": ParseFailure.NO_TAG})
+    found = loop.describe([group(0, 1), group(1, 1)], [episode(True, good, cut), episode(False, bad, good)])
+    assert found == {
+        "return": 0.5, "success": 0.5, "invalid": 0.25, "truncated": 0.5, "turns": 4.0, "tokens": 80.0,
+        "flat_groups": 0.5,
+    }  # fmt: skip
+
+
+def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> None:
+    settings = config(
+        groups=1, group_size=4, keep=2, max_tokens=24, eval_episodes=2, minibatches=1, eval_every=1, seed=3
+    )
+    run = settings.model_copy(update={"scenario": "snake-duel", "steps": 1})
+    summary = loop.train(run, tmp_path / "run", report=Quiet())
+    assert summary["score"] == "return"
+    (row,) = [row for row in read(tmp_path / "run") if row["kind"] == "train"]
+    assert row["kept_turns"] > 0
+    episodes = list(read_episodes(tmp_path / "run" / "transcripts.jsonl"))
+    assert len(episodes) == 4  # of one group
+    assert all({turn.player for turn in episode.turns} == {"snake1", "snake2"} for episode in episodes)
