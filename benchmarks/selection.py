@@ -4,7 +4,7 @@
 
 All three have the same rollouts (8 groups of 24 an update) and number of updates; the update of `all` sees four
 times the turns. The runs of a seed come one after the other, so that whatever else the machine does meets all three.
-Reported: held-out success after the same updates, seconds of training, and held-out success at the
+Reported: success on the evaluation starts after the same updates, seconds of training, and success at the
 same wall time (that of the fastest), interpolated between evaluations.
 """
 
@@ -28,7 +28,7 @@ SETTINGS = ("groups=8", "keep=6", "eval_every=5")
 
 
 def curve(run: Path, score: str) -> tuple[list[float], list[float]]:
-    """Seconds of training and the held-out score, at each evaluation."""
+    """Seconds of training and the score, at each evaluation."""
     rows = read(run)
     seconds = {0: 0.0} | {row["step"]: row["seconds"] for row in rows if row["kind"] == "train"}
     found = [(seconds[row["step"]], row[score]) for row in rows if row["kind"] == "eval"]

@@ -149,7 +149,7 @@ def _scenario(run: Path) -> str | None:
 
 
 def _result(run: Path) -> str | None:
-    """The score of the first and of the last held-out evaluation in metrics.jsonl."""
+    """The score of the first and of the last evaluation in metrics.jsonl."""
     file = run / "metrics.jsonl"
     rows: list[dict[str, Any]] = []
     for line in file.read_bytes().splitlines() if file.is_file() else ():

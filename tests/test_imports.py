@@ -60,7 +60,7 @@ def test_the_tree_in_the_readme_names_every_module_and_nothing_else() -> None:
         named = set(re.findall(r"[\w]+\.py\b|(?<=\s)[\w]+/(?=\s)", block.partition("\n")[2]))
         files = {file.name for file in (ROOT / package).glob("*.py")} - {"__init__.py"}
         folders = {f"{file.parent.name}/" for file in (ROOT / package).glob("*/*.py")}
-        assert named - {"nano/"} == files | folders, package
+        assert named == files | folders | ({"nano/"} if package == "msgrpo_agent" else set()), package
 
 
 def test_a_users_train_py_hides_nothing(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ class TrainConfig(BaseModel):
     lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P: all linear layers]")
     lora_alpha: int = Field(32, ge=1, description="the adapter's output is scaled by lora_alpha / lora_rank")
 
-    eval_every: int = Field(15, ge=1, description="updates between evaluations on the held-out starts")
-    eval_episodes: int = Field(200, ge=1, description="held-out starts, the same at every evaluation")
+    eval_every: int = Field(15, ge=1, description="updates between evaluations")
+    eval_episodes: int = Field(200, ge=1, description="starts that no update plays, the same at every evaluation")
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")

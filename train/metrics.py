@@ -52,7 +52,7 @@ def read(run: Path) -> list[dict[str, Any]]:
 
 
 def draw_curve(run: Path, title: str, score: str) -> Path:
-    """`curve.png`: the training return of every update, and the held-out score with its interval."""
+    """`curve.png`: the training return of every update, and the evaluations with their intervals."""
     from matplotlib.figure import Figure
 
     rows = read(run)
@@ -69,7 +69,7 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
         [r[f"{score}_high"] - m for m, r in zip(middle, evaluations, strict=True)],
     ]
     steps = [r["step"] for r in evaluations]
-    axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"held-out {score}, 95 %")
+    axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"evaluation: {score}, 95 %")
     axes.set(xlabel="update", ylabel=score, title=title)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)

@@ -42,7 +42,7 @@ class SeatAnswered(Message):
 
 @dataclass
 class SeatFailed(Message):
-    """A seat gave no answer: why, and what may mend it."""
+    """A seat gave no answer: why, and what may help."""
 
     session: int
     player: str
