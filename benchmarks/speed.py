@@ -31,8 +31,10 @@ from train.batch import MicroBatch, micro_batches, select
 from train.checkpoint import Progress
 from train.collect import collect
 from train.config import TrainConfig, make_config
-from train.loop import evaluate, next_starts, update
+from train.evaluate import evaluate
+from train.loop import next_starts
 from train.policy import Policy
+from train.update import update
 
 
 class Recorder:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,30 @@ def test_only_a_missing_package_is_called_missing() -> None:
     with pytest.raises(MsgrpoError, match="libcudart") as caught, needs("msgrpo train", "train"):
         raise ImportError("libcudart.so.12: cannot open shared object file")
     assert not isinstance(caught.value, MissingExtraError)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for type checking count, too: two files that need each other's names are one subject or three."""
+    files = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for p in OURS for f in (ROOT / p).rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for name, file in files.items():
+        if file.name == "__init__.py":
+            continue
+        wanted = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                wanted |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        graph[name] = {other for other in wanted if other in files and other != name}
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def test_every_benchmark_can_be_started() -> None:
+    """A benchmark that nobody runs for a while must not be broken by a name that moved."""
+    pytest.importorskip("torch")
+    names = sorted(file.stem for file in (ROOT / "benchmarks").glob("*.py"))
+    program = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
         [r[f"{score}_high"] - m for m, r in zip(middle, evaluations, strict=True)],
     ]
     steps = [r["step"] for r in evaluations]
-    axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"evaluation: {score}, 95 %")
+    axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"{score}, 95 %")
     axes.set(xlabel="update", ylabel=score, title=title)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
