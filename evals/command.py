@@ -148,10 +148,17 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     plays, notes = leaderboard.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios])
     asked = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
     chosen = leaderboard.only(plays, asked, specs)
+    if progress.given_up:
+        notes = [
+            *notes,
+            f"{progress.given_up} episodes were given up after three failures: --retry-failed plays them.",
+        ]
     board = leaderboard.build(chosen, notes)
     write_tables(board, chosen, options.out)
     if not board.rows:
-        raise RecordError("there is no result to show: " + "; ".join(board.notes), fix="start the same command again")
+        again = " with --retry-failed" if progress.given_up else ""
+        fix = f"start the same command again{again}"
+        raise RecordError("there is no result to show: " + "; ".join(board.notes), fix=fix)
     return board
 
 

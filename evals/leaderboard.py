@@ -42,7 +42,8 @@ class Series:
     price: Price | None = None
     asked: int | None = None  # episodes that the evaluation was to play; None where nothing says it
     interrupted: int = 0  # starts of the evaluation that did not come to their end
-    ended: set[EpisodeSeeds] = field(default_factory=set)  # with a result, before `complete_beginning` left some out
+    left_out: dict[EpisodeSeeds, Episode] = field(default_factory=dict)  # results that `complete_beginning` took away
+    unfinished: set[EpisodeSeeds] = field(default_factory=set)  # of the complete beginning: failed, without result
 
     @property
     def turns(self) -> Iterator[Turn]:
@@ -135,8 +136,9 @@ def load(
         play = _play_of(episode, plays)
         if run is not None:
             play.price = run.prices.get(play.agent, play.price)
-            play.asked = run.asked.get(play.agent, {}).get(play.scenario, play.asked)
-            play.interrupted = run.interrupted(play.agent)
+            asked = run.asked.get(play.agent, {}).get(play.scenario)
+            play.asked = asked if play.asked is None else max(play.asked, asked or 0)
+            play.interrupted = max(play.interrupted, run.interrupted(play.agent))
         if episode.error is not None:
             play.failed.append(episode)
         elif seeds_of(episode) in play.finished:
@@ -171,14 +173,16 @@ def complete_beginning(play: Series) -> int:
     a biased sample. An episode that the endpoint failed has ended, without a result; the table says how many. The
     order becomes the suite's, so that what ended first changes no interval and no replay. Foreign seeds stay.
     """
-    play.ended = set(play.finished)
     failed = {seeds_of(episode) for episode in play.failed}
     places, foreign = places_in_suite(play.scenario, {*play.finished, *failed})
     taken = set(places.values())
     beginning = next(i for i in count() if i not in taken)
     kept = [(place, seeds) for seeds, place in places.items() if seeds in play.finished and place < beginning]
     others = sorted(seeds for seeds in foreign if seeds in play.finished)
-    play.finished = {seeds: play.finished[seeds] for seeds in [*(seeds for _, seeds in sorted(kept)), *others]}
+    chosen = [*(seeds for _, seeds in sorted(kept)), *others]
+    play.left_out = {seeds: episode for seeds, episode in play.finished.items() if seeds not in set(chosen)}
+    play.unfinished = {seeds for seeds in failed - set(play.finished) if places.get(seeds, -1) < beginning}
+    play.finished = {seeds: play.finished[seeds] for seeds in chosen}
     return len(foreign)
 
 
@@ -263,7 +267,9 @@ def _labelled(plays: list[Series]) -> list[Series]:
         if (number := seen[play.agent, play.scenario]) > 1:
             play.agent = f"{play.agent} ({number})"
     order = list(SCENARIOS)
-    return sorted((p for p in plays if p.ended or p.failed), key=lambda play: order.index(play.scenario))
+    return sorted(
+        (p for p in plays if p.finished or p.left_out or p.failed), key=lambda play: order.index(play.scenario)
+    )
 
 
 def only(
@@ -274,7 +280,9 @@ def only(
     for play in chosen:
         asked = set(wanted[play.scenario])
         play.finished = {seeds: episode for seeds, episode in play.finished.items() if seeds in asked}
-        play.asked, play.ended = len(asked), play.ended & asked
+        play.asked = len(asked)
+        play.left_out = {seeds: episode for seeds, episode in play.left_out.items() if seeds in asked}
+        play.unfinished &= asked
         play.failed = [episode for episode in play.failed if seeds_of(episode) in asked]
     return sorted(chosen, key=lambda play: (list(wanted).index(play.scenario), agents.index(play.agent)))
 
@@ -292,20 +300,23 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
     for play in plays:
         if not play.finished:
             last = f"; the last: {play.failed[-1].error_message}" if play.failed else ""
-            short = f"{len(play.ended)} ended, but not the first of the suite" if play.ended else str(_failures(play))
+            failures = ", ".join(f"{kind} {number}" for kind, number in _failures(play).items())
+            short = f"{len(play.left_out)} ended, but not the first of the suite" if play.left_out else failures
             yield f"{play.agent} has no result that counts in {play.scenario}: {short}{last}"
-        elif left_out := len(play.ended - set(play.finished)):
+        elif play.left_out:
+            counted, others = len(play.finished), len(play.left_out)
             yield (
-                f"{play.agent} in {play.scenario}: {len(play.ended)} episodes have ended, and the first "
-                f"{len(play.finished)} of the suite count; short episodes end first, so the other {left_out} do not."
+                f"{play.agent} in {play.scenario}: {counted + others} episodes have ended, and the first {counted} "
+                f"of the suite count; short episodes end first, so the other {others} do not."
             )
-        unfinished = _unfinished(play)
-        if unfinished and play.finished:
-            yield f"{play.agent} in {play.scenario}: {_with_unfinished(play, unfinished)}"
-        if play.interrupted and any(turn.completion_tokens for turn in play.turns):
+        if play.unfinished and play.finished:
+            yield f"{play.agent} in {play.scenario}: {_with_unfinished(play)}"
+    interrupted = {play.agent: play.interrupted for play in plays if any(t.completion_tokens for t in play.turns)}
+    for agent, starts in interrupted.items():
+        if starts:
             yield (
-                f"{play.agent}: {play.interrupted} starts were interrupted; tokens and cost lack the answers "
-                "that were on their way, or in episodes that had not ended."
+                f"{agent}: {starts} starts were interrupted; tokens and cost lack the answers that were on "
+                "their way, or in episodes that had not ended."
             )
     for scenario in sorted({play.scenario for play in plays}):
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
@@ -313,13 +324,9 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
             yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
 
 
-def _unfinished(play: Series) -> int:
-    """Episodes that an endpoint failed and that have no result."""
-    return len({seeds_of(episode) for episode in play.failed} - set(play.finished))
-
-
-def _with_unfinished(play: Series, unfinished: int) -> str:
+def _with_unfinished(play: Series) -> str:
     """What the episodes without a result could change."""
+    unfinished = len(play.unfinished)
     said = f"{unfinished} episodes have no result, because the endpoint failed"
     if not get_scenario(play.scenario).goal:
         return f"{said}; the return leaves them out."
@@ -332,15 +339,15 @@ def row_of(play: Series) -> Row:
     returns = [return_of(episode) for episode in episodes]
     low, high = bootstrap_mean(returns, seed=BOOTSTRAP_SEED)
     turns = list(play.turns)
-    spent = [turn for episode in [*episodes, *play.failed] for turn in episode.turns]
+    spent = [turn for episode in [*episodes, *play.left_out.values(), *play.failed] for turn in episode.turns]
     answered = [turn for turn in turns if turn.answer is not None]
     row = Row(
         agent=play.agent,
         scenario=play.scenario,
         episodes=len(episodes),
         asked=play.asked,
-        left_out=len(play.ended - set(play.finished)),
-        unfinished=_unfinished(play),
+        left_out=len(play.left_out),
+        unfinished=len(play.unfinished),
         return_mean=fmean(returns),
         return_low=low,
         return_high=high,

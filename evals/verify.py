@@ -38,6 +38,8 @@ class Verified:
     @property
     def told(self) -> str:
         """All of it in a sentence."""
+        if not self.episodes:
+            return "no episode has ended yet"
         parts = [f"{self.episodes} episodes replay to what they say"]
         if self.unchecked_prompts:
             parts.append(f"the prompts of {self.unchecked_prompts} are of another version and could not be checked")
@@ -75,7 +77,7 @@ def verify(path: Path) -> Verified:
         before = finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
         if run is not None and before != number:
             raise RecordError(f"{path}: episode {number} is episode {before} once more")
-    if not found.episodes:
+    if not found.episodes and (run is None or path.stat().st_size):
         raise RecordError(f"{path} holds no episode")
     for scenario_id in {**finished, **failed}:
         numbers = finished.get(scenario_id, {})

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from msgrpo_agent.game import Game, Scenario
-from msgrpo_agent.parse import ParseFailure, parse_action
+from msgrpo_agent.parse import START_OF_REASONING, ParseFailure, in_reasoning, parse_action
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.text import printable
 
@@ -108,8 +108,14 @@ class Agent(Protocol):
 
 
 def cleaned(text: str) -> str:
-    """What a model wrote, as screens, records and the parser get it: printable, and of bounded length."""
-    return printable(text[-LONGEST_TEXT:])
+    """What a model wrote, as screens, records and the parser get it: printable, and of bounded length.
+
+    Where the part that is cut off left reasoning open, what is kept begins with the tag that says so.
+    """
+    if len(text) <= LONGEST_TEXT:
+        return printable(text)
+    start = START_OF_REASONING if in_reasoning(text[:-LONGEST_TEXT]) else ""
+    return printable(start + text[len(start) - LONGEST_TEXT :])
 
 
 @dataclass

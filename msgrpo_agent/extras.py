@@ -23,16 +23,17 @@ ROOT = Path(__file__).resolve().parents[1]
 def needs(what: str, extra: str) -> Iterator[None]:
     """Turn a failed import of one of the extra's packages into the command that installs it.
 
-    A module that is missing for another reason is a fault of this project and stays a traceback. A package that is
-    there and cannot be imported (a library that it needs is missing) is named with its own words.
+    A module of ours that is missing is a fault of this project and stays a traceback. A package that is there and
+    cannot be imported (a library that it needs is missing) is told with its own words.
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRAS[extra]:
-            raise
-        raise MissingExtraError(what, extra) from error
     except ImportError as error:
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if missing in (*OURS, "msgrpo_agent"):
+            raise
+        if missing in EXTRAS[extra]:
+            raise MissingExtraError(what, extra) from error
         raise MsgrpoError(
             f"{what} cannot start, because an installed package cannot be imported: {error}",
             fix=f"pip install --force-reinstall 'msgrpo[{extra}]'",

@@ -57,6 +57,11 @@ def _answer_span(text: str) -> tuple[int, int]:
     return start, len(text) if unclosed < 0 else unclosed
 
 
+def in_reasoning(text: str) -> bool:
+    """Whether a text ends within reasoning that it has not closed."""
+    return _answer_span(text)[1] < len(text)
+
+
 def action_span(text: str) -> tuple[int, int] | None:
     """(start, end) of what the last closed action tag outside of reasoning holds; None without one."""
     start: int | None = None

@@ -123,7 +123,7 @@ class Guard:
             raise RefusedError(400, "give lora_name and lora_path as JSON") from error
         if unknown or not isinstance(name, str) or not name or printable(name) != name:
             raise RefusedError(400, f"give lora_name, a text, and lora_path, not {unknown or repr(name)[:80]}")
-        folder = (asked if asked.is_absolute() else self._root / asked).resolve()
+        folder = (self._root / asked).resolve()  # an absolute path stays what it is
         if not folder.is_relative_to(self._root):
             raise RefusedError(403, "that folder is not below the one that adapters may be loaded from")
         if request.get("load_inplace"):

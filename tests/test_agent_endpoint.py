@@ -125,7 +125,7 @@ async def test_the_seed_is_sent_in_31_bits_and_the_same_seed_again() -> None:
             id="a rate limit that speaks of quota",
         ),
         pytest.param(send(http(200, b"[" * 200_000)), id="brackets without end"),
-        pytest.param(send(http(200, b'{"a": ' + b"1" * 5000 + b"}")), id="a number without end"),
+        pytest.param(send(http(200, b'{"a": ' + b"1" * 5000 + b"}")), id="no answer but a number without end"),
     ],
 )
 async def test_what_may_pass_is_asked_again_and_counted(fault: Behaviour) -> None:
@@ -384,7 +384,7 @@ def test_action_probabilities_by_hand() -> None:
 
 def test_action_probabilities_where_the_tag_ends_inside_a_token() -> None:
     merged = token(">up", **{">up": 0.75, ">left": 0.25, "up": 0.9})
-    found = action_probabilities([token("<action"), merged], ("up", "left"))
+    found = action_probabilities([token("<action"), merged, token("</action>")], ("up", "left"))
     assert found == pytest.approx({"up": 0.75, "left": 0.25})
 
 
@@ -395,7 +395,8 @@ def test_action_probabilities_where_there_are_none(tokens: list[dict[str, Any]])
 
 async def test_probabilities_come_with_the_answer_or_not_at_all() -> None:
     body = chat("<action>up</action>")
-    body["choices"][0]["logprobs"] = {"content": [token("<action>"), token("up", up=0.6, down=0.4)]}
+    said = [token("<action>"), token("up", up=0.6, down=0.4), token("</action>")]
+    body["choices"][0]["logprobs"] = {"content": said}
     refused = reply(400, {"error": {"message": "logprobs are not supported by this model"}})
     async with FakeServer([reply(200, body), refused, GOOD, GOOD]) as server:
         client = Client(server)
@@ -599,3 +600,42 @@ async def test_an_outage_of_minutes_is_outlasted_and_a_wrong_address_is_not() ->
         with pytest.raises(EndpointError, match="connection failed"):
             await client.ask()
     assert 0 < sum(client.waits) < 20
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"logprobs": "odd"}, {"logprobs": {"content": "odd"}}, {"delta": "odd"}, {"delta": None},
+        {"delta": {"content": ["a", {"text": "b"}]}}, {"error": None},
+    ],
+)  # fmt: skip
+async def test_odd_pieces_of_a_stream_are_no_crash(odd: dict[str, Any]) -> None:
+    events = [piece("Go. "), {"choices": [{"index": 0, "delta": {}, "finish_reason": None} | odd, "odd", 7]}]
+    async with FakeServer([streamed({"choices": "odd"}, *events, piece("<action>up</action>", "stop"))]) as server:
+        got = await Client(server).ask(on_text=lambda text: None, actions=("up", "down"))
+    assert got.text.startswith("Go. ")
+    assert got.text.endswith("<action>up</action>")
+
+
+async def test_a_count_of_thousands_of_digits_throws_no_answer_away() -> None:
+    body = b'{"choices":[{"message":{"content":"a"}}],"usage":{"prompt_tokens":' + b"1" * 6000 + b"}}"
+    async with FakeServer([send(http(200, body))]) as server:
+        got = await Client(server).ask()
+    assert (got.text, got.prompt_tokens, got.retries) == ("a", 0, 0)
+
+
+def test_probabilities_are_those_of_the_action_that_the_parser_reads() -> None:
+    """Not of a tag that is never closed, nor of one inside of reasoning."""
+    tokens = [
+        {"token": "<ACTION>"}, {"token": "up", "top_logprobs": [{"token": "up", "logprob": 0.0}]},
+        {"token": "</ACTION> then "}, {"token": "<action>"},
+        {"token": "left", "top_logprobs": [{"token": "left", "logprob": 0.0}]},
+    ]  # fmt: skip
+    assert action_probabilities(tokens, ("up", "left")) == {"up": 1.0, "left": 0.0}
+
+
+@pytest.mark.parametrize("url", ["http://me:SECRET@host:99999/v1", "http://me:SECRET@/v1", "//me:SECRET@h"])
+def test_no_message_repeats_a_password(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        EndpointModel(url, "m")
+    assert "SECRET" not in str(caught.value)

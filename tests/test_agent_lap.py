@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo_agent.agent import LONGEST_TEXT, Completion, LanguageAgent
+from msgrpo_agent.agent import LONGEST_TEXT, Completion, LanguageAgent, cleaned
 from msgrpo_agent.errors import MsgrpoError, UsageError
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.parse import ParseFailure, parse_action, thought
@@ -172,3 +172,51 @@ def test_a_wrong_agent_is_one_clear_error(spec: str) -> None:
         make_agent(spec)
     assert isinstance(caught.value, MsgrpoError)
     assert caught.value.fix
+
+
+# ── found by mutation ──
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "failure"),
+    [
+        # reasoning that is never closed: what stands in it is no answer
+        ("<think><action>up</action>", None, ParseFailure.EMPTY),
+        ("first <think><action>up</action>", None, ParseFailure.NO_TAG),
+        ("<action>up</action><think>or <action>left</action>", "up", None),
+        ("<think>a</think><action>up</action><think>b <think><action>left</action>", "up", None),
+        # reasoning whose start is in the prompt; and two reasonings: the last end counts
+        ("</think>", None, ParseFailure.EMPTY),
+        ("a</think><action>up</action>b</think>", None, ParseFailure.EMPTY),
+        # white space, tags without a partner, letters that only Unicode takes for an i
+        ("<action>up</action> \n", "up", None),
+        ("<think>a</think> \n", None, ParseFailure.EMPTY),
+        ("<action>up</action></action>", "up", None),
+        ("<action>up <action>left</action>", "left", None),
+        ("<actıon>up</actıon>", None, ParseFailure.NO_TAG),
+        ("<ACTION>up</Action>", "up", None),
+        ("<action>u</action>", None, ParseFailure.ILLEGAL),
+    ],
+)
+def test_named_cases_of_reasoning_and_odd_tags(text: str, action: str | None, failure: ParseFailure | None) -> None:
+    parsed = parse_action(text, ACTIONS)
+    assert (parsed.action, parsed.failure) == (action, failure)
+
+
+def test_a_games_own_spelling_of_an_action_is_kept() -> None:
+    assert parse_action("<action>NORTH</action>", ("North", "South")).action == "North"
+
+
+def test_a_thought_cannot_drive_the_terminal() -> None:
+    assert thought(" red \x1b[31m<action>left</action>") == "red \N{REPLACEMENT CHARACTER}[31m"
+
+
+def test_reasoning_that_was_cut_off_stays_reasoning() -> None:
+    """Of a very long answer the end is kept; the tag that opened its reasoning lies before that."""
+    long = "<think>" + "x" * LONGEST_TEXT + "<action>up</action>"
+    assert parse_action(long, ACTIONS) == parse_action(cleaned(long), ACTIONS)
+    assert len(cleaned(long)) == LONGEST_TEXT
+    closed = "<think>" + "x" * LONGEST_TEXT + "</think><action>up</action>"
+    assert parse_action(cleaned(closed), ACTIONS).action == "up"
+    plain = "x" * LONGEST_TEXT + "<action>up</action>"
+    assert parse_action(cleaned(plain), ACTIONS).action == "up"

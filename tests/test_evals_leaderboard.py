@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from evals import command, page, tables
-from evals.leaderboard import Series, build, load
+from evals.leaderboard import Series, build, complete_beginning, load
 from evals.record import Price, changing_run, folder_name, records_in, seeds_of
 from evals.run import Progress
 from evals.suites import episode_seeds, places_in_suite
@@ -81,7 +81,8 @@ def test_a_row_by_hand() -> None:
         Turn(step=1, player="player", state="s", answer="x", failure=ParseFailure.ILLEGAL, retries=2),
     ]
     one.finished[SEEDS[1]].turns += turns
-    one.failed = [episode(1, False, error="timeout"), episode(5, False, error="timeout", turns=[])]
+    one.failed = [episode(1, False, error="timeout"), episode(4, False, error="timeout", turns=[])]
+    complete_beginning(one)
     one.price = Price(prompt=2, completion=10)
     (row,) = build([one]).rows
     assert (row.episodes, row.successes, row.success_rate, row.optimum_share) == (4, 3, 0.75, 0.75)
@@ -480,6 +481,8 @@ def test_impossible_records_are_named(changes: dict[str, Any], says: str, evalua
     with pytest.raises(RecordError, match=says):
         verify(tmp_path / "r.jsonl")
     (tmp_path / "r.jsonl").write_text("")
+    assert verify(tmp_path / "r.jsonl").told == "no episode has ended yet"  # the evaluation has opened it
+    (tmp_path / "run.json").unlink()
     with pytest.raises(RecordError, match="holds no episode"):
         verify(tmp_path / "r.jsonl")
 
@@ -519,6 +522,33 @@ def test_only_the_complete_beginning_of_the_suite_counts(tmp_path: Path) -> None
     assert any("1 starts were interrupted" in note for note in board.notes)
 
 
+def test_what_is_left_out_is_paid_for_and_what_has_a_result_is_not_unfinished(tmp_path: Path) -> None:
+    out = unfinished_run(tmp_path, [0, 1, 4, 5], 8)
+    write(out / "a", [episode(5, False, error="server_error"), episode(2, False, error="server_error")])
+    write(out / "a", [episode(7, False, error="server_error")])
+    (row,) = command.merge([out], None, mix=False, check=False).rows
+    assert (row.episodes, row.left_out, row.unfinished) == (2, 2, 1)  # 2 failed; 5 was played again; 7 is beyond
+    assert row.prompt_tokens == 7 * 1000
+
+
+def test_folders_of_one_agent_merge_in_any_order(tmp_path: Path) -> None:
+    one, other = unfinished_run(tmp_path / "x", [0, 1], 2), unfinished_run(tmp_path / "y", [0, 1, 2, 3], 8)
+    boards = [command.merge(folders, None, mix=False, check=False) for folders in ([one, other], [other, one])]
+    assert [row.asked for board in boards for row in board.rows] == [8, 8]
+
+
+def test_an_interruption_is_told_once_for_all_scenarios(tmp_path: Path) -> None:
+    out = unfinished_run(tmp_path, [0], 1)
+    write(out / "b", [episode(0, True, scenario="frozen-lake-slippery")])
+    seeds = episode_seeds(get_scenario("frozen-lake-slippery"), 1)[0]
+    (out / "b" / "r.jsonl").unlink()
+    same = {"start_seed": seeds.start, "chance_seed": seeds.chance, "sampling_seed": seeds.sampling}
+    write(out / "b", [episode(0, True, scenario="frozen-lake-slippery", **same)])
+    board = command.merge([out], None, mix=False, check=False)
+    assert len(board.rows) == 2
+    assert sum("were interrupted" in note for note in board.notes) == 1
+
+
 def test_chosen_episodes_are_no_result(tmp_path: Path) -> None:
     """Four wins of a whole record: neither verify nor the leaderboard takes them for a score."""
     out = unfinished_run(tmp_path, [2, 4, 6], 8)
@@ -542,6 +572,7 @@ def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path:
 def test_losses_that_became_failures_are_in_the_notes() -> None:
     won, lost = play([True, True]), [episode(i, False, error="server_error") for i in range(2, 8)]
     won.failed = lost
+    complete_beginning(won)
     note = next(note for note in build([won]).notes if "no result" in note)
     assert "6 episodes have no result" in note
     assert "between 25.0% and 100.0%" in note

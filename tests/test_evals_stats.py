@@ -154,3 +154,99 @@ def test_the_interval_is_wider_where_training_seeds_differ() -> None:
     pooled = bootstrap_mean(np.concatenate(groups), seed=0)  # the wrong variant: episodes as if independent
     assert high - low > 3 * (pooled[1] - pooled[0])
     assert low < np.mean([g.mean() for g in groups]) < high
+
+
+# ── found by mutation ──
+
+
+def test_levels_of_90_percent_by_hand() -> None:
+    # z = 1.64485, z² = 2.70554: centre (0.7 + 0.135277)/1.270554, half 1.64485·√(0.021 + 0.0067639)/1.270554;
+    # (1.64485 + 1.28155)·2/√16 for a power of 90 %
+    assert wilson(7, 10, level=0.9) == pytest.approx((0.44170, 0.87312), abs=1e-5)
+    assert detectable_difference(16, sd=2.0, level=0.9, power=0.9) == pytest.approx(1.46320, abs=1e-5)
+    assert detectable_difference(1, sd=1.0) == pytest.approx(1.95996 + 0.84162, abs=1e-5)
+
+
+def test_a_difference_by_hand() -> None:
+    """a − b is 1, 2, 6: mean 3, and 14 / 2 its variance; one pair has none."""
+    found = paired_difference([2.0, 2.0, 5.0], [1.0, 0.0, -1.0], seed=3, level=0.5, resamples=700)
+    assert found.mean == pytest.approx(3.0)
+    assert found.sd == pytest.approx(math.sqrt(7))
+    assert (found.low, found.high) == bootstrap_mean([1.0, 2.0, 6.0], seed=3, level=0.5, resamples=700)
+    assert (found.low, found.high) != bootstrap_mean([1.0, 2.0, 6.0], seed=3, resamples=700)
+    assert paired_difference([3.0, 5.0], [1.0, 1.0], seed=0).sd == pytest.approx(math.sqrt(2))
+    one = paired_difference([2.0], [0.5], seed=0)
+    assert (one.mean, one.low, one.high) == (1.5, 1.5, 1.5)
+    assert math.isnan(one.sd)
+
+
+def test_what_is_not_paired_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 and 1 values are no pairs"):
+        paired_difference([1.0, 2.0], [1.0], seed=0)
+    for a, b in (([True, False], [True]), ([True], [True, False])):
+        with pytest.raises(ValueError, match=f"{len(a)} and {len(b)} outcomes are no pairs"):
+            mcnemar_exact(a, b)
+    for n in (0, -1):
+        with pytest.raises(ValueError, match="at least one pair"):
+            detectable_difference(n)
+
+
+@pytest.mark.parametrize("values", [[math.inf], [1.0, -math.inf], 3.0, [[1.0], [2.0]]])
+def test_bootstrap_refuses_infinity_and_tables(values: object) -> None:
+    with pytest.raises(ValueError, match="finite numbers"):
+        bootstrap_mean(values, seed=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("resamples", [1, 499, 500, 501, 1200])
+def test_the_interval_is_that_of_exactly_as_many_resamples(resamples: int) -> None:
+    """Drawn anew here, in one piece: the parts that save memory neither repeat nor add or lose a draw."""
+    values = np.random.default_rng(7).normal(size=9)
+    generator = np.random.default_rng(5)
+    means = [values[generator.integers(9, size=9)].mean() for _ in range(resamples)]
+    for level in (0.95, 0.5):
+        expected = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
+        assert bootstrap_mean(values, seed=5, level=level, resamples=resamples) == pytest.approx(tuple(expected))
+        assert crossed_bootstrap([values], seed=5, level=level, resamples=resamples) == pytest.approx(tuple(expected))
+
+
+def test_crossed_draws_seeds_and_episodes() -> None:
+    """Two seeds, one all 0 and one all 1: the mean is 0, 1/2 or 1 with 1/4, 1/2, 1/4, whatever the episodes."""
+    table = [[0.0] * 5, [1.0] * 5]
+    assert crossed_bootstrap(table, seed=0) == (0.0, 1.0)
+    assert crossed_bootstrap(table, seed=0, level=0.4) == (0.5, 0.5)
+
+
+def test_crossed_is_a_function_of_its_seed() -> None:
+    table = np.random.default_rng(4).normal(size=(3, 8))
+    found = [crossed_bootstrap(table, seed=seed, resamples=200) for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    assert found[0] == found[1] != found[2]
+    assert all(type(bound) is float for bound in found[0])
+
+
+def test_rows_and_columns_are_drawn_apart() -> None:
+    """One where seed and episode have the same number: drawn with the same luck, the mean could not be 0.
+
+    numpy's generators of 5, [5] and [5, 0] are the same; of [5, 1] is another.
+    """
+    assert crossed_bootstrap([[1.0, 0.0], [0.0, 1.0]], seed=5) == (0.0, 1.0)
+
+
+def test_which_seeds_are_drawn_depends_on_the_seed() -> None:
+    """Rows that are constant: only their draw is seen."""
+    rows = [[float(i)] * 4 for i in range(7)]
+    assert len({crossed_bootstrap(rows, seed=seed, resamples=3) for seed in range(8)}) > 2
+
+
+def test_all_intervals_have_ten_thousand_resamples_unless_told() -> None:
+    values = np.random.default_rng(4).normal(size=300)
+    zeros = np.zeros(300)
+    given = bootstrap_mean(values, seed=0, resamples=10_000)
+    assert bootstrap_mean(values, seed=0) == given
+    assert crossed_bootstrap([values], seed=0) == pytest.approx(given, abs=1e-12)
+    assert paired_difference(values, zeros, seed=0) == paired_difference(values, zeros, seed=0, resamples=10_000)
+
+
+def test_wilson_ends_exactly_at_0_and_1() -> None:
+    for n in range(1, 1000):
+        assert wilson(0, n)[0] == 0.0
+        assert wilson(n, n)[1] == 1.0

@@ -88,8 +88,11 @@ def test_a_package_that_is_hidden_is_named_with_what_hides_it(tmp_path: Path) ->
 def test_only_a_missing_package_is_called_missing() -> None:
     with pytest.raises(MissingExtraError, match="needs packages"), needs("msgrpo train", "train"):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
-    with pytest.raises(ModuleNotFoundError, match="helper"), needs("msgrpo train", "train"):
-        raise ModuleNotFoundError("No module named 'helper'", name="helper")
+    with pytest.raises(ModuleNotFoundError, match="collect"), needs("msgrpo train", "train"):
+        raise ModuleNotFoundError("No module named 'train.collect'", name="train.collect")
+    with pytest.raises(MsgrpoError, match="huggingface_hub") as caught, needs("msgrpo train", "train"):
+        raise ModuleNotFoundError("No module named 'huggingface_hub'", name="huggingface_hub")
+    assert not isinstance(caught.value, MissingExtraError)
     with pytest.raises(MsgrpoError, match="libcudart") as caught, needs("msgrpo train", "train"):
         raise ImportError("libcudart.so.12: cannot open shared object file")
     assert not isinstance(caught.value, MissingExtraError)

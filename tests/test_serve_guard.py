@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -334,3 +335,213 @@ async def test_what_vllm_refused_was_not_loaded(loading: Guard, inside: Inside, 
     write_adapter(root / "v1", rank=8)
     inside.status = 200
     assert (await ask(loading, LOAD, body=load("v1")))[0] == 200
+
+
+# ── found by mutation ──
+
+
+async def exchange(app: Any, path: str, *messages: dict[str, Any], **scope: Any) -> list[Any]:
+    """What the app sends for these messages of the client's; `scope` is added to a plain POST's."""
+    coming, sent = list(messages), []
+
+    async def receive() -> dict[str, Any]:
+        return coming.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app({"type": "http", "path": path, "method": "POST", "headers": [], **scope}, receive, send)
+    return sent
+
+
+async def test_a_refusal_says_what_it_is_and_only_401_asks_for_the_key(keyed: Guard) -> None:
+    json_only = [(b"content-type", b"application/json")]
+    key = [(b"authorization", b"Bearer s3cret")]
+    for path, headers, status, expected in (
+        ("/v1/models", [], 401, [*json_only, (b"www-authenticate", b"Bearer")]),
+        (LOAD, key, 403, json_only),
+        ("/docs", key, 404, json_only),
+    ):
+        start, body = await exchange(keyed, path, headers=headers)
+        assert start == {"type": "http.response.start", "status": status, "headers": expected}
+        error = json.loads(body["body"])["error"]
+        assert (error["type"], error["param"], error["code"]) == ("refused", None, status)
+        assert error["message"]
+
+
+@pytest.mark.parametrize(
+    "value", [b"Token s3cret", b"Zz s3cret", b" s3cret", b"s3cret", b"Bearer  s3cret", b"Bearer s3cret "]
+)
+async def test_only_the_bearer_scheme_carries_the_key(keyed: Guard, inside: Inside, value: bytes) -> None:
+    start, _ = await exchange(keyed, "/v1/models", headers=[(b"authorization", value)])
+    assert start["status"] == 401
+    assert inside.bodies == []
+
+
+async def test_two_keys_are_none_and_other_headers_are_no_key(keyed: Guard, inside: Inside) -> None:
+    right, wrong = (b"authorization", b"Bearer s3cret"), (b"authorization", b"Bearer wrong")
+    for headers in ([right, wrong], [wrong, right], [right, right], [(b"x-key", b"Bearer s3cret")]):
+        start, _ = await exchange(keyed, "/v1/models", headers=headers)
+        assert start["status"] == 401
+    assert inside.bodies == []
+    arrived = {"type": "http.request", "body": b"", "more_body": False}
+    start, _ = await exchange(keyed, "/v1/models", arrived, headers=[(b"accept", b"*/*"), right, (b"x-key", b"a")])
+    assert start["status"] == 200
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_a_server_mounted_below_a_path_and_websockets_are_not_served(keyed: Guard, kind: str) -> None:
+    headers = [(b"authorization", b"Bearer s3cret")]
+    if kind == "http":
+        start, _ = await exchange(keyed, "/v1/models", headers=headers, root_path="/mounted")
+        assert start["status"] == 404
+    else:
+        (closed,) = await exchange(keyed, "/v1/models", type="websocket", headers=headers)
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
+        assert "does not serve that path" in closed["reason"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/health", "/ping", "/version", "/load", "/metrics", "/metrics/", "/tokenize", "/detokenize"),
+        *("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *("/v1/messages", "/v1/messages/count_tokens"),
+    ],
+)
+async def test_every_path_that_is_served_passes_with_the_key(keyed: Guard, path: str) -> None:
+    assert await ask(keyed, path, key="Bearer s3cret") == (200, b"ok")
+
+
+async def test_a_load_reaches_the_loader_as_it_was_checked(loading: Guard, root: Path) -> None:
+    """One content-length, that of the new body; the other headers as they came; three fields at most become two."""
+    write_adapter(root / "v1")
+    seen: list[Any] = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend((scope["headers"], await receive()))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    loading.app = inner
+    given = [(b"accept", b"*/*"), (b"content-length", b"7"), (b"x-request-id", b"1")]
+    message = {"type": "http.request", "body": load("v1", load_inplace=False)}  # without more_body it is whole
+    sent = await exchange(loading, LOAD, message, headers=given)
+    headers, arrived = seen
+    assert [part["type"] for part in sent] == ["http.response.start", "http.response.body"]
+    assert arrived["type"] == "http.request"
+    assert arrived["more_body"] is False
+    assert json.loads(arrived["body"]) == {"lora_name": "new", "lora_path": str(root / "v1")}
+    length = str(len(arrived["body"])).encode()
+    assert sorted(headers) == [(b"accept", b"*/*"), (b"content-length", length), (b"x-request-id", b"1")]
+
+
+async def test_an_unload_passes_as_it_is(loading: Guard, inside: Inside) -> None:
+    message = {"type": "http.request", "body": b"anything", "more_body": False}
+    start, _ = await exchange(loading, "/v1/unload_lora_adapter", message)
+    assert start["status"] == 200
+    assert inside.bodies == [b"anything"]
+
+
+async def test_a_client_that_leaves_before_its_body_has_arrived(loading: Guard, inside: Inside) -> None:
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    start, body = await exchange(loading, LOAD, part, {"type": "http.disconnect"})
+    assert start["status"] == 400
+    assert json.loads(body["body"])["error"]["message"] == "the request ended early"
+    assert inside.bodies == []
+
+
+@pytest.mark.parametrize(("length", "status"), [(65_536, 200), (65_537, 413)])
+async def test_the_longest_load_request(loading: Guard, root: Path, length: int, status: int) -> None:
+    write_adapter(root / "v1")
+    assert (await ask(loading, LOAD, body=load("v1").ljust(length)))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"b": 1, "a": 2}, "a, b"),
+        ({"lora_name": ""}, "''"),
+        ({"lora_name": 7}, "7"),
+        ({"lora_name": "a\r\nb"}, r"'a\r\nb'"),
+        ({"lora_name": "\x1b" + "x" * 200}, r"'\x1b" + "x" * 75),  # 80 characters of it
+    ],
+)
+async def test_a_refused_field_is_named(
+    loading: Guard, inside: Inside, root: Path, more: dict[str, Any], named: str
+) -> None:
+    write_adapter(root / "v1")
+    status, message = await ask(loading, LOAD, body=load("v1", **more))
+    assert (status, message) == (400, f"give lora_name, a text, and lora_path, not {named}")
+    assert inside.bodies == []
+
+
+@pytest.mark.parametrize("file", [ADAPTER_CONFIG, ADAPTER_WEIGHTS])
+async def test_either_file_as_a_link_out_of_the_folder_is_refused_by_name(
+    loading: Guard, root: Path, tmp_path: Path, file: str
+) -> None:
+    outside, inner = write_adapter(tmp_path / "outside"), write_adapter(root / "inner")
+    (inner / file).unlink()
+    (inner / file).symlink_to(outside / file)
+    assert await ask(loading, LOAD, body=load("inner")) == (403, f"that adapter's {file} is a link out of the folder")
+
+
+@pytest.mark.parametrize("file", [ADAPTER_CONFIG, ADAPTER_WEIGHTS])
+@pytest.mark.parametrize("seconds", [-1, 1])
+async def test_an_older_copy_is_other_weights_too(loading: Guard, root: Path, file: str, seconds: int) -> None:
+    """Of the same size and with a time before or after: `cp -p` puts an old version back with its old time."""
+    changed = write_adapter(root / "v1") / file
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 200
+    then = changed.stat().st_mtime_ns + seconds * 10**9
+    os.utime(changed, ns=(then, then))
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 409
+
+
+async def test_another_size_is_other_weights_even_with_the_same_time(loading: Guard, root: Path) -> None:
+    folder = write_adapter(root / "v1", rank=8)
+    files = [folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS]
+    times = [file.stat().st_mtime_ns for file in files]
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 200
+    write_adapter(folder, rank=4)
+    for file, time in zip(files, times, strict=True):
+        os.utime(file, ns=(time, time))
+    assert (await ask(loading, LOAD, body=load("v1")))[0] == 409
+
+
+async def test_what_was_served_from_the_start_is_not_loaded_with_other_weights(
+    loading: Guard, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(root / "v1", rank=8)
+    monkeypatch.setenv("MSGRPO_SERVED_ADAPTERS", json.dumps([str(folder)]))
+    guard = Guard(loading.app)
+    write_adapter(folder, rank=4)
+    assert (await ask(guard, LOAD, body=load("v1")))[0] == 409
+
+
+async def test_the_root_may_be_a_link(loading: Guard, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_adapter(root / "v1")
+    link = root.parent / "link"
+    link.symlink_to(root)
+    monkeypatch.setenv("MSGRPO_ADAPTER_ROOT", str(link))
+    for path in ("v1", str(link / "v1"), str(root / "v1")):
+        assert (await ask(Guard(loading.app), LOAD, body=load(path)))[0] == 200
+
+
+async def test_a_folder_that_the_disk_refuses_is_one_clear_error(
+    loading: Guard, inside: Inside, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(root / "v1")
+
+    def refuse(folder: Path, name: str) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("serve.guard.read_adapter", refuse)
+    status, message = await ask(loading, LOAD, body=load("v1"))
+    assert status == 400
+    assert message.startswith("that folder cannot be read: ")
+    assert inside.bodies == []
+
+
+@pytest.mark.parametrize("body", [b"no json", b"\xff", b"[" * 60_000, b"[]", b"7", b"null", b'{"lora_path": "v1"}'])
+async def test_what_is_no_load_request_is_told_what_one_is(loading: Guard, body: bytes) -> None:
+    assert await ask(loading, LOAD, body=body) == (400, "give lora_name and lora_path as JSON")

@@ -16,7 +16,7 @@ from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import ParseFailure
 from train import loop
-from train.batch import Sample, keep_indices, micro_batches, select
+from train.batch import Sample, keep_indices, micro_batches, minibatches, select
 from train.collect import Group
 from train.config import TrainConfig, make_config
 from train.display import Quiet
@@ -199,3 +199,98 @@ def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> No
     episodes = list(read_episodes(tmp_path / "run" / "transcripts.jsonl"))
     assert len(episodes) == 4  # of one group
     assert all({turn.player for turn in episode.turns} == {"snake1", "snake2"} for episode in episodes)
+
+
+# ── found by mutation ──
+
+
+def flat_or_not(*returns: float) -> Group:
+    returns_G = torch.tensor(returns, dtype=torch.float64)
+    return Group(0, [[] for _ in returns], returns_G, group_advantages(returns_G))
+
+
+def sample(own: int, answer: int, advantage: float = 0.0) -> Sample:
+    """A prompt of 7, 7 and `own` tokens more, the first of which is `own`; an answer of `answer` tokens."""
+    return Sample((7, 7, own, *[0] * (own - 1)), (9,) * answer, tuple(-0.5 for _ in range(answer)), advantage)
+
+
+def test_a_samples_tokens_are_those_of_prompt_and_answer() -> None:
+    assert sample(3, 4).tokens == 2 + 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, [1, 1, 1, 1]),
+        (7, [1, 1, 1, 1]),
+        (8, [2, 1, 1]),  # 2·4 are as many as may be; 3·6 and 2·7 are too many
+        (13, [2, 1, 1]),
+        (14, [2, 2]),
+        (18, [3, 1]),
+        (27, [3, 1]),
+        (28, [4]),
+    ],
+)
+def test_micro_batches_are_filled_up_from_short_to_long(most: int, sizes: list[int]) -> None:
+    """Own tokens 3, 4, 6 and 7, in this order; the two that all prompts share are not counted."""
+    samples = [sample(2, 4, 6.0), sample(1, 2, 3.0), sample(6, 1, 7.0), sample(3, 1, 4.0)]
+    parts = list(micro_batches(samples, most, CPU))
+    assert [len(part.pairs) for part in parts] == sizes
+    assert [value for part in parts for value in part.advantages_N.tolist()] == [3.0, 4.0, 6.0, 7.0]
+
+
+def test_a_micro_batch_by_hand() -> None:
+    """Log-probabilities stand on the right, where answers end together; the prefix is computed once."""
+    one, two = Sample((7, 7, 1), (5, 6), (-0.5, -0.25), 1.0), Sample((7, 7, 2, 2, 2), (8,), (-2.0,), -1.0)
+    (part,) = micro_batches([two, one], 100, CPU)
+    assert part.prefix == [7, 7]
+    assert part.pairs == [([1], [5, 6]), ([2, 2, 2], [8])]
+    assert part.old_logprobs_NT.tolist() == [[-0.5, -0.25], [0.0, -2.0]]
+    assert part.advantages_N.tolist() == [1.0, -1.0]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (7, [1] * 7), (9, [1] * 7)])
+def test_minibatches_are_at_most_as_many_as_asked(count: int, sizes: list[int]) -> None:
+    parts = list(minibatches([sample(i + 1, 1) for i in range(7)], count, generator()))
+    assert sorted(len(part) for part in parts) == sizes
+    assert list(minibatches([], count, generator())) == []
+
+
+def test_minibatches_are_drawn_by_their_generator_alone() -> None:
+    samples = [sample(i + 1, 1) for i in range(8)]
+    orders = []
+    for seed, others in ((0, 1), (0, 2), (1, 1), (2, 1)):
+        torch.manual_seed(others)
+        orders.append([one.tokens for part in minibatches(samples, 2, generator(seed)) for one in part])
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in [[one.tokens for one in samples], *orders]}) == 4
+
+
+@pytest.mark.parametrize("selection", ["uniform", "aaw"])
+def test_selection_is_drawn_by_its_generator_alone(selection: str) -> None:
+    group, settings = flat_or_not(0, 0, 1, 2, 3, 5, 8, 13), config(selection=selection, group_size=8, keep=4)
+    drawn = []
+    for seed, others in ((0, 1), (0, 2), (1, 1), (2, 1)):
+        torch.manual_seed(others)
+        drawn.append(keep_indices(group, settings, generator(seed)))
+    assert drawn[0] == drawn[1]
+    assert len({tuple(kept) for kept in drawn}) == 3
+    assert all(len(set(keep_indices(group, settings, generator(seed)))) == 4 for seed in range(50))
+
+
+def test_a_uniform_draw_takes_every_episode_as_often() -> None:
+    group, settings = flat_or_not(0, 0, 0, 1), config(selection="uniform", group_size=4, keep=2)
+    counts = torch.zeros(4)
+    draw = generator()
+    for _ in range(2000):
+        counts[keep_indices(group, settings, draw)] += 1
+    assert (counts / 2000).tolist() == pytest.approx([0.5] * 4, abs=4.5 * 0.5 / 2000**0.5)
+
+
+def test_flat_groups_take_no_draw() -> None:
+    """A flat group before another does not change what that one's draw is."""
+    alone, after = generator(), generator()
+    settings = config(selection="aaw", group_size=4, keep=2)
+    select([flat_or_not(0, 0, 0, 1)], settings, alone)
+    select([flat_or_not(1, 1, 1, 1), flat_or_not(0, 0, 0, 1)], settings, after)
+    assert torch.equal(alone.get_state(), after.get_state())

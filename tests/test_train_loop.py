@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -9,20 +10,27 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from msgrpo_agent.agent import Sampling
+from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import ModelError, RunError, UsageError
+from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models import loading, local, shared_prefix
+from msgrpo_agent.parse import ParseFailure
 from msgrpo_agent.prompt import PromptTemplate
 from train import checkpoint, loop, update
 from train.batch import Sample, minibatches
+from train.checkpoint import Progress
+from train.collect import Group
 from train.config import TrainConfig, make_config
 from train.display import Quiet
 from train.metrics import read
@@ -294,13 +302,30 @@ def test_memory_that_is_not_there_is_one_clear_error(
     assert "micro_batch_tokens" in str(caught.value.fix)
 
 
-def test_other_runtime_errors_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("shapes cannot be multiplied")
+@pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError, RecursionError])
+def test_other_runtime_errors_stay_what_they_are(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="shapes cannot"), loop.enough_memory():
+        raise kind("shapes cannot be multiplied")
 
-    monkeypatch.setattr(update, "policy_loss", broken)
-    with pytest.raises(RuntimeError, match="shapes cannot"):
-        loop.train(tiny(), tmp_path / "run", report=Quiet())
+
+def test_the_canary_sees_what_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(tiny())
+    monkeypatch.setattr(policy, "_plain_logprobs", lambda answer: torch.full((len(answer.token_ids),), float("nan")))
+    with pytest.raises(RunError, match="disagree by nan"):
+        policy.check_engine(get_scenario("frozen-lake"))
+
+
+def test_a_run_that_is_stopped_in_an_evaluation_keeps_its_updates(tmp_path: Path) -> None:
+    class Stopping(Told):
+        def doing(self, text: str) -> None:
+            if text == "evaluation after 1 updates: 1 of 6 episodes played":
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(tiny(eval_every=1, checkpoint_every=4), tmp_path / "run", report=Stopping())
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert state["progress"]["step"] == 1
 
 
 def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
@@ -435,3 +460,124 @@ def test_it_learns(tmp_path: Path) -> None:
     summary = loop.train(make_config(settings=settings, given={"steps": 14}), tmp_path / "run", report=Quiet())
     assert summary["change"]["low"] > 0, summary
     assert os.path.getsize(tmp_path / "run" / WEIGHTS) > 100_000
+
+
+# ── found by mutation ──
+
+
+def test_starts_go_on_where_they_ended_and_differ_from_seed_to_seed() -> None:
+    """The first 3 and the next 3 of the training starts from 0 on, and from 1,000,003 on for seed 1."""
+    scenario = get_scenario("frozen-lake")
+    for seed in (0, 1, 2):
+        progress, config = Progress(), make_config(settings=["groups=3"], given={"seed": seed})
+        taken = [loop.next_starts(scenario, config, progress) for _ in range(2)]
+        assert taken[0] + taken[1] == list(islice(scenario.starts("train", first_seed=seed * 1_000_003), 6))
+        assert progress.next_start == taken[1][-1] + 1 - seed * 1_000_003
+        assert (progress.step, progress.flat_groups) == (0, 0)
+
+
+def test_a_resumed_run_takes_the_starts_that_come_next() -> None:
+    scenario, config = get_scenario("frozen-lake"), make_config(settings=["groups=3"], given={"seed": 5})
+    whole = Progress()
+    both = [loop.next_starts(scenario, config, whole) for _ in range(2)]
+    resumed = Progress(step=1, next_start=both[0][-1] + 1 - 5 * 1_000_003)
+    assert loop.next_starts(scenario, config, resumed) == both[1]
+
+
+def test_training_starts_are_no_evaluation_starts() -> None:
+    scenario, config = get_scenario("frozen-lake"), make_config(settings=["groups=30"])
+    starts = loop.next_starts(scenario, config, Progress())
+    assert set(starts).isdisjoint(islice(scenario.starts("eval"), 30))
+    assert len(set(starts)) == 30
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "rate"),
+    [
+        (40, 0, 0.2), (40, 3, 0.8), (40, 4, 1.0), (40, 5, 1.0),  # up in five
+        (40, 20, 1.0), (40, 21, 0.95), (40, 30, 0.5),  # down from the middle
+        (40, 38, 0.1), (40, 39, 0.05), (100, 98, 0.05), (100, 99, 0.05),  # no lower than a twentieth
+        (1, 0, 0.2), (2, 1, 0.4),
+    ],
+)  # fmt: skip
+def test_the_learning_rate_by_hand(steps: int, step: int, rate: float) -> None:
+    config = make_config(settings=["learning_rate=0.01"], given={"steps": steps})
+    assert update.learning_rate(config, step) == pytest.approx(0.01 * rate)
+
+
+def episode(success: bool | None, returns: dict[str, float], *turns: Turn) -> Episode:
+    return Episode(
+        scenario="frozen-lake", start_seed=0, chance_seed=0, sampling_seed=0, agents=dict.fromkeys(returns, "p"),
+        settings={}, turns=list(turns), outcome=Outcome.TERMINATED, success=success, returns=returns,
+    )  # fmt: skip
+
+
+def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -> None:
+    """Three episodes of 3, 1 and 1 turns and two players each; the third has no success, as games without a goal."""
+    good = Turn(step=0, player="a", state="s", prompt_tokens=1000, completion_tokens=10, finish_reason="stop")
+    cut = good.model_copy(update={"finish_reason": "length", "failure": ParseFailure.NO_TAG})
+    bad = good.model_copy(update={"failure": ParseFailure.ILLEGAL})
+    zeros = torch.zeros(2)
+    groups = [Group(0, [], zeros, zeros), Group(0, [], zeros, zeros), Group(0, [], zeros, torch.tensor([1.0, -1.0]))]
+    episodes = [
+        episode(True, {"a": 1.0, "b": 0.0}, good, cut, bad),
+        episode(False, {"a": 2.0, "b": 0.5}, good),
+        episode(None, {"a": 0.0, "b": -0.5}, good),
+    ]
+    assert loop.describe(groups, episodes) == pytest.approx(
+        {
+            "return": 3.0 / 6, "invalid": 2 / 5, "truncated": 1 / 5, "turns": 5.0, "tokens": 50.0,
+            "flat_groups": 2 / 3, "success": 1 / 2,
+        }
+    )  # fmt: skip
+    assert "success" not in loop.describe(groups, episodes[2:])
+
+
+class Stub:
+    """A policy whose log-probabilities are its one parameter, wherever; the reference's are higher by log 2."""
+
+    def __init__(self) -> None:
+        self.parameter = torch.nn.Parameter(torch.tensor(-1.0))
+        self.model = SimpleNamespace(device=torch.device("cpu"))
+        self.asked_reference = 0
+
+    def logprobs(self, prefix: list[int], pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+        longest = max(len(answer) for _, answer in pairs)
+        mask = torch.tensor([[i >= longest - len(answer) for i in range(longest)] for _, answer in pairs]).long()
+        return self.parameter.expand(len(pairs), longest), mask
+
+    def reference_logprobs(self, prefix: list[int], pairs: list[tuple[list[int], list[int]]]) -> Tensor:
+        self.asked_reference += 1
+        longest = max(len(answer) for _, answer in pairs)
+        return torch.full((len(pairs), longest), -1.0 + math.log(2))
+
+
+@pytest.mark.parametrize("micro", [1, 1000])
+@pytest.mark.parametrize("aggregate", ["token", "turn"])
+def test_a_minibatch_by_hand(aggregate: str, micro: int) -> None:
+    """Answers of 1 and 3 tokens, A = 1 and 2; w is 1 for the one and 2, which is clipped at 1.28, for the other.
+
+    The losses without KL are −1 and three times −2.56, and k3 is 1 − log 2 for every token: statistics are means
+    over the 4 tokens, however the loss is weighed and the minibatch is divided.
+    """
+    stub: Any = Stub()
+    part = [
+        Sample((1, 2), (5,), (-1.0,), 1.0),
+        Sample((1, 3), (5, 6, 7), (-1.0 - math.log(2),) * 3, 2.0),
+    ]
+    settings = [f"aggregate={aggregate}", f"micro_batch_tokens={micro}", "kl_coef=0.5"]
+    totals = update._accumulate(stub, part, make_config(settings=settings))
+    mean, share = (-(1 + 3 * 2.56) / 4, 1 / 4) if aggregate == "token" else (-(1 + 2.56) / 2, 1 / 2)
+    assert totals == pytest.approx(
+        {"loss": mean + 0.5 * (1 - math.log(2)), "kl": 1 - math.log(2), "clip_share": 3 / 4, "ratio": (1 + 3 * 2) / 4}
+    )
+    assert stub.asked_reference == (2 if micro == 1 else 1)
+    # clipped tokens have no gradient but the penalty's, ½ (1 − pref/pθ) = −½, as have all; the other's is −A w
+    assert stub.parameter.grad.item() == pytest.approx(-share - 0.5)
+
+
+def test_without_a_penalty_no_reference_is_computed() -> None:
+    stub: Any = Stub()
+    config = make_config(settings=["kl_coef=0"])
+    totals = update._accumulate(stub, [Sample((1, 2), (5,), (-1.0,), 1.0)], config)
+    assert (stub.asked_reference, totals["kl"], totals["loss"]) == (0, 0.0, -1.0)

@@ -225,3 +225,78 @@ def test_on_policy_gradient_is_minus_the_advantage() -> None:
     loss.backward()
     assert lp.grad is not None
     assert lp.grad.flatten().tolist() == pytest.approx([-0.25, -0.25, 0.75, 0.75])
+
+
+# ── found by mutation ──
+
+
+@pytest.mark.parametrize(("rewards", "shaping"), [([[0.0]], [[0.0, 1.0]]), ([[0.0]], [[0.0], [0.0]])])
+def test_composite_returns_refuse_more_shaping_than_rewards(
+    rewards: list[list[float]], shaping: list[list[float]]
+) -> None:
+    with pytest.raises(ValueError, match="same steps"):
+        composite_returns(rewards, shaping)
+
+
+def test_returns_keep_double_precision_and_the_loss_that_of_the_model() -> None:
+    assert composite_returns([[0.1]], [[0.0]]).dtype == torch.float64
+    lp = torch.zeros(1, 1)
+    loss, stats = policy_loss(
+        lp, lp, lp, torch.ones(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.long),
+        clip_low=0.2, clip_high=0.2, kl_coef=0.1, aggregate="token",
+    )  # fmt: skip
+    assert {loss.dtype, *(value.dtype for value in stats.values())} == {torch.float32}
+
+
+def test_only_rounding_counts_as_equal_returns() -> None:
+    """A billionth of the largest return: 1e-4 beside 1e6 and 1.5e-9 beside 1 are on either side of it."""
+    for returns in ([1e6, 1e6 + 1e-4], [-1e6, -1e6 - 1e-4]):
+        assert group_advantages(torch.tensor(returns, dtype=torch.float64)).tolist() == [0.0, 0.0]
+    for returns in ([0.0, 1.5e-9], [1e6, 1e6 + 1e-2]):
+        assert group_advantages(torch.tensor(returns, dtype=torch.float64)).tolist() == pytest.approx([-1.0, 1.0])
+
+
+def test_aaw_can_keep_a_single_episode() -> None:
+    (kept,) = aaw_sample(torch.tensor([0.0, 0.0, 100.0]), 1, torch.Generator().manual_seed(0)).tolist()
+    assert kept == 2
+
+
+def test_statistics_are_means_over_the_generated_tokens() -> None:
+    """Three tokens and one of padding: w = 2 with A = 2 (cut), w = 1 (not), w = 1/2 with A = −2 (cut).
+
+    pref/pθ is 2 for one of them and 1 for the others, and the padding's numbers are wild.
+    """
+    lp = torch.full((2, 2), -3.0, dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[-3 - math.log(2), -3.0], [-50.0, -3 + math.log(2)]], dtype=torch.float64)
+    ref = torch.tensor([[-3 + math.log(2), -3.0], [-0.1, -3.0]], dtype=torch.float64)
+    _, stats = policy_loss(
+        lp, old, ref, torch.tensor([2.0, -2.0]), torch.tensor([[1, 1], [0, 1]]),
+        clip_low=0.2, clip_high=0.28, kl_coef=0.1, aggregate="token",
+    )  # fmt: skip
+    assert stats["ratio"].item() == pytest.approx((2 + 1 + 0.5) / 3)
+    assert stats["clip_share"].item() == pytest.approx(2 / 3)
+    assert stats["kl"].item() == pytest.approx((1 - math.log(2)) / 3)
+    assert not any(value.requires_grad for value in stats.values())
+
+
+def test_a_given_up_token_counts_a_hundred() -> None:
+    """pref/pθ = e^12, cut off at 100: the number itself, not only the name of the constant."""
+    lp = torch.tensor([[-13.0]], dtype=torch.float64)
+    _, stats = policy_loss(
+        lp, lp, lp + 12, torch.zeros(1), torch.ones(1, 1), clip_low=0.2, clip_high=0.2, kl_coef=1.0, aggregate="token"
+    )
+    assert stats["kl"].item() == 100.0
+
+
+def test_padding_of_any_value_leaves_the_gradient_finite() -> None:
+    """exp(1000) is infinite, and 0 · ∞ no number."""
+    lp = torch.tensor([[-1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    old, ref = (torch.tensor([[wild, -1.0]], dtype=torch.float64) for wild in (-1000.0, 1000.0))
+    loss, _ = policy_loss(
+        lp, old, ref, torch.ones(1), torch.tensor([[0, 1]]),
+        clip_low=0.2, clip_high=0.2, kl_coef=0.1, aggregate="token",
+    )  # fmt: skip
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert lp.grad is not None
+    assert loss.item() == -1.0
+    assert lp.grad.tolist() == [[0.0, -1.0]]

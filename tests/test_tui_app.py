@@ -770,3 +770,56 @@ async def test_no_text_from_outside_drives_the_terminal(app_of, way: str, clock:
 
 async def _with_reasoning(complete, text: str, *arguments, **named) -> Completion:
     return replace(await complete(*arguments, **named), reasoning=text)
+
+
+async def test_in_a_race_esc_does_not_leave_while_an_agent_is_waited_for(app_of, clock: ManualClock) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "human", "s", seed=3), s=scripted("s", answer("up"), gate=gate))
+    async with app.run_test(size=(120, 40)) as pilot:
+        for _ in range(5):
+            await pilot.pause()
+            clock.tick(1.0)
+        await pilot.pause()
+        status = text_of(app, "#panel-1-snake1 .status")
+        assert "T: play by hand" in status
+        assert "esc" not in status
+        await pilot.press("escape")
+        await pilot.pause()
+        assert play_screen(app).match.sessions
+        assert play_screen(app).waiting_humans()
+        gate.set()
+        await settle(pilot)
+
+
+async def test_asking_again_waits_for_the_person_and_then_works(app_of) -> None:
+    """An agent of a race fails while the person thinks: enter must not lose the failure."""
+    failing = scripted("s", EndpointError("down", kind="server_error"), answer("up"))
+    app = app_of(Setup("snake", "human", "s", seed=3), s=failing)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for _ in range(10):
+            await pilot.pause()
+        assert "down" in text_of(app, "#panel-1-snake1 .status")
+        await pilot.press("enter")
+        await pilot.press("up")
+        for _ in range(10):
+            await pilot.pause()
+        assert "enter: ask again" in text_of(app, "#panel-1-snake1 .status")
+        await pilot.press("enter")
+        await settle(pilot)
+        assert play_screen(app).match.last == 1
+
+
+async def test_a_replay_of_a_persons_game_scrubs_by_arrows(app_of, tmp_path: Path, clock: ManualClock) -> None:
+    app = app_of(Setup("snake-duel", "human", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        while not play_screen(app).match.over:
+            await press(pilot, "left", "a")
+    episodes = list(read_episodes(tmp_path / "plays" / "human.jsonl"))
+    app = PlayApp(resolver(), episodes=episodes, clock=clock, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "right")
+        assert play_screen(app).match.cursor == 1
+        assert "a move" not in text_of(app, "#panel-0-snake1 .status")
+        assert [play_screen(app).match.sessions[0].name(f"snake{i}") for i in (1, 2)] == ["player 1", "player 2"]

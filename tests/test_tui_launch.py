@@ -305,6 +305,7 @@ def reachable(port: int) -> bool:
         ('"play.pause" = "r"', "the key 'r' would mean both"),
         ('"play.step" = "f5"\n"show.details" = "f5"', "the key 'f5' would mean both play.step and show.details"),
         ('"play.pause" = "ctrl+q"', "would mean both"),
+        ('"show.details" = "."', "would mean both"),  # play.step has full_stop, the same key
     ],
 )
 def test_keys_that_cannot_be_or_mean_two_things_are_named(text: str, says: str, tmp_path: Path) -> None:

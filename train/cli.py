@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -34,23 +33,24 @@ def train(
 ) -> None:
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
     with needs("msgrpo train", "train"):
-        from train.config import make_config
+        from train.config import TrainConfig, make_config
         from train.display import closing_line, reporter
         from train.loop import train as run
-        from train.run_folder import config_of
+        from train.run_folder import config_of, resume_command
 
     given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed}
-    config = make_config(preset, file=config_file, settings=settings or (), given=given)
-    folder = out_dir or _free_folder(Path("runs") / config.scenario, resume)
-    if resume:
-        held = config_of(folder)
-        config = make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
+
+    def configured(held: TrainConfig | None) -> TrainConfig:
+        return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
+
+    folder = out_dir or _free_folder(Path("runs") / configured(None).scenario, resume)
+    config = configured(config_of(folder) if resume else None)
     with reporter(err, config, as_json=as_json) as report:
         report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")
         try:
             summary = run(config, folder, resume=resume, report=report)
         except KeyboardInterrupt:
-            report.note(f"stopped; go on with: msgrpo train --resume --out {shlex.quote(str(folder))}")
+            report.note(f"stopped; go on with: {resume_command(folder)}")
             raise
     if as_json:
         print_json(summary | {"out": str(folder)})

@@ -39,7 +39,7 @@ class TrainConfig(BaseModel):
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
     max_tokens: int = Field(48, ge=1, description="of one answer")
 
-    learning_rate: float = Field(1e-3, gt=0, description="AdamW's at its highest: see `train.loop.learning_rate`")
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW's at its highest: see `train.update.learning_rate`")
     epochs: int = Field(1, ge=1, description="passes over the kept episodes of an update")
     minibatches: int = Field(6, ge=1, description="optimizer steps a pass")
     clip_low: float = Field(0.2, gt=0, lt=1, description="ε_low")

@@ -62,6 +62,8 @@ def _train(config: TrainConfig, out: Path, report: Reporter) -> dict[str, Any]:
         while progress.step < config.steps and not stopped.is_set():
             evaluations.at(progress.step)
             if stopped.is_set():
+                if progress.step:
+                    save(out, progress, policy, optimizer)
                 break
             began = time.perf_counter()
             starts = next_starts(scenario, config, progress)
@@ -147,7 +149,8 @@ def enough_memory() -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if type(error) is RuntimeError and "can't allocate memory" not in str(error):
+        known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not known and "can't allocate memory" not in str(error):
             raise
         raise RunError(
             f"there is not enough memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,8 +35,13 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         said = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
         raise UsageError(
             f"--out {out} holds a run with other settings: {said}",
-            fix=f"go on by its own: msgrpo train --resume --out {out}; or choose another --out",
+            fix=f"go on by its own: {resume_command(out)}; or choose another --out",
         )
+
+
+def resume_command(out: Path) -> str:
+    """What goes on with the run in `out`, ready to be pasted."""
+    return f"msgrpo train --resume --out {shlex.quote(str(out))}"
 
 
 def config_of(out: Path) -> TrainConfig | None:
@@ -54,7 +60,7 @@ def config_of(out: Path) -> TrainConfig | None:
 
 
 def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
-    """A few episodes of the last update, from all its groups, to read."""
+    """A few episodes of the last update, spread over its groups, to read."""
     chosen = episodes[:: max(1, len(episodes) // TRANSCRIPTS)][:TRANSCRIPTS]
     (out / "transcripts.jsonl").write_text("".join(episode.model_dump_json() + "\n" for episode in chosen))
 
@@ -67,5 +73,5 @@ def writing(out: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"the run {out} cannot be read or written: {error}",
-            fix=f"is the disk full? Then make room and go on: msgrpo train --resume --out {out}",
+            fix=f"is the disk full? Then make room and go on: {resume_command(out)}",
         ) from error

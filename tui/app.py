@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from msgrpo_agent.episode import Episode, last_episode
-from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.games import SCENARIOS
 from tui import export
 from tui.agents import Resolve, Table
@@ -117,11 +117,17 @@ class PlayApp(App[None]):
         agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}
         session = Session.replay(episode, agents)
         first = next(iter(episode.agents.values()))
-        self.push_screen(PlayScreen(Match([session]), Setup(episode.scenario, first), replay=True))
+        match = Match([session])
+        match.seat_people()
+        self.push_screen(PlayScreen(match, Setup(episode.scenario, first), replay=True))
 
     def open_replay(self, path: str) -> None:
         """Replay the last episode of a record."""
-        self.replay(last_episode(Path(path).expanduser()))
+        try:
+            file = Path(path).expanduser()
+        except RuntimeError as error:  # ~nobody
+            raise RecordError(f"{path} cannot be read: {error}") from error
+        self.replay(last_episode(file))
 
     def leave(self) -> None:
         """Back to the start screen, or out of the app where the game was asked for by name."""
@@ -156,23 +162,27 @@ class PlayApp(App[None]):
                 f"{name}.jsonl": export.episode_line(session.episode),
                 f"{name}.cast": export.asciicast(session, speed=match_speed(self.screen)),
             }
-            for filename, text in files.items():
-                self._deliver(filename, text)
+            if not all(self._deliver(filename, text) for filename, text in files.items()):
+                return
         first = match.sessions[0]
         picture = f"{export.file_stem(first)}-step{match.cursor}.svg"
-        self._deliver(picture, self.export_screenshot(title=f"msgrpo play {first.scenario.id}"))
+        if not self._deliver(picture, self.export_screenshot(title=f"msgrpo play {first.scenario.id}")):
+            return
         where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
         self.notify(f"{where}: {export.file_stem(first)} .jsonl .cast .svg")
 
-    def _deliver(self, filename: str, text: str) -> None:
+    def _deliver(self, filename: str, text: str) -> bool:
+        """Write a file, or offer it to the browser; False, and said why, where it cannot be written."""
         if not self.is_web:
             try:
                 self.plays.mkdir(parents=True, exist_ok=True)
                 (self.plays / filename).write_text(text)
             except OSError as error:
                 self.notify(f"{self.plays / filename} cannot be written: {error.strerror}", severity="error")
-            return
-        self.deliver_text(io.StringIO(text), save_filename=filename)
+                return False
+        else:
+            self.deliver_text(io.StringIO(text), save_filename=filename)
+        return True
 
     def action_toggle_light(self) -> None:
         self.theme = NIGHT.name if self.theme == DAY.name else DAY.name

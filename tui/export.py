@@ -14,13 +14,15 @@ from msgrpo_agent.episode import Episode
 from tui.plain import frame_text
 from tui.session import Session
 
+LONGEST_STEM = 100  # file systems take names of 255 bytes
 CAST_WIDTH, CAST_HEIGHT = 80, 30
 
 
 def file_stem(session: Session) -> str:
     """`snake-nano-seed7`: scenario, who played, start seed."""
     names = "-vs-".join(session.name(player) for player in session.players)
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", f"{session.scenario.id}-{names}-seed{session.seed}")
+    clean = re.sub(r"[^A-Za-z0-9.-]+", "_", f"{session.scenario.id}-{names}")
+    return f"{clean[:LONGEST_STEM]}-seed{session.seed}"
 
 
 def episode_line(episode: Episode) -> str:

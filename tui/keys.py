@@ -9,6 +9,7 @@ from pathlib import Path
 
 from textual.binding import Binding, BindingType
 from textual.keys import Keys
+from textual.keys import _character_to_key as character_to_key
 
 from msgrpo_agent.errors import UsageError, nearest
 from tui.app import PlayApp
@@ -71,7 +72,8 @@ def _check_conflicts(path: Path, changed: dict[str, str]) -> None:
         for binding in listed:
             if not isinstance(binding, Binding) or binding.id is None:
                 continue
-            for key in changed.get(binding.id, binding.key).split(","):
+            for name in changed.get(binding.id, binding.key).split(","):
+                key = character_to_key(name) if len(name) == 1 else name  # "." and full_stop are one key
                 other = owner.setdefault(key, binding.id)
                 if other != binding.id and {other, binding.id} & set(changed):
                     raise UsageError(

@@ -25,6 +25,7 @@ import openai
 
 from msgrpo_agent.agent import Completion, FinishReason, OnText, Sampling
 from msgrpo_agent.errors import EndpointError, UsageError
+from msgrpo_agent.parse import action_span
 from msgrpo_agent.prompt import Prompt
 from msgrpo_agent.text import printable
 
@@ -229,8 +230,8 @@ class EndpointModel:
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         raw = await self._client.chat.completions.with_raw_response.create(**self._arguments(request))
         try:
-            return checked(json.loads(raw.http_response.text))
-        except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
+            return checked(json.loads(raw.http_response.text, parse_int=_whole))
+        except (ValueError, RecursionError) as error:
             raise _BadBodyError(f"status 200, but the body is no JSON: {raw.http_response.text[:80]!r}") from error
 
     async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
@@ -241,14 +242,15 @@ class EndpointModel:
         async with await self._client.chat.completions.create(**arguments) as chunks:
             async for piece in _pieces(chunks):
                 usage = piece.get("usage") or usage
-                for choice in piece.get("choices") or []:
-                    delta = choice.get("delta") or {}
+                for choice in _dicts(piece.get("choices")):
+                    (delta,) = _dicts([choice.get("delta")]) or [{}]
                     reasoning += _reasoning(delta) or ""
                     finish = choice.get("finish_reason") or finish
                     failed = choice.get("error") or failed
-                    logprobs += (choice.get("logprobs") or {}).get("content") or []
-                    if delta.get("content"):
-                        text += delta["content"]
+                    for known in _dicts([choice.get("logprobs")]):
+                        logprobs += _dicts(known.get("content"))
+                    if said := _text(delta.get("content")):
+                        text += said
                         on_text(text)
         if finish is None:
             raise _BadBodyError("the stream ended before the answer did")
@@ -259,16 +261,16 @@ class EndpointModel:
 
 def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None:
     """Raise UsageError for what no request can be made of, before the first one."""
+    if "@" in url:
+        raise UsageError(
+            "the endpoint's URL holds a user or a password, which would stand in folder names and tables",
+            fix=f"leave it out and export the key as {' or '.join(KEY_VARIABLES)}, or give a header",
+        )
     try:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets that do not close, a port that is none
         whole = False
-    if whole and "@" in parts.netloc:
-        raise UsageError(
-            f"the URL for {parts.hostname} holds a user or a password, which would stand in folder names and tables",
-            fix=f"leave it out and export the key as {' or '.join(KEY_VARIABLES)}, or give a header",
-        )
     if not whole or not model_name:
         raise UsageError(
             f"{url!r} with the model {model_name!r} is no endpoint", fix="endpoint:http://host:8000/v1#model"
@@ -305,7 +307,7 @@ async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
             raise
         except Exception as error:
             raise _BrokenStreamError(str(error) or type(error).__name__) from error
-        yield chunk.to_dict()
+        yield chunk.to_dict(warnings=False)
 
 
 def checked(body: Any) -> dict[str, Any]:
@@ -361,6 +363,16 @@ def _completion(body: Mapping[str, Any], latency_s: float, retries: int, actions
     )
 
 
+def _dicts(given: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing where it is none: a server's chunks have every shape."""
+    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+
+
+def _whole(digits: str) -> int:
+    """A whole number of JSON; one that no count can be, thousands of digits long, is −1 and so none."""
+    return int(digits) if len(digits) < 20 else -1
+
+
 def _text(content: Any) -> str:
     """A string, or the text parts of a list of parts, or nothing; what UTF-8 cannot hold is marked."""
     if isinstance(content, list):
@@ -393,16 +405,16 @@ def _finish_reason(given: Any) -> FinishReason:
 
 
 def action_probabilities(tokens: Sequence[Mapping[str, Any]], actions: Sequence[str]) -> dict[str, float] | None:
-    """P over the legal actions from the alternatives to the token that follows the last `<action>`.
+    """P over the legal actions from the alternatives to the token that follows the `<action>` that the parser reads.
 
     Each alternative counts for the one action that begins with it; the rest is left out and the sum made 1.
     None where the server gave no alternatives, the answer has no tag, or no alternative begins an action.
     """
     texts = [str(token.get("token") or "") for token in tokens]
-    start = "".join(texts).rfind("<action>")
-    if start < 0:
+    span = action_span("".join(texts))
+    if span is None:
         return None
-    position, offset = start + len("<action>"), 0
+    position, offset = span[0], 0
     for token, text in zip(tokens, texts, strict=True):
         if offset <= position < offset + len(text):
             return _over_actions(token.get("top_logprobs") or [], text[: position - offset], actions)

@@ -196,27 +196,34 @@ class PlayScreen(Screen[None]):
         panel, session = self.panel(index, player), self.match.sessions[index]
         agent = session.agents[player]
         if not session.live:
-            past = f"this is step {session.cursor} of {session.last}; end, or a move: back to the present"
-            panel.say(past if session.human else "", "note")
+            way = "end, or a move" if self.match.human else "end"
+            past = f"this is step {session.cursor} of {session.last}; {way}: back to the present"
+            panel.say(past if session.human and not self.replay else "", "note")
         elif session.over:
             panel.say(ending(session, session.frame), "end")
         elif (index, player) in self.failed:
-            panel.say(self.failed[index, player] + "\nenter: ask again   t: play by hand", "error")
+            again = "" if self.waiting_humans() else "enter: ask again   "  # first the person moves
+            panel.say(f"{self.failed[index, player]}\n{again}{self.seat_key(index, player)}: play by hand", "error")
         elif isinstance(agent, HumanAgent) and player not in session.answers:
             panel.say(f"{agent.name}, your move: {KEYS[agent.hands]}".removeprefix("you, "), "turn")
         elif self.match.secret and player in session.answers:
             panel.say("has chosen; shown when everybody has", "note")
         elif self.asking and player not in session.answers:
-            panel.say(self.waiting_text(agent), "wait")
+            panel.say(self.waiting_text(index, player), "wait")
         elif self.stopped and player not in session.answers:
-            panel.say("stopped waiting   n: ask again   t: play by hand", "note")
+            panel.say(f"stopped waiting   n: ask again   {self.seat_key(index, player)}: play by hand", "note")
         elif self.setup.step and not self.replay and not self.playing:
             panel.say("n: play it" if player in session.answers else "n: ask", "note")
         else:
             panel.say("")
 
-    def waiting_text(self, agent: object) -> str:
+    def seat_key(self, index: int, player: str) -> str:
+        """The key that takes a seat over: t the first, T the second."""
+        return "t" if self.match.seats().index((index, player)) == 0 else "T"
+
+    def waiting_text(self, index: int, player: str) -> str:
         """What is being waited for, how long already, and after a while the way out."""
+        agent = self.match.sessions[index].agents[player]
         loading = isinstance(agent, LazyAgent) and not agent.loaded
         trouble = agent.trouble if isinstance(agent, LazyAgent) else ""
         waited = int(self.host.clock.now() - self._asked_at)
@@ -224,7 +231,8 @@ class PlayScreen(Screen[None]):
         if trouble:
             lines.append(trouble)
         if trouble or waited >= PATIENCE_S:
-            lines.append("esc: stop waiting   t: play by hand")
+            stop = "" if self.waiting_humans() else "esc: stop waiting   "  # a person who waits may take their time
+            lines.append(f"{stop}{self.seat_key(index, player)}: play by hand")
         return "\n".join(lines)
 
     @while_standing
@@ -308,14 +316,17 @@ class PlayScreen(Screen[None]):
         try:
             decision = await session.agents[player].act(session.view(player), on_text=streamed)
         except MsgrpoError as error:
-            self.post_message(SeatFailed(index, player, error.message, error.fix))
+            outcome: SeatFailed | SeatAnswered = SeatFailed(index, player, error.message, error.fix)
         except Exception as error:  # any fault of an agent is a message in the app, never its end
             said = printable(f"the agent crashed: {type(error).__name__}: {error}")
-            self.post_message(SeatFailed(index, player, said))
+            outcome = SeatFailed(index, player, said)
         else:
-            if not asked.is_cancelled:  # an agent that ends late must not answer for who has the seat by now
-                session.answer(player, decision)
-                self.post_message(SeatAnswered(index, player))
+            outcome = SeatAnswered(index, player)
+        if asked.is_cancelled:  # an agent that ends late must not speak for who has the seat by now
+            return
+        if isinstance(outcome, SeatAnswered):
+            session.answer(player, decision)
+        self.post_message(outcome)
 
     def streamed(self, index: int, player: str, text: str) -> None:
         self.post_message(AnswerStreamed(index, player, text))
@@ -398,7 +409,7 @@ class PlayScreen(Screen[None]):
         game. With two people each has a hand of keys.
         """
         if not self.match.human:
-            if not self.match.people() and way in ("left", "right") and hand == ARROWS:
+            if (self.replay or not self.match.people()) and way in ("left", "right") and hand == ARROWS:
                 self.action_seek(-1 if way == "left" else 1)
             return
         if not self.match.live:  # nobody moves blindly: first back to the present
@@ -500,16 +511,22 @@ class PlayScreen(Screen[None]):
         self.call_after_refresh(self.go)
 
     def action_retry(self) -> None:
-        self.failed.clear()
-        self.ask()
+        """Ask those who failed again; while a person has still to move, the round is not over."""
+        if not self.asking:
+            self.failed.clear()
+            self.ask()
 
     def action_cancel(self) -> None:
-        """Stop waiting for an agent; where nothing but a person, or nobody, is waited for, leave."""
-        if self.asking and not self.waiting_humans():
+        """Stop waiting for an agent; where nothing but a person, or nobody, is waited for, leave.
+
+        In a race or a duel where both are waited for, neither: the game would be lost, or the person's turn.
+        """
+        people = self.waiting_humans()
+        if self.asking and not people:
             self.workers.cancel_group(self, "agent")
             self.stopped, self.playing = True, False
             self.show_all()
-        else:
+        elif len(people) == len([seat for seat in self.match.waiting() if seat not in self.failed]):
             self.action_leave()
 
     def action_scroll_words(self, pages: int) -> None:
