@@ -184,7 +184,8 @@ def test_a_wrong_agent_is_one_clear_error(spec: str) -> None:
         ("<think><action>up</action>", None, ParseFailure.EMPTY),
         ("first <think><action>up</action>", None, ParseFailure.NO_TAG),
         ("<action>up</action><think>or <action>left</action>", "up", None),
-        ("<think>a</think><action>up</action><think>b <think><action>left</action>", "up", None),
+        ("<think>a</think><action>up</action><think>b <action>left</action><think>c", "up", None),
+        ("<ACTION>up</Action>", "up", None),
         # reasoning whose start is in the prompt; and two reasonings: the last end counts
         ("</think>", None, ParseFailure.EMPTY),
         ("a</think><action>up</action>b</think>", None, ParseFailure.EMPTY),
