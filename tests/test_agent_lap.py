@@ -195,7 +195,6 @@ def test_a_wrong_agent_is_one_clear_error(spec: str) -> None:
         ("<action>up</action></action>", "up", None),
         ("<action>up <action>left</action>", "left", None),
         ("<actıon>up</actıon>", None, ParseFailure.NO_TAG),
-        ("<ACTION>up</Action>", "up", None),
         ("<action>u</action>", None, ParseFailure.ILLEGAL),
     ],
 )
