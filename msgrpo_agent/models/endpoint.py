@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import openai
 
 from msgrpo_agent.agent import Completion, FinishReason, OnText, Sampling
+from msgrpo_agent.episode import MOST_TOKENS
 from msgrpo_agent.errors import EndpointError, UsageError
 from msgrpo_agent.parse import action_span
 from msgrpo_agent.prompt import Prompt
@@ -35,7 +36,6 @@ SEED_BITS = 31  # some servers take 32-bit seeds only
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 RETRIES = 10  # the waits between them add up to four minutes
 FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
-MOST_TOKENS = 2**53  # a count beyond it is none
 REFUSED_BODY = ("messages", "model", "prompt", "stream", "stream_options", "n")  # not to be changed
 OPENAI_HOST = "api.openai.com"
 
