@@ -188,6 +188,25 @@ def test_leaving_and_restarting_in_every_state(terminal: Terminal, url: str, nam
         assert terminal.modes == ["0", "0", "1"]
 
 
+@pytest.mark.parametrize("key", ["r", "x"])
+def test_a_timer_that_fires_while_the_screen_goes_does_not_end_the_app(terminal: Terminal, key: str) -> None:
+    """The seconds of waiting are drawn once a second: a restart at that moment once met a screen without panels.
+
+    It is a matter of milliseconds, so it is tried twelve times around the moment; the code before the mend crashed
+    in every third try.
+    """
+    terminal.run("snake", "--agent", "human")
+    for number in range(12):
+        terminal.sees("your move")
+        terminal.press("Up")
+        time.sleep(0.90 + 0.015 * number)
+        terminal.press(key)
+        terminal.sees("step 0/20", "code=")
+        assert not re.search(r"code=\d", terminal.shown), f"try {number}: {terminal.shown}"
+    terminal.press("C-q")
+    assert terminal.ended() == 0
+
+
 def test_who_quits_while_a_model_loads_does_not_wait_for_it(terminal: Terminal) -> None:
     terminal.run("snake", "--agent", "nano")
     terminal.sees("loading the agent")
