@@ -24,8 +24,9 @@ from torch import Tensor
 
 from msgrpo_agent.agent import Completion
 from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.local import LocalModel, trunk_and_head
+from msgrpo_agent.models.local import LocalModel
 from msgrpo_agent.models.shared_prefix import left_pad
+from msgrpo_agent.models.trunk import trunk_and_head
 from msgrpo_agent.prompt import Prompt
 from train.batch import MicroBatch, micro_batches, select
 from train.checkpoint import Progress

@@ -14,8 +14,10 @@ from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import ModelError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.loading import ADAPTER_WEIGHTS, load_adapted, load_base
-from msgrpo_agent.models.local import LocalModel, sample, uniforms
+from msgrpo_agent.models.local import LocalModel
+from msgrpo_agent.models.sampler import sample, uniforms
 from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length
+from msgrpo_agent.models.trunk import trunk_and_head
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from tests.serve_fakes import write_adapter, write_safetensors
 
@@ -72,7 +74,7 @@ def test_log_probabilities_and_gradients_equal_the_plain_ones(
     if not with_prefix:
         prefix, pairs = [], [(prefix + rest, answer) for rest, answer in pairs]
     model: Any = nano.model
-    shared, mask = answer_logprobs(model.model, model.lm_head, prefix, pairs, nano.pad_id)
+    shared, mask = answer_logprobs(*trunk_and_head(model), prefix, pairs, nano.pad_id)
     plain = plain_logprobs(model, prefix, pairs, mask.shape[1])
     assert mask.sum(1).tolist() == [len(answer) for _, answer in pairs]
     torch.testing.assert_close(shared, plain, atol=2e-5, rtol=1e-4)
@@ -88,7 +90,7 @@ def test_log_probabilities_and_gradients_equal_the_plain_ones(
 def test_answers_of_one_token_to_the_same_prompt(nano: LocalModel) -> None:
     prefix, pairs = pairs_of(nano, "frozen-lake")
     short = [(rest, answer[:1]) for rest, answer in pairs]
-    logprobs, _ = answer_logprobs(nano.model.model, nano.model.lm_head, prefix, short, nano.pad_id)
+    logprobs, _ = answer_logprobs(*trunk_and_head(nano.model), prefix, short, nano.pad_id)
     torch.testing.assert_close(logprobs, plain_logprobs(nano.model, prefix, short, 1), atol=2e-5, rtol=1e-4)
 
 
@@ -104,7 +106,7 @@ def test_a_detached_prefix_would_be_noticed(nano: LocalModel) -> None:
                 layer.self_attn.k_proj.register_forward_hook(lambda m, i, o: o.detach() if len(o) == 1 else o)
                 for layer in model.model.layers
             ]
-        logprobs, _ = answer_logprobs(model.model, model.lm_head, prefix, pairs, nano.pad_id)
+        logprobs, _ = answer_logprobs(*trunk_and_head(model), prefix, pairs, nano.pad_id)
         logprobs.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     for hook in hooks:
@@ -118,7 +120,7 @@ def test_reported_log_probabilities_are_those_of_the_trainer(nano: LocalModel) -
         made = nano.generate(prompts("snake", 4), Sampling(temperature=temperature, max_tokens=24), [1, 2, 3, 4])
         for completion in made:
             pair = (list(completion.prompt_ids), list(completion.token_ids))
-            logprobs, _ = answer_logprobs(nano.model.model, nano.model.lm_head, [], [pair], nano.pad_id, temperature)
+            logprobs, _ = answer_logprobs(*trunk_and_head(nano.model), [], [pair], nano.pad_id, temperature)
             assert logprobs[0].tolist() == pytest.approx(list(completion.logprobs), abs=1e-4)
 
 

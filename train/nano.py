@@ -32,8 +32,9 @@ from msgrpo_agent.game import Game, Outcome, Scenario, stream
 from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.games.frozen_lake import MOVE, FrozenLake
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
-from msgrpo_agent.models.local import ChatFormat
+from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
+from msgrpo_agent.models.trunk import trunk_and_head
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.references import best_actions
 
@@ -261,7 +262,8 @@ def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> _Encoded:
 
 def answer_loss(model: Qwen2ForCausalLM, prefix: list[int], batch: list[tuple[list[int], list[int]]]) -> torch.Tensor:
     """Mean cross-entropy over the answers' tokens; the prompt's tokens carry no loss."""
-    logprobs, mask = answer_logprobs(model.model, model.lm_head, prefix, batch, model.config.pad_token_id)
+    trunk, head = trunk_and_head(model)
+    logprobs, mask = answer_logprobs(trunk, head, prefix, batch, model.config.pad_token_id)
     return -logprobs.sum() / mask.sum()
 
 

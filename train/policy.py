@@ -20,8 +20,9 @@ from msgrpo_agent.agent import Completion, Sampling
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
-from msgrpo_agent.models.local import LocalModel, evaluating, trunk_and_head
+from msgrpo_agent.models.local import LocalModel
 from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
+from msgrpo_agent.models.trunk import evaluating, trunk_and_head
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from train.checkpoint import replace_text
 from train.config import TrainConfig

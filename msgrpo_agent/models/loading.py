@@ -20,6 +20,7 @@ from msgrpo_agent.models.paths import NANO as NANO
 from msgrpo_agent.models.paths import NANO_DIR as NANO_DIR
 from msgrpo_agent.models.paths import base_path as base_path
 from msgrpo_agent.models.paths import read_adapter_config as read_adapter_config
+from msgrpo_agent.models.trunk import prepare
 
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()
@@ -54,7 +55,9 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
             f"the base model {base!r} cannot be loaded: {reason}",
             fix="check the name and the network, or give the folder of a causal language model",
         ) from error
-    return model.to(device).eval(), tokenizer
+    model = model.to(device).eval()
+    prepare(model, base)
+    return model, tokenizer
 
 
 def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str = "auto") -> tuple[Any, Any]:

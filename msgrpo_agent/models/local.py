@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from msgrpo_agent.agent import Completion, OnText, Sampling
-from msgrpo_agent.errors import ModelError
+from msgrpo_agent.models.chat import ChatFormat
+from msgrpo_agent.models.sampler import sample, uniforms
 from msgrpo_agent.models.shared_prefix import (
     answer_logprobs,
     common_prefix_length,
@@ -28,33 +25,11 @@ from msgrpo_agent.models.shared_prefix import (
     new_cache,
     positions,
     select_rows,
-    share_prefixes,
+    shareable_length,
 )
+from msgrpo_agent.models.trunk import evaluating, trunk_and_head
 from msgrpo_agent.parse import action_span
 from msgrpo_agent.prompt import Prompt
-
-_MARK = "\u241fcontent\u241f"
-
-
-class ChatFormat:
-    """Prompt → token ids through the tokenizer's chat template, which is rendered once, not every turn."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        if tokenizer.chat_template is None:
-            raise ModelError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template",
-                fix="use an instruction-tuned model",
-            )
-        rendered = tokenizer.apply_chat_template(
-            [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
-        )
-        self._head, _, self._tail = rendered.partition(_MARK)
-
-    def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        texts = [self._head + p.prefix + p.state + self._tail for p in prompts]
-        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return encoded
 
 
 class _AbandonedError(Exception):
@@ -78,19 +53,26 @@ class LocalModel:
     token of a turn depends on the turn's seed and n alone, never on what else is in the batch.
     """
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, *, max_batch: int = 512) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        *,
+        chat: Mapping[str, Any] | None = None,
+        max_batch: int = 512,
+    ) -> None:
         self.name = name
         self.extra_settings: dict[str, Any] = {}  # what else a record says about the model
-        share_prefixes(model)
         self.model = model
         self.tokenizer = tokenizer
-        self.chat = ChatFormat(tokenizer)
+        self.chat = ChatFormat(tokenizer, chat)
         self.max_batch = max_batch
         self._waiting: list[_Waiting] = []
         self._flush: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
-        self.stop_ids = _stop_ids(model, tokenizer)
-        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.stop_ids)
+        self.stop_ids = stop_ids(model, tokenizer)
+        self.pad_id = pad_id(model, tokenizer)
 
     async def complete(
         self,
@@ -201,11 +183,11 @@ class LocalModel:
     ) -> list[tuple[list[int], list[float]]]:
         base, head = trunk_and_head(self.model)
         distinct, row_of = distinct_rows(rows)
-        shared = common_prefix_length(distinct)
-        ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
-        prefix = compute_prefix(base, rows[0][:shared])
         context = getattr(base.config, "max_position_embeddings", None) or sys.maxsize
         longest = max(1, min(sampling.max_tokens, context - max(map(len, rows))))
+        shared = shareable_length(base, common_prefix_length(distinct), max(map(len, rows)) + longest)
+        ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
+        prefix = compute_prefix(base, rows[0][:shared])
         cache = new_cache(base.config.num_hidden_layers, room=ids.shape[1] + longest)
         place = positions(mask, shared)
         out: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
@@ -226,7 +208,7 @@ class LocalModel:
                 repeat = torch.tensor(row_of, device=self.model.device)
                 select_rows(cache, repeat)
                 hidden, place, mask = hidden[repeat], place[repeat], mask[repeat]
-            tokens, logprobs = sample(head(hidden).float(), sampling, uniforms(seeds, n))
+            tokens, logprobs = sample(head(hidden[:, None])[:, 0].float(), sampling, uniforms(seeds, n))
             for i, (token, logprob, going) in enumerate(
                 zip(tokens.tolist(), logprobs.tolist(), alive.tolist(), strict=True)
             ):
@@ -267,59 +249,13 @@ class LocalModel:
         return dict(zip(actions, logprobs.sum(1).softmax(0).tolist(), strict=True))
 
 
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode for as long: a model in training mode with checkpointed layers keeps no cache."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
-def uniforms(seeds: Sequence[int], n: int) -> Tensor:
-    """One number in [0, 1) a row, a pure function of (seed, n): SplitMix64's output function."""
-    with np.errstate(over="ignore"):
-        z = np.array(seeds, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(n + 1)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-    return torch.from_numpy((z >> np.uint64(11)).astype(np.float64) / 2.0**53)
-
-
-def sample(logits_NV: Tensor, sampling: Sampling, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (N) by inversion of the cumulative distribution, and their log-probabilities (N).
-
-    The log-probabilities are those of the distribution sampled from (after temperature and top-p); greedy
-    decoding reports them at temperature 1.
-    """
-    if sampling.temperature == 0:
-        tokens = logits_NV.argmax(-1)
-        return tokens, logits_NV.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    logprobs = (logits_NV / sampling.temperature).log_softmax(-1)
-    if sampling.top_p < 1:
-        logprobs = _nucleus(logprobs, sampling.top_p)
-    cumulative = logprobs.double().exp().cumsum(-1)
-    target = uniforms_N.to(cumulative.device)[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=logits_NV.shape[1] - 1)
-    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
-
-
-def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
-    ranked, order = logprobs_NV.sort(-1, descending=True)
-    before = ranked.exp().cumsum(-1) - ranked.exp()
-    dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
-    return logprobs_NV.masked_fill(dropped, -math.inf).log_softmax(-1)
-
-
-def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The token ids that end an answer."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed = configured if isinstance(configured, list) else [configured]
     return frozenset(i for i in [*listed, tokenizer.eos_token_id] if i is not None)
 
 
-def trunk_and_head(model: Any) -> tuple[Any, Any]:
-    """The transformer without its head, and the head; an adapter's layers inside stay active."""
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
-    return inner.base_model, inner.get_output_embeddings()
+def pad_id(model: Any, tokenizer: Any) -> int:
+    """What fills a batch up; it is masked wherever it stands."""
+    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(stop_ids(model, tokenizer)))

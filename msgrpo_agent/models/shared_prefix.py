@@ -12,17 +12,20 @@ a prefix are transformers' `sdpa`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+LOGITS = 2**26  # logits that the head computes at once: 256 MiB in float32
 Prefix = list[tuple[Tensor, Tensor]]  # for each layer: keys and values (KV, P, D) of the prefix
 
 
@@ -78,13 +81,14 @@ def _attend_one(
     """The same for one query a row, as in generation: all rows read the one copy of the prefix where it lies."""
     n, heads, _, width = query.shape
     kv, seen = key.shape[1], prefix_key.shape[1]
-    q = (query * (scaling or width**-0.5)).reshape(n, kv, -1, width).transpose(0, 1)  # (KV, N, H/KV, D)
-    to_prefix = q.reshape(kv, -1, width) @ prefix_key.transpose(1, 2)
-    to_own = q @ key.permute(1, 0, 3, 2)
+    # Scores are sums of large numbers that cancel: rounded to bfloat16 they would be far worse than SDPA's.
+    q = (query.float() * (scaling or width**-0.5)).reshape(n, kv, -1, width).transpose(0, 1)  # (KV, N, H/KV, D)
+    to_prefix = q.reshape(kv, -1, width) @ prefix_key.float().transpose(1, 2)
+    to_own = q @ key.float().permute(1, 0, 3, 2)
     if attention_mask is not None:
         to_own = to_own.masked_fill(~attention_mask[:, 0], torch.finfo(to_own.dtype).min)
     scores = torch.cat([to_prefix.view(kv, n, -1, seen), to_own], dim=-1)
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = scores.softmax(-1).to(query.dtype)
     on_prefix, on_own = torch.split(weights, [seen, key.shape[2]], dim=-1)
     out = (on_prefix.reshape(kv, -1, seen) @ prefix_value).view(kv, n, -1, width) + on_own @ value.transpose(0, 1)
     return out.transpose(0, 1).reshape(n, 1, heads, width)
@@ -106,6 +110,23 @@ def common_prefix_length(rows: Sequence[list[int]]) -> int:
     first, last = min(rows), max(rows)  # lexicographic: what these two share, all share
     length = next((i for i in range(shortest) if first[i] != last[i]), shortest)
     return min(length, shortest - 1)
+
+
+def shareable_length(trunk: Any, common: int, longest: int) -> int:
+    """How much of a common prefix of `common` tokens may be computed once, for rows of up to `longest` tokens.
+
+    All of it, or nothing: where the model was found not to share (`trunk.prepare`), or where a layer's window is
+    shorter than a row, so that a row's end does not see the prefix's beginning.
+    """
+    shares = trunk.config._attn_implementation == NAME
+    return common if shares and longest <= window(trunk) else 0
+
+
+def window(trunk: Any) -> int:
+    """The tokens that every layer looks back on; by the modules where they say it, by the config too."""
+    found = [getattr(module, "sliding_window", None) for module in trunk.modules()]
+    found += [getattr(trunk.config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((width for width in found if isinstance(width, int) and width > 0), default=sys.maxsize)
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -207,20 +228,45 @@ def answer_logprobs(
 
     `pairs` holds, for each row, the rest of the prompt after the prefix and the answer's token ids. Answers to
     the same prompt attend to one computation of it; layers that are checkpointed keep no keys and values, so
-    there every row is computed whole. The distribution is softmax(logits / temperature), that of the sampler.
-    The head is applied to answers only.
+    there, and beyond a layer's window, every row is computed whole. The distribution is
+    softmax(logits / temperature), that of the sampler.
+    The head is applied to answers only, and never to more of them at once than `LOGITS` allows.
     """
+    longest = len(prefix_ids) + max(len(rest) + len(answer) for rest, answer in pairs)
+    beyond = longest > window(trunk)  # then distances count, and they must not be counted over padding in a row
+    if prefix_ids and not shareable_length(trunk, len(prefix_ids), longest):
+        pairs, prefix_ids = [([*prefix_ids, *rest], answer) for rest, answer in pairs], []
     targets, answered = left_pad([answer for _, answer in pairs], 0, trunk.device)
     checkpointed = trunk.training and trunk.is_gradient_checkpointing
     prompts, row_of = distinct_rows([rest for rest, _ in pairs])
-    if len(prompts) == len(pairs) or checkpointed:
+    if len(prompts) == len(pairs) or checkpointed or beyond:
         ids, mask = left_pad([[*rest, *answer][:-1] for rest, answer in pairs], pad_id, trunk.device)
         hidden = _run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -targets.shape[1] :]
     else:
         hidden = _answer_after_prompt(trunk, prefix_ids, prompts, row_of, targets, answered, pad_id)
-    logits = head(hidden).float() / temperature
-    logprobs = torch.gather(logits, 2, targets[:, :, None])[:, :, 0] - logits.logsumexp(-1)
-    return logprobs * answered, answered
+    said = answered.bool()
+    found = token_logprobs(head, hidden[said], targets[said], temperature)
+    return torch.zeros(targets.shape, device=trunk.device).masked_scatter(said, found), answered
+
+
+def token_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature)[target] (M), in parts, so that M x V logits never lie in memory at once.
+
+    Where there are several parts their logits are computed again for the gradient instead of being kept.
+    """
+    rows = max(1, LOGITS // head.vocabulary)
+    if len(hidden_MD) <= rows:
+        return _part_logprobs(head, hidden_MD, targets_M, temperature)
+    found = [
+        checkpoint(_part_logprobs, head, hidden, targets, temperature, use_reentrant=False)
+        for hidden, targets in zip(hidden_MD.split(rows), targets_M.split(rows), strict=True)
+    ]
+    return torch.cat(found)
+
+
+def _part_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
+    logits = head(hidden_MD[None])[0].float() / temperature
+    return logits.gather(1, targets_M[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def _answer_after_prompt(

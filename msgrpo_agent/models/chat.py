@@ -1,0 +1,56 @@
+"""Prompt → token ids through the tokenizer's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgrpo_agent.errors import ModelError
+from msgrpo_agent.prompt import Prompt
+
+_MARK = "\u241fcontent\u241f"
+PROVED_ON = 4  # prompts on which the short way is compared with the template's own rendering
+
+
+class ChatFormat:
+    """The chat template, rendered once around a mark in whose place each prompt's text is put.
+
+    That is right for most templates and wrong for those that trim the text, or look at it. So the first prompts are
+    rendered both ways; at the first difference every prompt goes through the template itself. `arguments` are the
+    template's own (Qwen3: `enable_thinking`).
+    """
+
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.arguments = dict(arguments or {})
+        if tokenizer.chat_template is None:
+            raise ModelError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template",
+                fix="use an instruction-tuned model",
+            )
+        self._head, mark, self._tail = self._rendered(_MARK).partition(_MARK)
+        self._to_prove = PROVED_ON
+        self._by_mark = bool(mark)
+
+    def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """The token ids of each prompt, with the template's opening of the answer at the end."""
+        texts = [self._text(prompt.prefix + prompt.state) for prompt in prompts]
+        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return encoded
+
+    def _text(self, content: str) -> str:
+        if not self._by_mark:
+            return self._rendered(content)
+        text = self._head + content + self._tail
+        if self._to_prove:
+            self._to_prove -= 1
+            whole = self._rendered(content)
+            self._by_mark = text == whole
+            return whole
+        return text
+
+    def _rendered(self, content: str) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True, **self.arguments
+        )
+        return text
