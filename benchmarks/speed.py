@@ -11,6 +11,7 @@ micro-batches. Ratios are medians over rounds that alternate the two sides.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -29,12 +30,12 @@ from msgrpo_agent.models.shared_prefix import left_pad
 from msgrpo_agent.models.trunk import trunk_and_head
 from msgrpo_agent.prompt import Prompt
 from train.batch import MicroBatch, micro_batches, select
-from train.checkpoint import Progress
-from train.collect import collect
+from train.collect import grouped, play_groups
 from train.config import TrainConfig, make_config
+from train.engines.hf import HfEngine
 from train.evaluate import evaluate
-from train.loop import next_starts
 from train.policy import Policy
+from train.rollouts import next_starts
 from train.update import update
 
 
@@ -72,7 +73,7 @@ def plain_logprobs(policy: Policy, part: MicroBatch) -> tuple[Tensor, Tensor]:
     """The forward pass over the full prompts, each row for itself, with transformers' own attention."""
     trunk, head = trunk_and_head(policy.model)
     rows = [[*part.prefix, *rest, *answer][:-1] for rest, answer in part.pairs]
-    ids, mask = left_pad(rows, policy.engine.pad_id, policy.model.device)
+    ids, mask = left_pad(rows, policy.pad_id, policy.model.device)
     targets, answered = left_pad([answer for _, answer in part.pairs], 0, policy.model.device)
     hidden = trunk(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, -targets.shape[1] :]
     logprobs = (head(hidden).float() / policy.temperature).log_softmax(-1)
@@ -97,17 +98,20 @@ def main() -> None:
     config = make_config(given.preset, settings=given.settings, given={"scenario": given.scenario})
     config = config.model_copy(update={"learning_rate": 1e-12})  # the same policy in every round
     scenario, policy = get_scenario(config.scenario), Policy(config)
-    recorder = Recorder(policy.engine)
+    model = HfEngine(policy, scenario, config).load(0)
+    recorder = Recorder(model)
     optimizer = torch.optim.AdamW(policy.parameters)
     generator = torch.Generator().manual_seed(0)
 
-    progress, times = Progress(), {"rollout_s": [], "update_s": [], "reference_s": [], "evaluation_s": []}
+    first, times = 0, {"rollout_s": [], "update_s": [], "reference_s": [], "evaluation_s": []}
     rates: dict[str, list[float]] = {"turns": [], "new_tokens": [], "update_tokens": []}
     generate_s, shared_generate_s, update_shared_s, update_plain_s = [], [], [], []
     for step in range(given.rounds + 1):
         recorder.batches = []
         began = time.perf_counter()
-        groups, episodes = collect(policy.engine, scenario, config, step, next_starts(scenario, config, progress))
+        starts, first = next_starts(scenario, config, first)
+        episodes = asyncio.run(play_groups(model, scenario, config, step, starts))
+        groups = grouped(episodes, scenario, config, starts)
         rollout = time.perf_counter() - began
         samples = select(groups, config, generator)
         parts = list(micro_batches(samples, config.micro_batch_tokens, policy.model.device))
@@ -115,7 +119,7 @@ def main() -> None:
         reference = timed(lambda: [policy.reference_logprobs(part.prefix, part.pairs) for part in parts])
         batches = recorder.batches
         fast = timed(lambda: [recorder._generate(b, config.sampling, range(len(b))) for b in batches])
-        plain = timed(lambda: [plain_generate(policy.engine, b, config) for b in batches])
+        plain = timed(lambda: [plain_generate(model, b, config) for b in batches])
         shared = timed(lambda: forward_backward(policy, parts, shared=True))
         full = timed(lambda: forward_backward(policy, parts, shared=False))
         if step == 0:
@@ -130,7 +134,7 @@ def main() -> None:
         generate_s.append(plain)
         update_shared_s.append(shared)
         update_plain_s.append(full)
-    times["evaluation_s"].append(timed(lambda: evaluate(policy, scenario, config)))
+    times["evaluation_s"].append(timed(lambda: evaluate(model, scenario, config)))
     result = {
         "machine": facts() | {"threads": torch.get_num_threads()},
         "config": config.model_dump(),

@@ -58,6 +58,7 @@ class Completion:
     prompt_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()  # of the sampled tokens, at the sampling temperature
+    model: str | None = None  # which weights answered, where the engine says so
 
 
 @dataclass(frozen=True)

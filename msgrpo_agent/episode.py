@@ -43,6 +43,7 @@ class Turn(BaseModel):
     retries: Count = 0
     reasoning: Clean | None = None
     action_probabilities: dict[str, float] | None = None
+    model: Clean | None = None  # which weights answered: the version of a policy in training
     completion: Completion | None = Field(None, exclude=True, repr=False)  # with token ids, for training
 
 

@@ -14,6 +14,8 @@ EXTRAS = {
     "train": ("torch", "transformers", "peft", "tokenizers", "matplotlib", "tensorboard"),
     "dqn": ("stable_baselines3", "torch", "tensorboard"),
     "web": ("textual_serve",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
 }
 OURS = ("evals", "serve", "train", "tui")
 ROOT = Path(__file__).resolve().parents[1]

@@ -72,6 +72,7 @@ def apply_turn(
             turn.retries = completion.retries
             turn.reasoning = completion.reasoning
             turn.action_probabilities = completion.action_probabilities
+            turn.model = completion.model
         if decision.prompt is not None:
             episode.prefix[player] = decision.prompt.prefix
         episode.turns.append(turn)

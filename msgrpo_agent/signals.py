@@ -15,13 +15,16 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 def ending_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP act as SIGINT within the block; one that is ignored (nohup) stays ignored.
 
-    The signal is passed on as SIGINT, so that asyncio's own handler cancels its main task in good order.
+    The signal is passed on as SIGINT, so that asyncio's own handler cancels its main task in good order. A shell
+    starts what it puts into the background with SIGINT ignored: then there is nobody to pass it on to before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
 
     before = {number: signal.getsignal(number) for number in ENDING}

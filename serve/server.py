@@ -98,6 +98,11 @@ class Server:
         status = self._running().wait()
         raise failure(f"vLLM ended (exit status {status})", self.log)
 
+    def failure(self) -> ServeError | None:
+        """What the log says, where vLLM has ended by itself; None while it runs."""
+        status = self._running().poll()
+        return None if status is None else failure(f"vLLM ended (exit status {status})", self.log)
+
     def stop(self, *, at_once: bool = False) -> None:
         """Let requests in flight end for DRAIN_S, then end everything; a Ctrl-C meanwhile ends everything at once."""
         child = self._supervisor

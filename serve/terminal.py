@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def serve(request: Request, key: str | None, console: Console) -> bool:
     ready = False
     with ending_as_interrupt():
         try:
-            launch, log = prepare(request, console), LOGS / f"vllm-{request.port}.log"
+            launch, log = prepare(request, console.print), LOGS / f"vllm-{request.port}.log"
             with Server(launch, log) as server:
                 try:
                     _start(server, console)
@@ -128,7 +128,7 @@ def serve(request: Request, key: str | None, console: Console) -> bool:
     return ready
 
 
-def prepare(request: Request, console: Console) -> Launch:
+def prepare(request: Request, say: Callable[[str], object]) -> Launch:
     """Every check that needs no running engine, cheapest first; then the launch."""
     engine = installed_engine()
     check_port(request.host, request.port)
@@ -136,7 +136,7 @@ def prepare(request: Request, console: Console) -> Launch:
     if engine == "cpu":
         check_torchvision()
     if local_weights(request.base, download=False) is None:
-        console.print(f"downloading {request.base} …", highlight=False)
+        say(f"downloading {request.base} …")
     weights = local_weights(request.base, download=True)
     assert weights is not None
     for adapter in request.adapters:

@@ -44,6 +44,8 @@ class Request:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     runtime_adapters: Path | None = None  # clients may load adapters from below this folder
+    runtime_rank: int = 16  # the largest rank that those may have
+    gpu_share: float | None = None  # of the GPU's memory; vLLM's own default otherwise
     extra: tuple[str, ...] = ()  # vLLM's own options, passed on
 
 
@@ -147,8 +149,13 @@ def _tuned(request: Request, engine: Engine) -> list[str]:
         options += ["--data-parallel-size", str(request.data_parallel_size)]
     if request.adapters or request.runtime_adapters:
         slots = len(request.adapters) + (RUNTIME_SLOTS if request.runtime_adapters else 0)
-        rank = max([adapter.rank for adapter in request.adapters] + [16 if request.runtime_adapters else 1])
+        rank = max([adapter.rank for adapter in request.adapters] + [1])
+        rank = max(rank, request.runtime_rank) if request.runtime_adapters else rank
         options += ["--max-lora-rank", str(served_rank(rank)), "--max-loras", str(slots)]
+    if request.runtime_adapters:  # who trains on the answers needs the distribution that they were drawn from
+        options += ["--logprobs-mode", "processed_logprobs"]
+    if request.gpu_share is not None and engine == "cuda":
+        options += ["--gpu-memory-utilization", str(request.gpu_share)]
     return options
 
 

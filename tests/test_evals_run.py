@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -357,9 +358,24 @@ def test_folder_names_differ_where_specs_do() -> None:
     assert "/" not in folder_name("endpoint:http://h:1/v1#m")
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", *arguments]
+def start(*arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-m", "msgrpo_agent.cli", "eval", *arguments]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+async def test_sigterm_ends_what_a_shell_started_in_the_background(tmp_path: Path) -> None:
+    """There SIGINT is ignored, and SIGTERM, which is passed on as SIGINT, once did nothing."""
+    async with FakeServer(then=hang) as server:
+        spec = f"endpoint:{server.url}#fake"
+        ignoring = ("env", "--ignore-signal=INT")
+        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path), before=ignoring)
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+        _, said = await asyncio.to_thread(child.communicate)
+    assert child.returncode == 130
+    assert "start the same command again" in said
+    assert "Traceback" not in said
 
 
 async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) -> None:

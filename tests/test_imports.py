@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 OURS = {"msgrpo_agent", "train", "serve", "evals", "tui"}
 ALLOWED = {
     "msgrpo_agent": {"msgrpo_agent"},
-    "train": {"train", "msgrpo_agent", "evals"},
+    "train": {"train", "msgrpo_agent", "evals", "serve"},
     "serve": {"serve", "msgrpo_agent"},
     "evals": {"evals", "msgrpo_agent"},
     "tui": {"tui", "msgrpo_agent"},

@@ -15,14 +15,17 @@ from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import ParseFailure
+from tests.train_helpers import taught
 from train import loop
 from train.batch import Sample, keep_indices, micro_batches, minibatches, select
 from train.collect import Group
 from train.config import TrainConfig, make_config
 from train.display import Quiet
+from train.engines.hf import HfEngine
 from train.metrics import read
 from train.msgrpo import group_advantages
 from train.policy import Policy
+from train.rollouts import Rollouts
 from train.update import _accumulate
 
 CPU = torch.device("cpu")
@@ -96,7 +99,7 @@ SAMPLES = st.lists(
 @given(SAMPLES, st.integers(1, 60))
 def test_micro_batches_lose_nothing_and_keep_their_bound(rows: list[tuple[list[int], list[int]]], most: int) -> None:
     samples = [
-        Sample((1, 2, 3, *rest, 4), tuple(answer), tuple(float(-i) for i in range(len(answer))), float(n))
+        taught((1, 2, 3, *rest, 4), tuple(answer), tuple(float(-i) for i in range(len(answer))), float(n))
         for n, (rest, answer) in enumerate(rows)
     ]
     seen = []
@@ -122,7 +125,6 @@ def policy() -> Policy:
     with torch.no_grad():
         for i, parameter in enumerate(made.parameters):
             parameter.copy_(torch.randn(parameter.shape, generator=generator(i)) * 0.03)
-    made.refresh_engine()
     return made
 
 
@@ -133,16 +135,17 @@ def samples(policy: Policy) -> list[Sample]:
 
     scenario = get_scenario("frozen-lake")
     prompts = [PromptTemplate().render(scenario, scenario.new(seed, 0).observe("player")) for seed in range(6)]
-    answers = policy.engine.generate(prompts, Sampling(max_tokens=20), list(range(6)))
+    engine = HfEngine(policy, scenario, make_config()).load(1)
+    answers = engine.generate(prompts, Sampling(max_tokens=20), list(range(6)))
     return [
-        Sample(a.prompt_ids, a.token_ids[: 3 + 2 * i], tuple(p - 0.1 for p in a.logprobs[: 3 + 2 * i]), (-1.0) ** i)
+        taught(a.prompt_ids, a.token_ids[: 3 + 2 * i], tuple(p - 0.1 for p in a.logprobs[: 3 + 2 * i]), (-1.0) ** i)
         for i, a in enumerate(answers)
     ]
 
 
 def gradient(policy: Policy, samples: list[Sample], settings: TrainConfig) -> tuple[torch.Tensor, dict[str, float]]:
     policy.model.zero_grad()
-    totals = _accumulate(policy, samples, settings)
+    totals, _ = _accumulate(policy, samples, samples, settings)
     return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]), totals
 
 
@@ -180,10 +183,11 @@ def test_describe_by_hand() -> None:
     good = Turn(step=0, player="player", state="s", completion_tokens=10, finish_reason="stop")
     cut = Turn(step=0, player="player", state="s", completion_tokens=30, finish_reason="length")
     bad = cut.model_copy(update={"failure": ParseFailure.NO_TAG})
-    found = loop.describe([group(0, 1), group(1, 1)], [episode(True, good, cut), episode(False, bad, good)])
+    episodes = [episode(True, good, cut), episode(False, bad, good)]
+    found = loop.describe(Rollouts([group(0, 1), group(1, 1)], episodes, 0, 0, 0.0, 0.0))
     assert found == {
-        "return": 0.5, "success": 0.5, "invalid": 0.25, "truncated": 0.5, "turns": 4.0, "tokens": 80.0,
-        "flat_groups": 0.5,
+        "rollout/return": 0.5, "rollout/success": 0.5, "rollout/invalid": 0.25, "rollout/truncated": 0.5,
+        "rollout/turns": 4.0, "rollout/tokens": 80.0, "rollout/flat_groups": 0.5,
     }  # fmt: skip
 
 
@@ -195,7 +199,7 @@ def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> No
     summary = loop.train(run, tmp_path / "run", report=Quiet())
     assert summary["score"] == "return"
     (row,) = [row for row in read(tmp_path / "run") if row["kind"] == "train"]
-    assert row["kept_turns"] > 0
+    assert row["update/kept_turns"] > 0
     episodes = list(read_episodes(tmp_path / "run" / "transcripts.jsonl"))
     assert len(episodes) == 4  # of one group
     assert all({turn.player for turn in episode.turns} == {"snake1", "snake2"} for episode in episodes)
@@ -211,7 +215,7 @@ def flat_or_not(*returns: float) -> Group:
 
 def sample(own: int, answer: int, advantage: float = 0.0) -> Sample:
     """A prompt of 7, 7 and `own` tokens more, the first of which is `own`; an answer of `answer` tokens."""
-    return Sample((7, 7, own, *[0] * (own - 1)), (9,) * answer, tuple(-0.5 for _ in range(answer)), advantage)
+    return taught((7, 7, own, *[0] * (own - 1)), (9,) * answer, tuple(-0.5 for _ in range(answer)), advantage)
 
 
 def test_a_samples_tokens_are_those_of_prompt_and_answer() -> None:
@@ -241,7 +245,7 @@ def test_micro_batches_are_filled_up_from_short_to_long(most: int, sizes: list[i
 
 def test_a_micro_batch_by_hand() -> None:
     """Log-probabilities stand on the right, where answers end together; the prefix is computed once."""
-    one, two = Sample((7, 7, 1), (5, 6), (-0.5, -0.25), 1.0), Sample((7, 7, 2, 2, 2), (8,), (-2.0,), -1.0)
+    one, two = taught((7, 7, 1), (5, 6), (-0.5, -0.25), 1.0), taught((7, 7, 2, 2, 2), (8,), (-2.0,), -1.0)
     (part,) = micro_batches([two, one], 100, CPU)
     assert part.prefix == [7, 7]
     assert part.pairs == [([1], [5, 6]), ([2, 2, 2], [8])]

@@ -19,22 +19,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from msgrpo_agent.agent import Sampling
+from msgrpo_agent.agent import Completion, Sampling
 from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import ModelError, RunError, UsageError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models import loading, local, shared_prefix
+from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.parse import ParseFailure
 from msgrpo_agent.prompt import PromptTemplate
+from tests.train_helpers import taught
 from train import checkpoint, loop, update
-from train.batch import Sample, minibatches
+from train.batch import minibatches
 from train.checkpoint import Progress
 from train.collect import Group
 from train.config import TrainConfig, make_config
 from train.display import Quiet
+from train.engines import contract
+from train.engines.hf import HfEngine
 from train.metrics import read
 from train.policy import Policy
+from train.rollouts import Rollouts, next_starts
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -121,7 +126,7 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     said = running.stderr.read()
     running.stderr.close()
     assert running.wait() == 130
-    assert "stopping after" in said
+    assert "is given up and will be done again" in said
     hint = re.search(r"go on with: msgrpo (train --resume --out \S+)", said)
     assert hint is not None
     go_on = [sys.executable, "-m", "msgrpo_agent.cli", *hint[1].split()]  # what it prints can be pasted
@@ -201,15 +206,14 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    progress = checkpoint.Progress(step=1)
-    checkpoint.save(tmp_path, progress, {"a": torch.ones(2)}, {})
+    checkpoint.save(tmp_path, checkpoint.State(Progress(step=1), {"a": torch.ones(2)}, {}))
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(RunError, match="No space left"):
-        checkpoint.save(tmp_path, checkpoint.Progress(step=2), {"a": torch.zeros(2)}, {})
+        checkpoint.save(tmp_path, checkpoint.State(Progress(step=2), {"a": torch.zeros(2)}, {}))
     state, damaged = checkpoint.load_latest(tmp_path)
     assert state is not None
     assert (state["progress"]["step"], damaged) == (1, [])
@@ -258,28 +262,63 @@ def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> Non
     told = Told()
     loop.train(tiny(steps=1), tmp_path / "run", report=told)
     assert told.said[0] == "loading nano"
-    assert "evaluation after 0 updates: 6 of 6 episodes played" in told.said
-    assert "update 1 of 1: 8 of 8 episodes played" in told.said
-    assert any(text.startswith("update 1 of 1: learning from") for text in told.said)
+    said = "\n".join(told.said)
+    assert "evaluation after 0 updates: 6 of 6 episodes played" in said
+    assert re.search(r"update 1 of 1: 8 of 8 episodes played, [\d,]+ tokens/s", said)
+    assert re.search(r"update 1 of 1: learning from \d+ turns, 2 of 2 steps", said)
 
 
-def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
-    """In the middle of the first rollouts, not when they have ended."""
+class StoppedAt(Told):
+    """Asks the run to stop when it says something."""
 
-    class Interrupting(Told):
-        def doing(self, text: str) -> None:
-            super().doing(text)
-            if text == "update 1 of 4: 1 of 8 episodes played":
-                signal.raise_signal(signal.SIGINT)
+    def __init__(self, moment: str, number: signal.Signals = signal.SIGINT) -> None:
+        super().__init__()
+        self._moment, self._number = moment, number
 
-    told = Interrupting()
+    def doing(self, text: str) -> None:
+        super().doing(text)
+        if text.startswith(self._moment) and "stopping" not in self.said:
+            signal.raise_signal(self._number)
+
+
+@pytest.mark.parametrize(
+    ("moment", "kept"),
+    [
+        ("update 1 of 4: 1 of 8 episodes played", None),
+        ("update 2 of 4: 1 of 8 episodes played", 1),
+        ("update 3 of 4: learning from", 2),  # before the first step …
+        ("evaluation after 2 updates: 1 of 6", 2),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_gives_up_what_goes_on_and_keeps_every_finished_update(
+    moment: str, kept: int | None, number: signal.Signals, tmp_path: Path
+) -> None:
+    """At once, not when the update has ended; and all that has ended is saved, though no checkpoint was due."""
+    told = StoppedAt(moment, number)
     with pytest.raises(KeyboardInterrupt):
-        loop.train(tiny(), tmp_path / "run", report=told)
-    after = told.said[told.said.index("update 1 of 4: 1 of 8 episodes played") :]
-    assert after[1] == "stopping"
+        loop.train(tiny(checkpoint_every=4), tmp_path / "run", report=told)
+    assert told.said[next(i for i, text in enumerate(told.said) if text.startswith(moment)) + 1] == "stopping"
     state, _ = checkpoint.load_latest(tmp_path / "run")
-    assert state is not None
-    assert state["progress"]["step"] == 1
+    assert (None if state is None else state["progress"]["step"]) == kept
+
+
+def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:
+    """Stopped after the first of two optimizer steps and resumed, the run ends as the one that was never stopped."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    loop.train(tiny(steps=3), whole, report=Quiet())
+    told = StoppedAt("update 2 of 3: learning from")
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(tiny(steps=3), stopped, report=_AfterOneStep(told))
+    loop.train(tiny(steps=3), stopped, resume=True, report=Quiet())
+    assert (whole / WEIGHTS).read_bytes() == (stopped / WEIGHTS).read_bytes()
+
+
+class _AfterOneStep(Quiet):
+    """Tells the other only what is said after a step of the optimizer."""
+
+    def __init__(self, other: Quiet) -> None:
+        self.doing = lambda text: other.doing(text) if ", 1 of 2 steps" in text else None  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -308,24 +347,28 @@ def test_other_runtime_errors_stay_what_they_are(kind: type[Exception]) -> None:
         raise kind("shapes cannot be multiplied")
 
 
+def engine_of(policy: Policy, config: TrainConfig | None = None) -> HfEngine:
+    return HfEngine(policy, get_scenario("frozen-lake"), config or tiny())
+
+
+def canary(engine: HfEngine, policy: Policy, **given: Any) -> float:
+    """The canary without the merge before it."""
+    prompts = contract.canary_prompts(get_scenario("frozen-lake"))
+    answers = engine.model.generate(prompts, contract.canary_sampling(1.0), contract.SEEDS)
+    return contract.check(policy, "the rollout engine", answers, **given)
+
+
+def moved(policy: Policy, by: float) -> None:
+    with torch.no_grad():
+        for i, parameter in enumerate(policy.parameters):
+            parameter.add_(by * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)))
+
+
 def test_the_canary_sees_what_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(tiny())
-    monkeypatch.setattr(policy, "_plain_logprobs", lambda answer: torch.full((len(answer.token_ids),), float("nan")))
+    monkeypatch.setattr(contract, "_plain", lambda policy, answers: torch.tensor([float("nan")]))
     with pytest.raises(RunError, match="disagree by nan"):
-        policy.check_engine(get_scenario("frozen-lake"))
-
-
-def test_a_run_that_is_stopped_in_an_evaluation_keeps_its_updates(tmp_path: Path) -> None:
-    class Stopping(Told):
-        def doing(self, text: str) -> None:
-            if text == "evaluation after 1 updates: 1 of 6 episodes played":
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(tiny(eval_every=1, checkpoint_every=4), tmp_path / "run", report=Stopping())
-    state, _ = checkpoint.load_latest(tmp_path / "run")
-    assert state is not None
-    assert state["progress"]["step"] == 1
+        engine_of(policy).load(0)
 
 
 def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
@@ -344,8 +387,9 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
 @pytest.mark.parametrize("fault", ["padding", "rows"])
 def test_the_canary_sees_faults_that_one_row_cannot_show(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding that is attended to, and rows that answer for one another: with one row there is neither."""
-    policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
-    assert policy.check_engine(scenario) < 1e-3
+    policy = Policy(tiny())
+    engine = engine_of(policy)
+    assert canary(engine, policy) < 1e-3
     if fault == "padding":
         run = shared_prefix._run
         monkeypatch.setattr(
@@ -354,12 +398,12 @@ def test_the_canary_sees_faults_that_one_row_cannot_show(fault: str, monkeypatch
     else:
         monkeypatch.setattr(local, "distinct_rows", lambda rows: (rows[::-1], list(range(len(rows)))))
     with pytest.raises(RunError, match="disagree"):
-        policy.check_engine(scenario)
+        canary(engine, policy)
 
 
 def test_the_models_own_forward_is_a_witness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine and trainer share the head: what a model does after it (Granite scales its logits) only it can show."""
-    policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
+    policy = Policy(tiny())
+    engine = engine_of(policy)
     forward = policy.model.forward
 
     def scaled(*arguments: Any, **named: Any) -> Any:
@@ -369,7 +413,72 @@ def test_the_models_own_forward_is_a_witness(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(policy.model, "forward", scaled)
     with pytest.raises(RunError, match="the model's own forward and the trainer disagree"):
-        policy.check_engine(scenario)
+        canary(engine, policy)
+
+
+@pytest.mark.parametrize("by", [0.002, 0.02])
+def test_the_canary_names_whose_weights_an_engine_plays_with(by: float) -> None:
+    """The base's, or the version before; also where the difference is smaller than what rounding may be."""
+    policy = Policy(tiny())
+    base = engine_of(policy)
+    base.load(0)
+    moved(policy, by)
+    with pytest.raises(RunError, match=r"plays with the weights of the base"):
+        canary(base, policy)
+    before = policy.adapter_state()
+    stale = engine_of(policy)
+    stale.load(1)
+    assert canary(stale, policy) < 1e-3
+    moved(policy, by)
+    with pytest.raises(RunError, match=r"plays with the weights of the version before"):
+        canary(stale, policy, previous=before)
+    assert all(torch.equal(policy.adapter_state()[name], value) for name, value in policy.adapter_state().items())
+    stale.load(2)
+    assert canary(stale, policy, previous=before) < 1e-3
+
+
+def test_small_differences_are_told_apart_by_whose_they_are() -> None:
+    """Below the tolerance: the old rule let it pass."""
+    policy = Policy(tiny())
+    stale = engine_of(policy)
+    stale.load(0)
+    moved(policy, 3e-6)
+    before = policy.adapter_state()
+    stale.load(1)
+    moved(policy, 3e-6)
+    with pytest.raises(RunError, match=r"plays with the weights of the version before"):
+        canary(stale, policy, previous=before)
+
+
+def test_an_engine_that_reports_another_temperature_is_seen() -> None:
+    config = tiny(temperature=0.7)
+    policy = Policy(config)
+    engine = engine_of(policy, config)
+    engine.load(0)
+    prompts = contract.canary_prompts(get_scenario("frozen-lake"))
+    raw = engine.model.generate(prompts, Sampling(max_tokens=contract.TOKENS), contract.SEEDS)  # at temperature 1
+    with pytest.raises(RunError, match="disagree"):
+        contract.check(policy, "the rollout engine", raw)
+
+
+def test_a_mismatch_on_fresh_rollouts_stops_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The canary has passed, and then the engine reports other numbers: the first minibatch shows it."""
+    complete = local.LocalModel.complete
+
+    async def off(self: Any, *arguments: Any, **named: Any) -> Completion:
+        found = await complete(self, *arguments, **named)
+        return Completion(**vars(found) | {"logprobs": tuple(value - 0.01 for value in found.logprobs)})
+
+    monkeypatch.setattr(local.LocalModel, "complete", off)
+    with pytest.raises(RunError, match=r"engine and trainer differ by 0\.01 nats a token"):
+        loop.train(tiny(), tmp_path / "run", report=Quiet())
+
+
+def test_rollouts_that_are_one_version_old_may_differ() -> None:
+    update.check_mismatch({"engine/mismatch_mean": 1.0, "engine/mismatch_max": 2.0}, 1, torch.float32)
+    update.check_mismatch({}, 0, torch.float32)
+    with pytest.raises(RunError):
+        update.check_mismatch({"engine/mismatch_mean": math.nan, "engine/mismatch_max": 0.0}, 0, torch.float32)
 
 
 def test_a_run_that_lost_its_first_evaluation_says_so_before_training(finished: Path, tmp_path: Path) -> None:
@@ -380,24 +489,10 @@ def test_a_run_that_lost_its_first_evaluation_says_so_before_training(finished: 
         loop.train(tiny(steps=5), out, resume=True, report=Quiet())
 
 
-def test_the_canary_stops_a_stale_engine() -> None:
-    """The named fault: the adapter changes and the engine goes on with the old weights."""
-    policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
-    policy.refresh_engine()
-    assert policy.check_engine(scenario) < 1e-4
-    with torch.no_grad():
-        for parameter in policy.parameters:
-            parameter.add_(0.05)
-    with pytest.raises(RunError, match="disagree"):
-        policy.check_engine(scenario)
-    policy.refresh_engine()
-    assert policy.check_engine(scenario) < 1e-3
-
-
 def test_the_reference_is_the_base_however_far_the_adapter_went() -> None:
     policy, scenario = Policy(tiny()), get_scenario("frozen-lake")
     prompt = PromptTemplate().render(scenario, scenario.new(1, 1).observe("player"))
-    answer = policy.engine.generate([prompt], Sampling(max_tokens=24), [3])[0]
+    answer = engine_of(policy).model.generate([prompt], Sampling(max_tokens=24), [3])[0]
     pair = (list(answer.prompt_ids), list(answer.token_ids))
     before = policy.reference_logprobs([], [pair])
     with torch.no_grad():
@@ -419,7 +514,7 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
             for i, parameter in enumerate(policy.parameters):
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)) * 0.05)
         prompt = PromptTemplate().render(scenario, scenario.new(1, 1).observe("snake1"))
-        ids = policy.engine.chat.ids([prompt])[0]
+        ids = ChatFormat(policy.tokenizer).ids([prompt])[0]
         logprobs, _ = policy.logprobs(ids[:100], [(ids[100:], [7, 8, 9]), (ids[100:], [9, 8])])
         logprobs.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]))
@@ -432,8 +527,9 @@ def test_a_run_as_on_a_gpu_bfloat16_with_checkpointed_layers(tmp_path: Path) -> 
     summary = loop.train(config, tmp_path / "run", report=Quiet())
     assert summary["before"]["invalid"] < 0.2  # a model without its cache would not find the format
     policy = Policy(config)
-    assert policy.engine.model is policy.model
-    assert policy.check_engine(get_scenario("frozen-lake")) < 0.1
+    engine = engine_of(policy, config)
+    assert engine.load(0).model is policy.model
+    assert canary(engine, policy) < 0.1
     assert policy.model.training
 
 
@@ -444,7 +540,7 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
 
 
 def test_minibatches_are_equal_parts_that_keep_a_prompt_together() -> None:
-    samples = [Sample((i % 5,), (i,), (0.0,), 1.0) for i in range(23)]
+    samples = [taught((i % 5,), (i,), (0.0,), 1.0) for i in range(23)]
     parts = list(minibatches(samples, 4, torch.Generator().manual_seed(0)))
     assert sorted(sample.answer_ids for part in parts for sample in part) == [(i,) for i in range(23)]
     assert {len(part) for part in parts} == {5, 6}
@@ -469,24 +565,16 @@ def test_starts_go_on_where_they_ended_and_differ_from_seed_to_seed() -> None:
     """The first 3 and the next 3 of the training starts from 0 on, and from 1,000,003 on for seed 1."""
     scenario = get_scenario("frozen-lake")
     for seed in (0, 1, 2):
-        progress, config = Progress(), make_config(settings=["groups=3"], given={"seed": seed})
-        taken = [loop.next_starts(scenario, config, progress) for _ in range(2)]
-        assert taken[0] + taken[1] == list(islice(scenario.starts("train", first_seed=seed * 1_000_003), 6))
-        assert progress.next_start == taken[1][-1] + 1 - seed * 1_000_003
-        assert (progress.step, progress.flat_groups) == (0, 0)
-
-
-def test_a_resumed_run_takes_the_starts_that_come_next() -> None:
-    scenario, config = get_scenario("frozen-lake"), make_config(settings=["groups=3"], given={"seed": 5})
-    whole = Progress()
-    both = [loop.next_starts(scenario, config, whole) for _ in range(2)]
-    resumed = Progress(step=1, next_start=both[0][-1] + 1 - 5 * 1_000_003)
-    assert loop.next_starts(scenario, config, resumed) == both[1]
+        config = make_config(settings=["groups=3"], given={"seed": seed})
+        first, after = next_starts(scenario, config, 0)
+        second, end = next_starts(scenario, config, after)
+        assert first + second == list(islice(scenario.starts("train", first_seed=seed * 1_000_003), 6))
+        assert end == second[-1] + 1 - seed * 1_000_003
 
 
 def test_training_starts_are_no_evaluation_starts() -> None:
     scenario, config = get_scenario("frozen-lake"), make_config(settings=["groups=30"])
-    starts = loop.next_starts(scenario, config, Progress())
+    starts, _ = next_starts(scenario, config, 0)
     assert set(starts).isdisjoint(islice(scenario.starts("eval"), 30))
     assert len(set(starts)) == 30
 
@@ -524,13 +612,13 @@ def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -
         episode(False, {"a": 2.0, "b": 0.5}, good),
         episode(None, {"a": 0.0, "b": -0.5}, good),
     ]
-    assert loop.describe(groups, episodes) == pytest.approx(
+    assert loop.describe(Rollouts(groups, episodes, 0, 0, 0.0, 0.0)) == pytest.approx(
         {
-            "return": 3.0 / 6, "invalid": 2 / 5, "truncated": 1 / 5, "turns": 5.0, "tokens": 50.0,
-            "flat_groups": 2 / 3, "success": 1 / 2,
+            "rollout/return": 3.0 / 6, "rollout/invalid": 2 / 5, "rollout/truncated": 1 / 5, "rollout/turns": 5.0,
+            "rollout/tokens": 50.0, "rollout/flat_groups": 2 / 3, "rollout/success": 1 / 2,
         }
     )  # fmt: skip
-    assert "success" not in loop.describe(groups, episodes[2:])
+    assert "rollout/success" not in loop.describe(Rollouts(groups, episodes[2:], 0, 0, 0.0, 0.0))
 
 
 class Stub:
@@ -562,15 +650,19 @@ def test_a_minibatch_by_hand(aggregate: str, micro: int) -> None:
     """
     stub: Any = Stub()
     part = [
-        Sample((1, 2), (5,), (-1.0,), 1.0),
-        Sample((1, 3), (5, 6, 7), (-1.0 - math.log(2),) * 3, 2.0),
+        taught((1, 2), (5,), (-1.0,), 1.0),
+        taught((1, 3), (5, 6, 7), (-1.0 - math.log(2),) * 3, 2.0),
     ]
     settings = [f"aggregate={aggregate}", f"micro_batch_tokens={micro}", "kl_coef=0.5"]
-    totals = update._accumulate(stub, part, make_config(settings=settings))
+    totals, furthest = update._accumulate(stub, part, part, make_config(settings=settings))
     mean, share = (-(1 + 3 * 2.56) / 4, 1 / 4) if aggregate == "token" else (-(1 + 2.56) / 2, 1 / 2)
     assert totals == pytest.approx(
-        {"loss": mean + 0.5 * (1 - math.log(2)), "kl": 1 - math.log(2), "clip_share": 3 / 4, "ratio": (1 + 3 * 2) / 4}
-    )
+        {
+            "loss": mean + 0.5 * (1 - math.log(2)), "kl": 1 - math.log(2), "clip_share": 3 / 4,
+            "ratio": (1 + 3 * 2) / 4, "mismatch": 3 * math.log(2) / 4,
+        }
+    )  # fmt: skip
+    assert furthest == pytest.approx(math.log(2))
     assert stub.asked_reference == (2 if micro == 1 else 1)
     # clipped tokens have no gradient but the penalty's, ½ (1 − pref/pθ) = −½, as have all; the other's is −A w
     assert stub.parameter.grad.item() == pytest.approx(-share - 0.5)
@@ -579,5 +671,6 @@ def test_a_minibatch_by_hand(aggregate: str, micro: int) -> None:
 def test_without_a_penalty_no_reference_is_computed() -> None:
     stub: Any = Stub()
     config = make_config(settings=["kl_coef=0"])
-    totals = update._accumulate(stub, [Sample((1, 2), (5,), (-1.0,), 1.0)], config)
+    part = [taught((1, 2), (5,), (-1.0,), 1.0)]
+    totals, _ = update._accumulate(stub, part, part, config)
     assert (stub.asked_reference, totals["kl"], totals["loss"]) == (0, 0.0, -1.0)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from msgrpo_agent.agent import Completion
 from msgrpo_agent.models.shared_prefix import common_prefix_length
 from train.collect import Group
 from train.config import TrainConfig
@@ -17,12 +18,22 @@ from train.msgrpo import aaw_sample
 
 @dataclass(frozen=True)
 class Sample:
-    """One turn of a kept episode, on the exact token ids and log-probabilities of the engine."""
+    """One turn of a kept episode: the engine's own completion, and its episode's advantage."""
 
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    old_logprobs: tuple[float, ...]
+    completion: Completion
     advantage: float
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.completion.prompt_ids
+
+    @property
+    def answer_ids(self) -> tuple[int, ...]:
+        return self.completion.token_ids
+
+    @property
+    def old_logprobs(self) -> tuple[float, ...]:
+        return self.completion.logprobs
 
     @property
     def tokens(self) -> int:
@@ -58,10 +69,7 @@ def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Genera
         for j in keep_indices(group, config, generator):
             for turn in group.turns[j]:
                 assert turn.completion is not None
-                answer = turn.completion
-                samples.append(
-                    Sample(answer.prompt_ids, answer.token_ids, answer.logprobs, float(group.advantages_G[j]))
-                )
+                samples.append(Sample(turn.completion, float(group.advantages_G[j])))
     return samples
 
 

@@ -20,7 +20,7 @@ from msgrpo_agent.errors import RunError
 KEEP = 2
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
     """Where a run stands: updates done, start seed to go on from, and the counters that its summary needs."""
 
@@ -30,18 +30,27 @@ class Progress:
     flat_groups: int = 0
 
 
-def save(run: Path, progress: Progress, adapter: dict[str, torch.Tensor], optimizer: dict[str, Any]) -> Path:
+@dataclass(frozen=True)
+class State:
+    """A copy of all that the next update depends on, as it was when the last one had ended."""
+
+    progress: Progress
+    adapter: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+
+
+def save(run: Path, state: State) -> Path:
     """Write `checkpoints/step-N` in one move and drop all but the last two.
 
     Raises RunError where there is no room; what was there before stays.
     """
-    folder = run / "checkpoints" / f"step-{progress.step:06d}"
+    folder = run / "checkpoints" / f"step-{state.progress.step:06d}"
     part = folder.with_suffix(".part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        state = {"progress": vars(progress), "adapter": adapter, "optimizer": optimizer}
-        torch.save(state, part / "state.pt")
+        held = {"progress": vars(state.progress), "adapter": state.adapter, "optimizer": state.optimizer}
+        torch.save(held, part / "state.pt")
         (part / "sha256").write_text(_digest(part / "state.pt"))
         _sync(part / "state.pt")
         shutil.rmtree(folder, ignore_errors=True)

@@ -26,6 +26,10 @@ def train(
     preset: Annotated[str | None, typer.Option(help="nano (the default) or paper.")] = None,
     config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
+    rollouts: Annotated[
+        str | None, typer.Option(help="What plays: hf (this process), vllm (a child), or servers' URLs with commas.")
+    ] = None,
+    log: Annotated[list[str] | None, typer.Option(help="wandb or trackio, beside TensorBoard; repeatable.")] = None,
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --out, by its own settings; starts it where there is none.")
     ] = False,
@@ -36,22 +40,28 @@ def train(
         from train.config import TrainConfig, make_config
         from train.display import closing_line, reporter
         from train.loop import train as run
+        from train.ranks import launched_as
         from train.run_folder import config_of, resume_command
+        from train.sinks import check_logs
 
-    given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed}
+    given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
+    check_logs(log or ())
 
     def configured(held: TrainConfig | None) -> TrainConfig:
         return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
 
     folder = out_dir or _free_folder(Path("runs") / configured(None).scenario, resume)
     config = configured(config_of(folder) if resume else None)
-    with reporter(err, config, as_json=as_json) as report:
+    first = launched_as() == 0
+    with reporter(err, config, silent=as_json or not first) as report:
         report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")
         try:
-            summary = run(config, folder, resume=resume, report=report)
+            summary = run(config, folder, resume=resume, report=report, logs=log or ())
         except KeyboardInterrupt:
             report.note(f"stopped; go on with: {resume_command(folder)}")
             raise
+    if not first:
+        return
     if as_json:
         print_json(summary | {"out": str(folder)})
         return

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import UsageError, nearest
@@ -50,6 +51,12 @@ class TrainConfig(BaseModel):
     lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P: all linear layers]")
     lora_alpha: int = Field(32, ge=1, description="the adapter's output is scaled by lora_alpha / lora_rank")
 
+    rollouts: str = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
+    ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
+    adapters: str | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
+    gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory, for the vLLM child")
+    chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
+
     eval_every: int = Field(15, ge=1, description="updates between evaluations")
     eval_episodes: int = Field(200, ge=1, description="starts that no update plays, the same at every evaluation")
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
@@ -57,12 +64,29 @@ class TrainConfig(BaseModel):
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
     gradient_checkpointing: bool = Field(False, description="less memory, more time")
 
+    @field_validator("chat", mode="before")
+    @classmethod
+    def _read_chat(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         get_scenario(self.scenario)
+        if self.rollouts not in ("hf", "vllm") and not self.urls:
+            raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")
+        if self.urls and self.adapters is None:
+            raise ValueError("rollouts by servers need --set adapters=DIR, the folder that trainer and servers share")
+        if self.ahead and self.rollouts == "hf":
+            raise ValueError("ahead=1 needs rollouts by vLLM: in this process both would wait for the same cores")
         if self.keep > self.group_size:
             raise ValueError(f"keep (G′) is {self.keep}, more than group_size (G), {self.group_size}")
         return self
+
+    @property
+    def urls(self) -> list[str]:
+        """The servers of `rollouts`; none for hf and vllm."""
+        found = [part.strip().rstrip("/").removesuffix("/v1") for part in self.rollouts.split(",")]
+        return found if all(re.fullmatch(r"https?://[^/\s@?#]+", url) for url in found) else []
 
     @property
     def sampling(self) -> Sampling:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -14,43 +14,34 @@ from rich.table import Table
 from rich.text import Text
 
 from train.config import TrainConfig
+from train.sinks import Reporter, Row
 
 SHOWN = {
-    "return": "return",
-    "success": "success",
-    "invalid": "invalid",
-    "kl": "KL",
-    "clip_share": "clipped",
-    "flat_groups": "flat groups",
+    "rollout/return": "return",
+    "rollout/success": "success",
+    "rollout/invalid": "invalid",
+    "update/kl": "KL",
+    "update/clip_share": "clipped",
+    "rollout/flat_groups": "flat groups",
 }
 
 
 LOG_EVERY_S = 10.0  # between lines about what is going on, where there is no terminal
-STOPPING = "stopping after {}; Ctrl-C once more stops at once and loses what is not saved since the last checkpoint"
+STOPPING = (
+    "stopping: {} is given up and will be done again, all updates before it are being saved; "
+    "Ctrl-C once more stops without saving"
+)
 
 
-class Reporter(Protocol):
-    """Where a run says how it goes: a live display, plain lines, or nowhere."""
+def counter(report: Reporter, what: str) -> Callable[[int, int, int], None]:
+    """A callback that says how many episodes of `what` have been played, and how fast."""
+    began = time.monotonic()
 
-    def note(self, text: str) -> None:
-        """Say something once."""
+    def ended(done: int, planned: int, tokens: int) -> None:
+        rate = tokens / max(time.monotonic() - began, 1e-3)
+        report.doing(f"{what}: {done} of {planned} episodes played, {rate:,.0f} tokens/s")
 
-    def doing(self, text: str) -> None:
-        """Say what is going on now; the next call replaces it."""
-
-    def stopping(self) -> None:
-        """Say at once that the run was asked to stop, and what it still waits for."""
-
-    def update(self, step: int, values: dict[str, float]) -> None:
-        """An update has ended."""
-
-    def evaluation(self, step: int, values: dict[str, float]) -> None:
-        """An evaluation has ended."""
-
-
-def counter(report: Reporter, what: str) -> Callable[[int, int], None]:
-    """A callback that says how many episodes of `what` have been played."""
-    return lambda done, planned: report.doing(f"{what}: {done} of {planned} episodes played")
+    return ended
 
 
 class Quiet:
@@ -65,11 +56,14 @@ class Quiet:
     def stopping(self) -> None:
         """Not shown."""
 
-    def update(self, step: int, values: dict[str, float]) -> None:
+    def update(self, step: int, values: Row) -> None:
         """Not shown."""
 
-    def evaluation(self, step: int, values: dict[str, float]) -> None:
+    def evaluation(self, step: int, values: Row) -> None:
         """Not shown."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
 
 class Lines:
@@ -91,12 +85,15 @@ class Lines:
     def stopping(self) -> None:
         self.note(STOPPING.format(self.now))
 
-    def update(self, step: int, values: dict[str, float]) -> None:
+    def update(self, step: int, values: Row) -> None:
         if step % 10 == 0 or step == self.config.steps:
             self.note(f"update {step}/{self.config.steps}: {_line(values)}")
 
-    def evaluation(self, step: int, values: dict[str, float]) -> None:
+    def evaluation(self, step: int, values: Row) -> None:
         self.note(f"evaluation after {step} updates: {score_text(values)}")
+
+    def close(self) -> None:
+        """Whoever opened the console closes it."""
 
 
 class LiveDisplay(Lines):
@@ -127,9 +124,9 @@ class LiveDisplay(Lines):
     def doing(self, text: str) -> None:
         self.now = text
 
-    def update(self, step: int, values: dict[str, float]) -> None:
+    def update(self, step: int, values: Row) -> None:
         now = time.monotonic()
-        rate = values["turns"] / (now - self._last)
+        rate = values["rollout/turns"] / (now - self._last)
         self._last = now
         self.progress.update(self.task, completed=step, rate=f"{rate:.0f} turns/s")
         self.values = values
@@ -158,9 +155,9 @@ def closing_line(summary: dict[str, Any]) -> str:
 
 
 @contextmanager
-def reporter(console: Console, config: TrainConfig, *, as_json: bool) -> Iterator[Quiet | Lines]:
+def reporter(console: Console, config: TrainConfig, *, silent: bool) -> Iterator[Quiet | Lines]:
     """The display that fits where the output goes."""
-    if as_json:
+    if silent:
         yield Quiet()
     elif console.is_terminal:
         shown = LiveDisplay(console, config)

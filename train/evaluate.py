@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from dataclasses import dataclass
@@ -10,16 +11,17 @@ from typing import Any
 
 from evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from evals.suites import episode_seeds
-from msgrpo_agent.agent import LanguageAgent
+from msgrpo_agent.agent import LanguageAgent, LanguageModel
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rewards import Shaping
 from train.checkpoint import Progress
-from train.collect import OnEnded, play_episodes
+from train.collect import OnEnded, play_episodes, silent
 from train.config import TrainConfig
-from train.display import Reporter, counter
-from train.metrics import Metrics, draw_curve, read
-from train.policy import Policy
+from train.display import counter
+from train.metrics import METRICS, draw_curve, read
+from train.ranks import ALONE, Ranks
+from train.sinks import Reporter
 
 HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the summary
 
@@ -41,11 +43,16 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy, scenario: Scenario, config: TrainConfig, ended: OnEnded = lambda done, planned: None
+    model: LanguageModel,
+    scenario: Scenario,
+    config: TrainConfig,
+    ranks: Ranks = ALONE,
+    ended: OnEnded = silent,
 ) -> Evaluation:
     """Play the fixed evaluation starts with the training's own sampling; no shaping."""
-    agent = LanguageAgent("policy", policy.engine, config.sampling)
-    episodes = play_episodes(agent, scenario, episode_seeds(scenario, config.eval_episodes), Shaping(), ended)
+    agent = LanguageAgent("policy", model, config.sampling)
+    seeds = ranks.share(episode_seeds(scenario, config.eval_episodes))
+    episodes = ranks.gather(asyncio.run(play_episodes(agent, scenario, seeds, Shaping(), ended)))
     turns = [turn for episode in episodes for turn in episode.turns]
     values = [
         float(episode.success)
@@ -60,27 +67,27 @@ def evaluate(
 class Evaluations:
     """Before, every `eval_every` updates, and after: each is written once, also when a run is resumed."""
 
-    def __init__(
-        self, out: Path, scenario: Scenario, config: TrainConfig, policy: Policy, metrics: Metrics, report: Reporter
-    ) -> None:
-        self.done = {row["step"]: row for row in read(out) if row["kind"] == "eval"}
-        if metrics.resumed and 0 not in self.done:
-            raise RunError(f"{metrics.file} lacks the evaluation before training", fix="start again in another --out")
-        self._scenario, self._config, self._policy = scenario, config, policy
-        self._metrics, self._report = metrics, report
+    def __init__(self, out: Path, scenario: Scenario, config: TrainConfig, from_step: int, ranks: Ranks) -> None:
+        rows = read(out) if ranks.first else []
+        self.done = {row["step"]: row for row in rows if row["kind"] == "eval" and row["step"] <= from_step}
+        if ranks.first and from_step and 0 not in self.done:
+            raise RunError(
+                f"{out / METRICS} lacks the evaluation before training", fix="start again in another --out"
+            )
+        self._scenario, self._config, self._ranks = scenario, config, ranks
 
-    def at(self, step: int) -> None:
-        due = step % self._config.eval_every == 0 or step == self._config.steps
-        if not due or step in self.done:
-            return
+    def due(self, step: int) -> bool:
+        asked = step % self._config.eval_every == 0 or step == self._config.steps
+        return self._ranks.agree(asked and step not in self.done)
+
+    def at(self, step: int, model: LanguageModel, report: Reporter) -> dict[str, Any]:
+        """Evaluate and return the row: score, mean and interval, seconds, and every episode's value."""
         began = time.perf_counter()
-        ended = counter(self._report, f"evaluation after {step} updates")
-        found = evaluate(self._policy, self._scenario, self._config, ended)
-        values = found.summary()
-        row = {"score": found.score, **values, "eval_s": time.perf_counter() - began, "values": found.values}
-        self.done[step] = row
-        self._metrics.write("eval", step, row)
-        self._report.evaluation(step, values)
+        ended = counter(report, f"evaluation after {step} updates")
+        found = evaluate(model, self._scenario, self._config, self._ranks, ended)
+        row = {"score": found.score, **found.summary(), "eval_s": time.perf_counter() - began, "values": found.values}
+        self.done[step] = {"step": step, **row}
+        return row
 
 
 def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Evaluations) -> dict[str, Any]:

@@ -2,145 +2,210 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import copy
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.rollout import derive_seed
 from train import checkpoint
 from train.batch import select
-from train.checkpoint import Progress
-from train.collect import Group, collect
+from train.checkpoint import Progress, State
 from train.config import TrainConfig
-from train.display import Reporter, counter
+from train.display import counter
+from train.engines import open_engine
 from train.evaluate import Evaluations, finish
-from train.metrics import Metrics
 from train.policy import Policy
+from train.ranks import Ranks, open_ranks
+from train.rollouts import Pace, Rollouts
 from train.run_folder import CONFIG, check_folder, write_transcripts, writing
-from train.update import update
+from train.sinks import Reporter, Sinks, open_sinks
+from train.stopping import StopRequested, stop_requests
+from train.update import check_mismatch, update
 
 
-def train(config: TrainConfig, out: Path, *, resume: bool = False, report: Reporter) -> dict[str, Any]:
-    """Run MS-GRPO and return the summary that `summary.json` holds.
+def train(
+    config: TrainConfig, out: Path, *, resume: bool = False, report: Reporter, logs: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run MS-GRPO and return the summary that `summary.json` holds; {} in every process but the first.
 
-    `out` gets the PEFT adapter, config, metrics, curve, transcripts and checkpoints. Raises UsageError when it
-    holds another run, RunError when the loss is not finite or the disk is full; KeyboardInterrupt after a
-    checkpoint when asked to stop.
+    `out` gets the PEFT adapter, config, metrics, curve, transcripts and checkpoints; `logs` names further sinks.
+    Raises UsageError when it holds another run, RunError when the loss is not finite, the disk is full, or no engine
+    plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to stop.
     """
-    with writing(out), enough_memory():
-        check_folder(out, config, resume)
-        return _train(config, out, report)
+    with writing(out), enough_memory(), open_ranks() as ranks:
+        if ranks.first:
+            check_folder(out, config, resume)
+        return _train(config, out, report, logs, ranks)
 
 
-def _train(config: TrainConfig, out: Path, report: Reporter) -> dict[str, Any]:
+def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks) -> dict[str, Any]:
     scenario = get_scenario(config.scenario)
     report.doing(f"loading {config.base}")
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
-    progress = restore(out, policy, optimizer, report)
+    run = Run(out, policy, optimizer, restore(out, config, policy, optimizer, report, ranks))
+    with closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
+        model = engine.load(run.step)
+        sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
+        evaluations = Evaluations(out, scenario, config, run.step, ranks)
+        with closing(sinks), closing(Pace(scenario, config, ranks)) as pace, stop_requests(report) as stop:
+            while stop.asked is None:
+                try:
+                    if evaluations.due(run.step):
+                        with stop.abandonable():
+                            row = evaluations.at(run.step, model, report)
+                        sinks.evaluation(run.step, row)
+                    if run.step == config.steps:
+                        break
+                    with stop.abandonable():
+                        now = f"update {run.step + 1} of {config.steps}"
+                        began = time.perf_counter()
+                        rollouts = pace.next(run.progress, model, counter(report, now))
+                        stats = learn(policy, optimizer, rollouts, config, run.step, ranks, report)
+                        model = engine.load(run.step + 1)
+                except StopRequested:
+                    break
+                run.advance(rollouts, time.perf_counter() - began)
+                sinks.update(run.step, describe(rollouts) | stats | {"time/total": run.progress.seconds})
+                if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
+                    run.save()
+                    write_transcripts(out, rollouts.episodes)
+            if stop.asked is not None:
+                if ranks.first:
+                    run.save()
+                raise KeyboardInterrupt
+    return finish(out, config, run.progress, evaluations) if ranks.first else {}
+
+
+class Run:
+    """Where a run stands after its last whole update: what a checkpoint holds, and what a stopped update goes back
+    to.
+
+    An update may be given up at any moment: its own state is a copy, taken when the update before it had ended.
+    """
+
+    def __init__(self, out: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        self._out, self._policy, self._optimizer = out, policy, optimizer
+        self.progress = progress
+        self._saved = progress.step
+        self._state = self._copy()
+
+    @property
+    def step(self) -> int:
+        """Updates done, which is also the number of the policy's version."""
+        return self.progress.step
+
+    def advance(self, rollouts: Rollouts, seconds: float) -> None:
+        """An update has ended."""
+        self.progress = replace(
+            self.progress,
+            step=self.step + 1,
+            next_start=rollouts.next_start,
+            seconds=self.progress.seconds + seconds,
+            flat_groups=self.progress.flat_groups + sum(group.is_flat for group in rollouts.groups),
+        )
+        self._state = self._copy()
+
+    def save(self) -> None:
+        """The checkpoint, and the adapter of the same update beside it; once for each update."""
+        if self.step == self._saved:
+            return
+        checkpoint.save(self._out, self._state)
+        self._policy.save_adapter(self._out, self._state.adapter)
+        self._saved = self.step
+
+    def _copy(self) -> State:
+        return State(self.progress, self._policy.adapter_state(), copy.deepcopy(self._optimizer.state_dict()))
+
+
+def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
+    """The run's folder with its settings, and its sinks."""
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint.replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
+    return open_sinks(out, config, step, report, logs)
+
+
+def learn(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rollouts: Rollouts,
+    config: TrainConfig,
+    step: int,
+    ranks: Ranks,
+    report: Reporter,
+) -> dict[str, float]:
+    """Select the episodes that teach, update on their turns, and say how long each part took."""
+    began = time.perf_counter()
+    generator = torch.Generator().manual_seed(derive_seed("update", config.seed, step))
+    samples = select(rollouts.groups, config, generator)
+    now = f"update {step + 1} of {config.steps}: learning from {len(samples)} turns"
+    report.doing(now)
+    planned = config.epochs * config.minibatches
+
+    def done(minibatches: int) -> None:
+        report.doing(f"{now}, {minibatches} of {planned} steps")
+
+    stats = update(policy, optimizer, samples, config, generator, step, ranks, done)
+    check_mismatch(stats, rollouts.staleness, policy.model.dtype)
+    return stats | {
+        "rollout/staleness": float(rollouts.staleness),
+        "time/rollout": rollouts.played_s,
+        "time/wait": rollouts.waited_s,
+        "time/update": time.perf_counter() - began,
+    }
+
+
+def describe(rollouts: Rollouts) -> dict[str, float]:
+    """What the update's rollouts looked like, before any selection."""
+    turns = [turn for episode in rollouts.episodes for turn in episode.turns]
+    returns = [value for episode in rollouts.episodes for value in episode.returns.values()]
+    successes = [float(episode.success) for episode in rollouts.episodes if episode.success is not None]
+    values = {
+        "rollout/return": sum(returns) / len(returns),
+        "rollout/invalid": sum(turn.failure is not None for turn in turns) / len(turns),
+        "rollout/truncated": sum(turn.finish_reason == "length" for turn in turns) / len(turns),
+        "rollout/turns": float(len(turns)),
+        "rollout/tokens": float(sum(turn.completion_tokens for turn in turns)),
+        "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / len(rollouts.groups),
+    }
+    return values | ({"rollout/success": sum(successes) / len(successes)} if successes else {})
+
+
+def restore(
+    out: Path,
+    config: TrainConfig,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    report: Reporter,
+    ranks: Ranks,
+) -> Progress:
+    """Go on from the newest whole checkpoint, or from the beginning; every rank from what the first one read."""
+    state = None
+    if ranks.first:
+        state, damaged = checkpoint.load_latest(out)
+        for folder in damaged:
+            report.note(f"the checkpoint {folder} is damaged and was passed over")
+    state = ranks.agree(state)
+    if state is None:
+        return Progress()
+    progress = Progress(**state["progress"])
     if progress.step > config.steps:
         raise UsageError(
             f"--out {out} has {progress.step} updates already, more than the {config.steps} asked for",
             fix=f"--steps {progress.step}, or more",
         )
-    policy.check_engine(scenario)
-    out.mkdir(parents=True, exist_ok=True)
-    checkpoint.replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
-    metrics = Metrics(out, progress.step)
-    evaluations = Evaluations(out, scenario, config, policy, metrics, report)
-    with stop_requests(report) as stopped:
-        while progress.step < config.steps and not stopped.is_set():
-            evaluations.at(progress.step)
-            if stopped.is_set():
-                if progress.step:
-                    save(out, progress, policy, optimizer)
-                break
-            began = time.perf_counter()
-            starts = next_starts(scenario, config, progress)
-            now = f"update {progress.step + 1} of {config.steps}"
-            ended = counter(report, now)
-            groups, episodes = collect(policy.engine, scenario, config, progress.step, starts, ended)
-            played = time.perf_counter()
-            report.doing(f"{now}: learning from {sum(len(episode.turns) for episode in episodes)} turns")
-            generator = torch.Generator().manual_seed(derive_seed("update", config.seed, progress.step))
-            samples = select(groups, config, generator)
-            stats = update(policy, optimizer, samples, config, generator, progress.step)
-            policy.refresh_engine()
-            policy.check_engine(scenario)
-            updated = time.perf_counter()
-            progress.step += 1
-            progress.seconds += updated - began
-            progress.flat_groups += sum(group.is_flat for group in groups)
-            values = {
-                **describe(groups, episodes),
-                **stats,
-                "rollout_s": played - began,
-                "update_s": updated - played,
-            }
-            metrics.write("train", progress.step, {**values, "seconds": progress.seconds})
-            report.update(progress.step, values)
-            if progress.step % config.checkpoint_every == 0 or progress.step == config.steps or stopped.is_set():
-                save(out, progress, policy, optimizer)
-                write_transcripts(out, episodes)
-    if progress.step < config.steps:
-        raise KeyboardInterrupt
-    evaluations.at(progress.step)
-    metrics.close()
-    return finish(out, config, progress, evaluations)
-
-
-def next_starts(scenario: Scenario, config: TrainConfig, progress: Progress) -> list[int]:
-    """The next training starts, a fresh one for each group; each run seed begins somewhere else."""
-    offset = config.seed * 1_000_003
-    starts = scenario.starts("train", first_seed=offset + progress.next_start)
-    chosen = [next(starts) for _ in range(config.groups)]
-    progress.next_start = chosen[-1] + 1 - offset
-    return chosen
-
-
-def describe(groups: Sequence[Group], episodes: Sequence[Episode]) -> dict[str, float]:
-    """What the update's rollouts looked like, before any selection."""
-    turns = [turn for episode in episodes for turn in episode.turns]
-    returns = [value for episode in episodes for value in episode.returns.values()]
-    successes = [float(episode.success) for episode in episodes if episode.success is not None]
-    values = {
-        "return": sum(returns) / len(returns),
-        "invalid": sum(turn.failure is not None for turn in turns) / len(turns),
-        "truncated": sum(turn.finish_reason == "length" for turn in turns) / len(turns),
-        "turns": float(len(turns)),
-        "tokens": float(sum(turn.completion_tokens for turn in turns)),
-        "flat_groups": sum(group.is_flat for group in groups) / len(groups),
-    }
-    return values | ({"success": sum(successes) / len(successes)} if successes else {})
-
-
-def restore(out: Path, policy: Policy, optimizer: torch.optim.Optimizer, report: Reporter) -> Progress:
-    """Go on from the newest whole checkpoint, or from the beginning."""
-    state, damaged = checkpoint.load_latest(out)
-    for folder in damaged:
-        report.note(f"the checkpoint {folder} is damaged and was passed over")
-    if state is None:
-        return Progress()
     policy.load_adapter_state(state["adapter"])
     optimizer.load_state_dict(state["optimizer"])
-    report.note(f"going on after update {state['progress']['step']}")
-    return Progress(**state["progress"])
-
-
-def save(out: Path, progress: Progress, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """The checkpoint, and the adapter of the same update beside it."""
-    checkpoint.save(out, progress, policy.adapter_state(), optimizer.state_dict())
-    policy.save_adapter(out)
+    report.note(f"going on after update {progress.step}")
+    return progress
 
 
 @contextmanager
@@ -157,27 +222,3 @@ def enough_memory() -> Iterator[None]:
             fix="lower --set micro_batch_tokens=…, max_tokens or group_size, or --set gradient_checkpointing=true; "
             "in a new --out, since these are settings of the run",
         ) from error
-
-
-@contextmanager
-def stop_requests(report: Reporter) -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM asks the run to stop after this update; the second stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        report.stopping()
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

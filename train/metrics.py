@@ -1,4 +1,4 @@
-"""What a run writes about itself: metrics.jsonl, TensorBoard, the learning curve."""
+"""Reading what a run wrote about itself: its rows, and the learning curve drawn from them."""
 
 from __future__ import annotations
 
@@ -7,39 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo_agent.errors import RunError
-from train.checkpoint import replace_text
 
-
-class Metrics:
-    """One row an update or evaluation, in `metrics.jsonl` and TensorBoard.
-
-    On resume, rows after the checkpoint's update are dropped: they are about to be written again.
-    """
-
-    def __init__(self, run: Path, from_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.file = run / "metrics.jsonl"
-        kept = [row for row in read(run) if row["step"] <= from_step] if from_step else []
-        self.resumed = from_step > 0
-        replace_text(self.file, "".join(json.dumps(row) + "\n" for row in kept))
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=from_step + 1)
-
-    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        with self.file.open("a") as handle:
-            handle.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
-        self._board.flush()
-
-    def close(self) -> None:
-        self._board.close()
+METRICS = "metrics.jsonl"
 
 
 def read(run: Path) -> list[dict[str, Any]]:
     """All complete rows of a run; a torn last line is passed over."""
-    file = run / "metrics.jsonl"
+    file = run / METRICS
     lines = file.read_text().splitlines() if file.is_file() else []
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -61,7 +35,11 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.plot(
-        [r["step"] for r in updates], [r["return"] for r in updates], color="#9aa5b1", lw=1.2, label="training return"
+        [r["step"] for r in updates],
+        [r["rollout/return"] for r in updates],
+        color="#9aa5b1",
+        lw=1.2,
+        label="training return",
     )
     middle = [r[score] for r in evaluations]
     spread = [

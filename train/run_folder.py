@@ -15,6 +15,14 @@ from msgrpo_agent.errors import RunError, UsageError
 from train.config import TrainConfig
 
 CONFIG = "config.json"
+MAY_CHANGE = (
+    "steps",
+    "rollouts",
+    "ahead",
+    "adapters",
+    "gpu_share",
+)  # on resume: how long it runs, and where it plays
+BEFORE_A_RUN = ("vllm.log", "versions", "versions-of")  # what an engine leaves that did not start
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
 
 
@@ -22,7 +30,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
     """Refuse to touch a folder that holds another run, or anything that is no run."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
-    if not out.exists() or not any(out.iterdir()):
+    if not out.exists() or all(entry.name in BEFORE_A_RUN for entry in out.iterdir()):
         return
     held = config_of(out)
     if held is None:
@@ -30,7 +38,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
     if not resume:
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
     there, wanted = held.model_dump(), config.model_dump()
-    differing = [key for key in wanted if key != "steps" and there[key] != wanted[key]]
+    differing = [key for key in wanted if key not in MAY_CHANGE and there[key] != wanted[key]]
     if differing:
         said = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -13,8 +13,13 @@ from train.batch import Sample, micro_batches, minibatches
 from train.config import TrainConfig
 from train.msgrpo import policy_loss
 from train.policy import Policy
+from train.ranks import ALONE, Ranks
 
 WARM_UP = 5  # updates over which the learning rate rises to its value
+SUMS = ("loss", "kl", "clip_share", "ratio", "mismatch")
+# Nats a token, engine from trainer, on fresh rollouts: bfloat16 kernels differ by some hundredths, float32 by 1e-6.
+MISMATCH = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+Done = Callable[[int], None]  # minibatches done
 
 
 def update(
@@ -24,17 +29,27 @@ def update(
     config: TrainConfig,
     generator: torch.Generator,
     step: int,
+    ranks: Ranks = ALONE,
+    done: Done = lambda minibatch: None,
 ) -> dict[str, float]:
-    """Passes over the kept turns: for each minibatch, accumulate the gradient of `policy_loss` and step once."""
+    """Passes over the kept turns: for each minibatch, accumulate the gradient of `policy_loss` and step once.
+
+    Of several ranks each computes its share of every minibatch; the gradients are summed, so all take the same step.
+    The first minibatch is computed with the very weights that the newest rollouts were sampled with: there, how far
+    the trainer's log-probabilities are from the engine's is a property of the two programs (`engine/mismatch_…`).
+    """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
-    totals: dict[str, float] = {"loss": 0.0, "kl": 0.0, "clip_share": 0.0, "ratio": 0.0, "grad_norm": 0.0}
+    totals = dict.fromkeys((*SUMS, "grad_norm"), 0.0)
+    mismatch: dict[str, float] = {}
     steps = 0
     for _ in range(config.epochs if samples else 0):
         for part in minibatches(samples, config.minibatches, generator):
             optimizer.zero_grad()
-            for name, value in _accumulate(policy, part, config).items():
-                totals[name] += value
+            sums, furthest = _joined(ranks.gather([_accumulate(policy, part, ranks.share(part), config)]))
+            ranks.sum_gradients(policy.parameters)
+            mismatch = mismatch or {"engine/mismatch_max": furthest, "engine/mismatch_mean": sums["mismatch"]}
+            totals = {name: value + sums.get(name, 0.0) for name, value in totals.items()}
             totals["grad_norm"] += float(clip_grad_norm_(policy.parameters, config.max_grad_norm))
             if not math.isfinite(totals["loss"] + totals["grad_norm"]):
                 raise RunError(
@@ -43,7 +58,20 @@ def update(
                 )
             optimizer.step()
             steps += 1
-    return {name: value / max(steps, 1) for name, value in totals.items()} | {"kept_turns": float(len(samples))}
+            done(steps)
+    means = {f"update/{name}": value / max(steps, 1) for name, value in totals.items() if name != "mismatch"}
+    return means | mismatch | {"update/kept_turns": float(len(samples))}
+
+
+def check_mismatch(stats: dict[str, float], staleness: int, dtype: torch.dtype) -> None:
+    """Raise RunError where fresh rollouts were sampled from another distribution than the trainer's."""
+    mean, bound = stats.get("engine/mismatch_mean", 0.0), MISMATCH[dtype]
+    if staleness == 0 and not mean <= bound:
+        raise RunError(
+            f"engine and trainer differ by {mean:.3g} nats a token on average (bound {bound:g}; largest "
+            f"{stats['engine/mismatch_max']:.3g}): the rollouts came from other weights or another computation",
+            fix="the last checkpoint is kept; check that the servers have this base, in the trainer's dtype",
+        )
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -54,12 +82,18 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.learning_rate * min(1.0, (step + 1) / WARM_UP, max(0.05, 2 * (1 - step / config.steps)))
 
 
-def _accumulate(policy: Policy, part: Sequence[Sample], config: TrainConfig) -> dict[str, float]:
-    """Backward through one minibatch in micro-batches; the sum of their weighted losses is the minibatch's."""
+def _accumulate(
+    policy: Policy, part: Sequence[Sample], mine: Sequence[Sample], config: TrainConfig
+) -> tuple[dict[str, float], float]:
+    """Backward through `mine`, this rank's share of the minibatch `part`, in micro-batches.
+
+    The weights are those in the whole minibatch: the sum over micro-batches and ranks is its loss. Returns the sums,
+    and the largest difference from the engine's log-probabilities.
+    """
     device = policy.model.device
     tokens = sum(len(sample.answer_ids) for sample in part)
-    totals: dict[str, float] = {"loss": 0.0, "kl": 0.0, "clip_share": 0.0, "ratio": 0.0}
-    for micro in micro_batches(part, config.micro_batch_tokens, device):
+    totals, furthest = dict.fromkeys(SUMS, 0.0), 0.0
+    for micro in micro_batches(mine, config.micro_batch_tokens, device) if mine else ():
         in_micro = sum(len(answer) for _, answer in micro.pairs)
         weight = in_micro / tokens if config.aggregate == "token" else len(micro.pairs) / len(part)
         reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.kl_coef else None
@@ -76,7 +110,15 @@ def _accumulate(policy: Policy, part: Sequence[Sample], config: TrainConfig) -> 
             aggregate=config.aggregate,
         )
         (loss * weight).backward()  # type: ignore[no-untyped-call]
+        off = (logprobs.detach() - micro.old_logprobs_NT).abs() * mask
+        furthest = max(furthest, float(off.max()))
         totals["loss"] += float(loss.detach()) * weight
+        totals["mismatch"] += float(off.sum()) / tokens
         for name, value in stats.items():
             totals[name] += float(value) * in_micro / tokens
-    return totals
+    return totals, furthest
+
+
+def _joined(parts: Sequence[tuple[dict[str, float], float]]) -> tuple[dict[str, float], float]:
+    """The ranks' sums added, and the largest of their largest."""
+    return {name: sum(sums[name] for sums, _ in parts) for name in SUMS}, max(furthest for _, furthest in parts)

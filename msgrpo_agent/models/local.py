@@ -169,6 +169,7 @@ class LocalModel:
                     prompt_ids=tuple(row),
                     token_ids=tuple(ids),
                     logprobs=tuple(logprobs),
+                    model=self.name,
                 )
             )
         return completions

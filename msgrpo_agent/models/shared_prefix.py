@@ -259,14 +259,19 @@ def token_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature:
         return _part_logprobs(head, hidden_MD, targets_M, temperature)
     found = [
         checkpoint(_part_logprobs, head, hidden, targets, temperature, use_reentrant=False)
-        for hidden, targets in zip(hidden_MD.split(rows), targets_M.split(rows), strict=True)
+        for hidden, targets in zip(_parts(hidden_MD, rows), _parts(targets_M, rows), strict=True)
     ]
     return torch.cat(found)
 
 
 def _part_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
     logits = head(hidden_MD[None])[0].float() / temperature
-    return logits.gather(1, targets_M[:, None])[:, 0] - logits.logsumexp(-1)
+    found: Tensor = logits.gather(1, targets_M[:, None])[:, 0] - logits.logsumexp(-1)
+    return found
+
+
+def _parts(tensor: Tensor, rows: int) -> list[Tensor]:
+    return [tensor[at : at + rows] for at in range(0, len(tensor), rows)]
 
 
 def _answer_after_prompt(

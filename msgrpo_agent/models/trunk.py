@@ -110,10 +110,10 @@ def _own_logprobs(model: Any, rows: list[tuple[list[int], list[int]]]) -> Tensor
     return torch.cat([plain_logprobs(model, prompt, answer) for prompt, answer in rows])
 
 
-def plain_logprobs(model: Any, prompt: list[int], answer: list[int]) -> Tensor:
+def plain_logprobs(model: Any, prompt: list[int], answer: list[int], temperature: float = 1.0) -> Tensor:
     """log p (T) of an answer's tokens by `model(ids).logits`: no shared prefix, no padding, no cache."""
     ids = torch.tensor([[*prompt, *answer]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float() / temperature
     found: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
     return found
 

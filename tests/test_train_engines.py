@@ -1,0 +1,445 @@
+"""Rollouts by servers: what a scripted vLLM that fails, hangs, forgets or serves other weights costs (never a
+move).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from msgrpo_agent.agent import Completion, Sampling
+from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.chat import ChatFormat
+from msgrpo_agent.models.loading import load_adapted, load_base
+from msgrpo_agent.models.local import LocalModel
+from msgrpo_agent.prompt import PromptTemplate
+from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
+from train import checkpoint, loop
+from train.config import TrainConfig, make_config
+from train.display import Quiet
+from train.engines import pool
+from train.engines.vllm import VllmEngine
+from train.metrics import read
+from train.policy import Policy
+from train.ranks import ALONE
+from train.rollouts import Pace
+
+LAKE = get_scenario("frozen-lake")
+TINY = [
+    "minibatches=2",
+    "groups=2",
+    "group_size=4",
+    "keep=2",
+    "eval_episodes=4",
+    "checkpoint_every=1",
+    "eval_every=2",
+]
+
+
+class FakeVllm:
+    """Serves nano and the adapters that are loaded, as vLLM does; `faults` stand before single requests."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.models: dict[str, LocalModel] = {}
+        self.base = LocalModel("nano", *load_base("nano"))
+        self.faults: list[Behaviour | None] = []  # of the next completions
+        self.broken: Behaviour | None = None  # of all completions
+        self.serves: Callable[[str], str] = lambda name: name
+        self.hot = False  # samples, and reports, at temperature 1
+        self.hides_loads = 0  # a shared disk that lags
+        self.versions: set[str] = set()
+
+    async def __call__(self, request: Request, writer: Any) -> None:
+        body = request.body
+        if request.path == "/v1/load_lora_adapter":
+            if self.hides_loads:
+                self.hides_loads -= 1
+                await reply(400, {"error": "no adapter folder"})(request, writer)
+                return
+            folder = self.root / body["lora_path"]
+            self.models[body["lora_name"]] = LocalModel(body["lora_name"], *load_adapted(folder))
+            self.versions.add(body["lora_name"])
+            await reply(200, "ok")(request, writer)
+        elif request.path == "/v1/unload_lora_adapter":
+            self.models.pop(body["lora_name"], None)
+            await reply(200, "ok")(request, writer)
+        elif request.path == "/v1/models":
+            await reply(200, {"data": [{"id": name} for name in ["nano", *self.models]]})(request, writer)
+        else:
+            await self._complete(request, writer)
+
+    async def _complete(self, request: Request, writer: Any) -> None:
+        body = request.body
+        fault = self.faults.pop(0) if self.faults else self.broken
+        if fault is not None:
+            await fault(request, writer)
+            return
+        name = self.serves(body["model"])
+        model = self.base if name == "nano" else self.models.get(name)
+        if model is None:
+            await reply(404, {"error": "no such model"})(request, writer)
+            return
+        temperature = 1.0 if self.hot else body["temperature"]
+        sampling = Sampling(temperature=temperature, max_tokens=body["max_tokens"])
+        with torch.inference_mode():
+            ((ids, logprobs),) = model._generate_ids([body["prompt"]], sampling, [body["seed"]], None, lambda: False)
+        choice = {
+            "text": model.tokenizer.decode(ids, skip_special_tokens=True),
+            "token_ids": ids,
+            "logprobs": {"token_logprobs": logprobs},
+            "finish_reason": "stop" if ids[-1] in model.stop_ids else "length",
+        }
+        await reply(200, {"model": body["model"], "choices": [choice]})(request, writer)
+
+
+@contextmanager
+def serving(*behaviours: Behaviour) -> Iterator[list[str]]:
+    """Servers in a thread of their own, since an engine runs loops of its own; their URLs without /v1."""
+    loop_, stop, ready, urls = asyncio.new_event_loop(), asyncio.Event(), threading.Event(), []
+
+    async def main() -> None:
+        servers = [FakeServer(then=behaviour) for behaviour in behaviours]
+        for server in servers:
+            await server.__aenter__()
+            urls.append(server.url.removesuffix("/v1"))
+        ready.set()
+        await stop.wait()
+        for server in servers:
+            await server.stop()
+
+    def run() -> None:
+        try:
+            loop_.run_until_complete(main())
+        finally:
+            loop_.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield urls
+    finally:
+        loop_.call_soon_threadsafe(stop.set)
+        thread.join(30)
+
+
+class Told(Quiet):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def config_for(urls: list[str], adapters: Path, **given: Any) -> TrainConfig:
+    given = {"steps": 2, "rollouts": ",".join(urls), "adapters": str(adapters), **given}
+    return make_config(settings=TINY, given=given)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+@contextmanager
+def engine_at(
+    urls: list[str], root: Path, told: Told | None = None, **given: Any
+) -> Iterator[tuple[VllmEngine, Policy, TrainConfig]]:
+    config = config_for(urls, root, **given)
+    policy = Policy(config)
+    engine = VllmEngine(policy, LAKE, config, root.parent / "run", ALONE, told or Told())
+    try:
+        yield engine, policy, config
+    finally:
+        engine.close()
+
+
+def move(policy: Policy, by: float = 0.02) -> None:
+    with torch.no_grad():
+        for i, parameter in enumerate(policy.parameters):
+            parameter.add_(by * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)))
+
+
+def answers(model: pool.VersionModel, count: int) -> list[Completion]:
+    prompt = PromptTemplate().render(LAKE, LAKE.new(1, 1).observe("player"))
+
+    async def all_at_once() -> list[Completion]:
+        try:
+            asked = (model.complete(prompt, Sampling(max_tokens=24), seed) for seed in range(count))
+            return await asyncio.gather(*asked)
+        finally:
+            await model.close()
+
+    return asyncio.run(all_at_once())
+
+
+def test_a_version_has_a_name_and_a_folder_of_its_own_and_both_go_when_nobody_reads_them(root: Path) -> None:
+    server = FakeVllm(root)
+    with serving(server) as urls, engine_at(urls, root) as (engine, policy, _):
+        names = []
+        for version in range(4):
+            names.append(engine.load(version).name)
+            move(policy)
+            assert {found.model for found in answers(engine._models[-1], 2)} == {names[-1]}
+        assert len(set(names)) == 4
+        assert [name.rpartition("-")[2] for name in names] == ["v000000", "v000001", "v000002", "v000003"]
+        assert set(server.models) == set(names[-2:]) == {folder.name for folder in root.iterdir()}
+    assert server.models == {}
+    assert list(root.iterdir()) == []
+
+
+def test_tokens_and_log_probabilities_are_the_servers_own(root: Path) -> None:
+    server = FakeVllm(root)
+    with serving(server) as urls, engine_at(urls, root) as (engine, policy, _):
+        move(policy)
+        found = answers(engine.load(0), 3)
+        prompt_ids = ChatFormat(policy.tokenizer).ids(
+            [PromptTemplate().render(LAKE, LAKE.new(1, 1).observe("player"))]
+        )[0]
+        for answer in found:
+            assert list(answer.prompt_ids) == prompt_ids
+            pair = (prompt_ids, list(answer.token_ids))
+            with torch.no_grad():
+                logprobs, _ = policy.logprobs([], [pair])
+            torch.testing.assert_close(torch.tensor(answer.logprobs), logprobs[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fault", [reset, reply(500, "sorry"), reply(503, "busy"), reply(200, "no JSON"), reply(200, {"choices": []})]
+)
+def test_a_failed_request_is_a_retry_and_never_a_move(root: Path, fault: Behaviour) -> None:
+    server = FakeVllm(root)
+    with serving(server) as urls, engine_at(urls, root) as (engine, _, _):
+        model = engine.load(0)
+        whole = answers(model, 4)
+        server.faults = [None, fault, None, fault]
+        again = answers(model, 4)
+    assert [found.token_ids for found in again] == [found.token_ids for found in whole]
+    assert sum(found.retries for found in again) == 2
+
+
+def test_turns_go_to_the_server_with_the_fewest_in_flight(root: Path) -> None:
+    quick, slow = FakeVllm(root), FakeVllm(root)
+
+    async def slowly(request: Request, writer: Any) -> None:
+        await asyncio.sleep(0.5)
+        await slow(request, writer)
+
+    with serving(quick, slowly) as urls, engine_at(urls, root) as (engine, _, _):
+        answers(engine.load(0), 12)
+        one, other = engine._pool.remotes
+        assert one.answered + other.answered == 12
+        assert other.answered > 0
+        assert (one.in_flight, other.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize("fault", [reset, reply(500, "sorry"), reply(404, {"error": "no such model"})])
+def test_a_server_that_dies_in_a_rollout_leaves_and_comes_back(root: Path, fault: Behaviour) -> None:
+    """Every answer is there, from the other; with the next version it is proved again, and plays."""
+    good, bad, told = FakeVllm(root), FakeVllm(root), Told()
+    with serving(good, bad) as urls, engine_at(urls, root, told) as (engine, policy, _):
+        whole = answers(engine.load(0), 8)
+        bad.broken = fault
+        again = answers(engine._models[-1], 8)
+        assert [found.token_ids for found in again] == [found.token_ids for found in whole]
+        assert [remote.url for remote in engine._pool.playing] == urls[:1]
+        assert any(text.startswith(f"{urls[1]} plays no more") for text in told.said)
+        bad.broken = None
+        move(policy)
+        engine.load(1)
+        assert len(engine._pool.playing) == 2
+        assert f"{urls[1]} plays again" in told.said
+
+
+def test_a_server_that_hangs_costs_a_timeout(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = FakeVllm(root), FakeVllm(root)
+    monkeypatch.setattr(pool, "TURN_S", 1.0)
+    monkeypatch.setattr(pool, "TOKEN_S", 0.0)
+    with serving(good, bad) as urls, engine_at(urls, root) as (engine, _, _):
+        model = engine.load(0)
+        bad.broken = hang
+        assert len(answers(model, 6)) == 6
+        assert [remote.url for remote in engine._pool.playing] == urls[:1]
+
+
+def test_when_none_is_left_the_run_stops_with_one_clear_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeVllm(root)
+    monkeypatch.setattr(pool, "COME_BACK_S", 2.0)
+    with serving(server) as urls, engine_at(urls, root) as (engine, _, _):
+        model = engine.load(0)
+        server.broken = reply(500, "out of order")
+        server.models.clear()
+        with pytest.raises(RunError, match=r"no server is left .*out of order") as caught:
+            answers(model, 3)
+        assert "--resume" in str(caught.value.fix)
+
+
+def test_an_outage_of_the_only_server_is_waited_for(root: Path) -> None:
+    """The same process, which still lists the version: it needs no new proof."""
+    server = FakeVllm(root)
+    with serving(server) as urls, engine_at(urls, root) as (engine, _, _):
+        model = engine.load(0)
+        server.faults = [reply(503, "busy")] * 4
+        assert len(answers(model, 2)) == 2
+
+
+@pytest.mark.parametrize("what", ["base", "stale", "temperature"])
+@pytest.mark.parametrize("by", [5e-4, 0.02])
+def test_a_server_that_plays_with_other_weights_leaves_before_it_plays(root: Path, what: str, by: float) -> None:
+    """It answers under the right name, quickly and without an error: nothing but the numbers shows it."""
+    good, bad, told = FakeVllm(root), FakeVllm(root), Told()
+    given = {"temperature": 0.7} if what == "temperature" else {}
+    with serving(good, bad) as urls, engine_at(urls, root, told, **given) as (engine, policy, _):
+        first = engine.load(0).name
+        move(policy, by)
+        second = engine.load(1).name
+        assert len(engine._pool.playing) == 2
+        move(policy, by)
+        if what == "temperature":
+            bad.hot = True
+        else:
+            bad.serves = {"base": lambda name: "nano", "stale": lambda name: second}[what]
+        model = engine.load(2)
+        assert [remote.url for remote in engine._pool.playing] == urls[:1], first
+        assert len(answers(model, 4)) == 4
+        assert any(urls[1] in text for text in told.said)
+
+
+def test_a_disk_that_lags_is_waited_for(root: Path) -> None:
+    server = FakeVllm(root)
+    server.hides_loads = 3
+    with serving(server) as urls, engine_at(urls, root) as (engine, _, _):
+        engine.load(0)
+        assert len(engine._pool.playing) == 1
+
+
+def test_what_a_killed_run_left_behind_is_removed_by_the_next_start(root: Path) -> None:
+    server = FakeVllm(root)
+    with serving(server) as urls:
+        config = config_for(urls, root)
+        policy = Policy(config)
+        killed = VllmEngine(policy, LAKE, config, root.parent / "run", ALONE, Told())
+        left = killed.load(0).name
+        with engine_at(urls, root) as (engine, _, _):
+            assert left not in server.models
+            new = engine.load(0).name
+            assert new != left
+            assert {folder.name for folder in root.iterdir()} == {new}
+
+
+# ── whole runs ──
+
+
+def turns_of(episodes: list[Episode]) -> list[tuple[Any, ...]]:
+    return [(turn.state, turn.answer, turn.action) for episode in episodes for turn in episode.turns]
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("hf") / "run"
+    loop.train(make_config(settings=TINY, given={"steps": 3}), out, report=Quiet())
+    return out
+
+
+def test_a_run_by_servers_is_the_run_in_process(root: Path, in_process: Path, tmp_path: Path) -> None:
+    """The same seeds draw the same tokens, so the same moves, groups and steps."""
+    one, other = FakeVllm(root), FakeVllm(root)
+    out = tmp_path / "out"
+    with serving(one, other) as urls:
+        loop.train(config_for(urls, root, steps=3), out, report=Quiet())
+    by_servers, by_process = (list(read_episodes(run / "transcripts.jsonl")) for run in (out, in_process))
+    assert turns_of(by_servers) == turns_of(by_process)
+    assert all(turn.model is not None and turn.model.endswith("-v000002") for e in by_servers for turn in e.turns)
+    rows = [row for row in read(out) if row["kind"] == "train"]
+    assert max(row["engine/mismatch_max"] for row in rows if row["update/kept_turns"]) < 1e-4
+    theirs = [row for row in read(in_process) if row["kind"] == "train"]
+    assert [row["update/loss"] for row in rows] == pytest.approx([row["update/loss"] for row in theirs], abs=1e-4)
+
+
+def test_one_update_ahead_plays_with_the_version_before(root: Path, tmp_path: Path) -> None:
+    server = FakeVllm(root)
+    out = tmp_path / "out"
+    with serving(server) as urls:
+        loop.train(config_for(urls, root, steps=4, ahead=1), out, report=Quiet())
+    rows = [row for row in read(out) if row["kind"] == "train"]
+    assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1]
+    assert all(row["time/wait"] <= row["time/rollout"] + 0.5 for row in rows)
+    models = {turn.model for episode in read_episodes(out / "transcripts.jsonl") for turn in episode.turns}
+    assert [str(name).rpartition("-")[2] for name in models] == ["v000002"]  # update 4, of version 3
+    assert server.models == {}
+
+
+def test_what_was_being_played_ahead_is_given_up_when_the_run_stops(root: Path, tmp_path: Path) -> None:
+    server = FakeVllm(root)
+
+    class Stopping(Quiet):
+        def doing(self, text: str) -> None:
+            if "update 2 of 4: learning" in text:
+                raise KeyboardInterrupt
+
+    with serving(server) as urls, pytest.raises(KeyboardInterrupt):
+        loop.train(config_for(urls, root, steps=4, ahead=1), tmp_path / "out", report=Stopping())
+    assert threading.active_count() < 6
+    state, _ = checkpoint.load_latest(tmp_path / "out")
+    assert state is not None
+
+
+def test_a_run_goes_on_with_new_servers_or_in_process(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with serving(FakeVllm(root)) as urls:
+        loop.train(config_for(urls, root, steps=1), out, report=Quiet())
+    with serving(FakeVllm(root), FakeVllm(root)) as urls:
+        loop.train(config_for(urls, root, steps=2), out, resume=True, report=Quiet())
+    settings = json.loads((out / "config.json").read_text()) | {"rollouts": "hf", "adapters": None, "steps": 3}
+    loop.train(make_config(given=settings), out, resume=True, report=Quiet())
+    assert [row["step"] for row in read(out) if row["kind"] == "train"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rollouts": "vlm"}, "hf, vllm, or http"),
+        ({"rollouts": "ftp://a"}, "hf, vllm, or http"),
+        ({"rollouts": "http://a:1"}, "adapters=DIR"),
+        ({"rollouts": "http://u:p@a:1", "adapters": "x"}, "hf, vllm, or http"),
+        ({"ahead": 1}, "needs rollouts by vLLM"),
+        ({"chat": "{"}, "chat"),
+        ({"chat": "[1]"}, "chat"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make_config(given=given)
+
+
+def test_urls_are_taken_with_and_without_v1() -> None:
+    config = make_config(given={"rollouts": "http://a:1/v1, https://b:2/,http://c", "adapters": "x"})
+    assert config.urls == ["http://a:1", "https://b:2", "http://c"]
+
+
+def test_rollouts_that_failed_ahead_fail_where_they_are_asked_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeVllm(root)
+    monkeypatch.setattr(pool, "COME_BACK_S", 0.5)
+    with serving(server) as urls, engine_at(urls, root, ahead=1) as (engine, _, config):
+        pace = Pace(LAKE, config, ALONE)
+        model = engine.load(0)
+        progress = checkpoint.Progress()
+        pace.next(progress, model, lambda done, planned, tokens: None)
+        server.models.clear()
+        with pytest.raises(RunError, match="no server is left"):
+            pace.next(checkpoint.Progress(step=1, next_start=9), model, lambda done, planned, tokens: None)
+        pace.close()

@@ -1,0 +1,112 @@
+"""Several processes: they take the steps that one process takes, and none goes on without the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from train.metrics import read
+from train.ranks import ALONE, Ranks
+
+ROOT = Path(__file__).parents[1]
+TINY = [
+    "minibatches=2", "groups=3", "group_size=4", "keep=2", "eval_episodes=5", "checkpoint_every=1", "eval_every=2",
+]  # fmt: skip
+# Sums of float32 gradients in another order differ by some 1e-7 of their size; AdamW's first steps divide each by its
+# own magnitude, so where a gradient is nearly zero the difference grows to a part of the learning rate, 1e-3.
+TOLERANCE = 2e-4
+
+
+def command(out: Path, ranks: int, *more: str) -> list[str]:
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    program = ["msgrpo_agent.cli", "train", "--steps", "3", "--out", str(out), *settings, *more]
+    return [sys.executable, "-m", *launcher, *program]
+
+
+def run(out: Path, ranks: int, *more: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command(out, ranks, *more), cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("ranks")
+    for ranks in (1, 2):
+        done = run(folder / str(ranks), ranks)
+        assert done.returncode == 0, done.stderr
+    return folder / "1", folder / "2"
+
+
+@given(st.lists(st.integers(), max_size=20), st.integers(1, 7))
+def test_shares_are_all_and_nothing_twice(items: list[int], count: int) -> None:
+    parts = [list(Ranks(rank, count).share(items)) for rank in range(count)]
+    assert [item for part in parts for item in part] == items
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_alone_everything_is_as_without() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.tensor([1.0, 2.0])
+    ALONE.sum_gradients([parameter])
+    assert parameter.grad.tolist() == [1.0, 2.0]
+    assert (ALONE.gather([1, 2]), ALONE.agree("x"), ALONE.first) == ([1, 2], "x", True)
+
+
+@pytest.mark.slow
+def test_two_ranks_take_the_steps_of_one(both: tuple[Path, Path]) -> None:
+    one, two = (load_file(out / "adapter_model.safetensors") for out in both)
+    furthest = max(float((one[name] - two[name]).abs().max()) for name in one)
+    assert furthest < TOLERANCE
+    assert max(float(tensor.abs().max()) for tensor in one.values()) > 10 * TOLERANCE  # there was something to differ
+
+    def measured(out: Path) -> list[Any]:
+        names = ("rollout/return", "rollout/turns", "update/kept_turns", "update/loss", "update/grad_norm", "values")
+        return [row[name] for row in read(out) for name in names if name in row]
+
+    for a, b in zip(measured(both[0]), measured(both[1]), strict=True):
+        assert b == pytest.approx(a, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_first_rank_alone_speaks_and_writes(both: tuple[Path, Path]) -> None:
+    steps = [row["step"] for row in read(both[1]) if row["kind"] == "train"]
+    assert steps == [1, 2, 3]
+    assert {p.name for p in both[0].iterdir()} == {p.name for p in both[1].iterdir()}
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_all_and_resume_goes_on(both: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    launched = subprocess.Popen(
+        command(out, 2), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    metrics = out / "metrics.jsonl"
+    while launched.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
+        time.sleep(0.02)
+    ranks = [p for p in psutil.Process(launched.pid).children() if "msgrpo_agent.cli" in " ".join(p.cmdline())]
+    (second,) = [p for p in ranks if p.environ()["RANK"] == "1"]
+    second.send_signal(signal.SIGKILL)
+    said, _ = launched.communicate(timeout=120)
+    assert launched.returncode != 0
+    assert "another process of this run has ended" in said or "Signal 9 (SIGKILL)" in said
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks)
+    done = run(out, 2, "--resume")
+    assert done.returncode == 0, done.stderr
+    one, two = (load_file(folder / "adapter_model.safetensors") for folder in (both[0], out))
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < TOLERANCE

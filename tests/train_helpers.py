@@ -1,0 +1,13 @@
+"""What tests of training share."""
+
+from __future__ import annotations
+
+from msgrpo_agent.agent import Completion
+from train.batch import Sample
+
+
+def taught(
+    prompt_ids: tuple[int, ...], answer_ids: tuple[int, ...], logprobs: tuple[float, ...], advantage: float
+) -> Sample:
+    """A turn by its numbers alone."""
+    return Sample(Completion("", "stop", prompt_ids=prompt_ids, token_ids=answer_ids, logprobs=logprobs), advantage)

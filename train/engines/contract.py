@@ -1,0 +1,120 @@
+"""The contract of an engine, and the canary that proves which weights an engine plays with.
+
+Rollouts from the base or from a stale adapter are the most common silent fault of this field: nothing fails, and the
+policy gradient is that of other data. So nothing is played by a version before it has been proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from msgrpo_agent.agent import Completion, LanguageModel, Sampling
+from msgrpo_agent.errors import RunError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.models.shared_prefix import common_prefix_length
+from msgrpo_agent.models.trunk import evaluating, plain_logprobs
+from msgrpo_agent.prompt import Prompt, PromptTemplate
+from train.policy import Policy, State
+
+
+class Engine(Protocol):
+    """Plays turns with the weights of a named version, and returns the exact token ids and log-probabilities."""
+
+    def load(self, version: int) -> LanguageModel:
+        """Lθ with the policy's weights as they are now, proved by the canary.
+
+        Its completions carry token ids, the log-probabilities of the distribution that they were drawn from, and the
+        version's name. Whoever holds it calls `close` when it has played all that it will. Raises RunError when the
+        engine plays with other weights.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        ...
+
+
+# How far engine and trainer may disagree about one token's log-probability before the run stops.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+ROWS, TOKENS = 3, 16
+SEEDS = (11, 12, 13)
+
+
+def canary_prompts(scenario: Scenario) -> list[Prompt]:
+    """Prompts of different lengths from one scenario: the start, cut off at different places."""
+    observed = scenario.new(0, 0).observe(scenario.players[0])
+    texts = [observed[: len(observed) * (i + 1) // ROWS] for i in range(ROWS)]
+    return [PromptTemplate().render(scenario, text) for text in texts]
+
+
+def canary_sampling(temperature: float) -> Sampling:
+    """As rollouts are sampled: an engine that reports log-probabilities at another temperature is seen."""
+    return Sampling(temperature=temperature, max_tokens=TOKENS)
+
+
+def check(policy: Policy, who: str, generated: Sequence[Completion], previous: State | None = None) -> float:
+    """Compare three witnesses of the same tokens, and two that must not agree better than they.
+
+    `generated` are the engine's answers to `canary_prompts`. The answers are cut to different lengths, so that
+    padding and the selection of rows are seen too. The trainer computes them in a padded batch after the shared
+    prefix; the model's own forward computes each row alone, with nothing of ours around it. Beside these stand the
+    base and the version before (`previous`): an engine that is clearly closer to one of them plays with its weights,
+    however small the difference is. Returns the largest difference in log-probability; raises RunError if it is more
+    than the tolerance.
+    """
+    answers = [
+        replace(answer, token_ids=answer.token_ids[:length], logprobs=answer.logprobs[:length])
+        for answer, length in zip(generated, range(TOKENS, 0, -1), strict=False)
+    ]
+    engine = torch.tensor([value for answer in answers for value in answer.logprobs])
+    with torch.no_grad(), evaluating(policy.model):
+        ours = _trainer_logprobs(policy, answers)
+        plain = _plain(policy, answers)
+        others = {"the base": _under(policy, answers, policy.model.disable_adapter)}
+        if previous is not None:
+            others["the version before"] = _under(policy, answers, lambda: policy.holding(previous))
+    for name, other in others.items():
+        near, far = float((engine - other).abs().mean()), float((engine - ours).abs().mean())
+        if near < far / 2:
+            raise RunError(
+                f"{who} plays with the weights of {name}: its log-probabilities differ by {near:.3g} nats from "
+                f"those, by {far:.3g} from the current ones"
+            )
+    tolerance = TOLERANCE[policy.model.dtype]
+    witnesses = {who: engine, "the model's own forward": plain}
+    gaps = {name: float((ours - theirs).abs().max()) for name, theirs in witnesses.items()}  # NaN stays NaN
+    for name, gap in gaps.items():
+        if not gap <= tolerance:
+            raise RunError(
+                f"{name} and the trainer disagree by {gap:.3g} nats about fixed prompts "
+                f"(tolerance {tolerance:g}): rollouts would come from other weights than those being trained, or "
+                "this model computes something that the trainer does not"
+            )
+    return max(gaps.values())
+
+
+def _trainer_logprobs(policy: Policy, answers: Sequence[Completion]) -> Tensor:
+    """log pθ of all answers' tokens, one after another, as the update computes them."""
+    shared = common_prefix_length([list(answer.prompt_ids) for answer in answers])
+    pairs = [(list(answer.prompt_ids[shared:]), list(answer.token_ids)) for answer in answers]
+    found, mask = policy.logprobs(list(answers[0].prompt_ids[:shared]), pairs)
+    return found[mask.bool()].cpu()
+
+
+def _plain(policy: Policy, answers: Sequence[Completion]) -> Tensor:
+    temperature = policy.temperature
+    rows = [plain_logprobs(policy.model, list(a.prompt_ids), list(a.token_ids), temperature) for a in answers]
+    return torch.cat(rows)
+
+
+def _under(
+    policy: Policy, answers: Sequence[Completion], weights: Callable[[], AbstractContextManager[Any]]
+) -> Tensor:
+    with weights():
+        return _trainer_logprobs(policy, answers)

@@ -1,0 +1,219 @@
+"""Rollouts by vLLM: a child of this run, or servers that run already.
+
+Each version of the adapter gets a folder and a model name of its own, so no cache of an older one can answer for it,
+and the `model` field of every request says which weights are meant. Before a version plays anywhere, the canary
+proves it there; a server that fails leaves and is tried again with the next version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+import httpx
+
+from msgrpo_agent.agent import Completion
+from msgrpo_agent.errors import MsgrpoError, RunError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.models.chat import ChatFormat
+from msgrpo_agent.models.local import stop_ids
+from serve.guard import LOAD, UNLOAD
+from serve.server import Server
+from serve.terminal import prepare
+from serve.vllm_command import KEY_VARIABLE, Request
+from train.config import TrainConfig
+from train.engines import contract
+from train.engines.pool import Pool, Remote, RemoteError, VersionModel, ask, post
+from train.policy import Policy, State
+from train.ranks import Ranks
+from train.sinks import Reporter
+
+SILENCE_TRIES = 3  # at a server that played until now and does not answer at all
+LOAD_TRIES = 8  # a disk that is shared may show a new folder seconds later
+FIRST_ANSWER_S = 120.0  # a server that compiles its kernels answers late, once
+VERSIONS = "versions"  # the child's adapters, in the run's folder
+OWNER = "versions-of"  # the name that this run's versions have in common, for the next start to clean up
+
+
+class VllmEngine:
+    def __init__(
+        self,
+        policy: Policy,
+        scenario: Scenario,
+        config: TrainConfig,
+        out: Path,
+        ranks: Ranks,
+        report: Reporter,
+    ) -> None:
+        self._policy, self._config, self._ranks, self._report = policy, config, ranks, report
+        self._chat = ChatFormat(policy.tokenizer, config.chat)
+        self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
+        self._prompts = contract.canary_prompts(scenario)
+        self._sampling = contract.canary_sampling(config.temperature)
+        self._folder = Path(config.adapters) if config.urls and config.adapters else out / VERSIONS
+        self._models: list[VersionModel] = []
+        self._previous: State | None = None
+        self._child: Server | None = None
+        urls = config.urls
+        if ranks.first:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not urls:
+                urls = [self._start_child(out)]
+        self._pool = Pool([Remote(url) for url in ranks.agree(urls)], os.environ.get(KEY_VARIABLE), report.note)
+        self._name = ""
+        if ranks.first:
+            try:
+                self._clean_up(out)
+            except BaseException:
+                self.close()
+                raise
+
+    def load(self, version: int) -> VersionModel:
+        """Write the version in one move, load it on every server, prove it there; the older ones are forgotten."""
+        name = f"{self._name}-v{version:06d}"
+        if self._ranks.first:
+            self._write(name)
+            asyncio.run(self._load_everywhere(name))
+            if not self._pool.playing:
+                raise self._ended() or self._pool.none_left()
+        name = self._ranks.agree(name)
+        self._follow(self._ranks.agree([remote.url for remote in self._pool.playing]))
+        self._models.append(VersionModel(name, self._pool, self._chat, self._stop_ids))
+        if self._ranks.first:
+            self._previous = self._policy.adapter_state()
+            self._forget(self._models[:-2])  # of the version before, rollouts may be on their way
+        return self._models[-1]
+
+    def close(self) -> None:
+        if not self._ranks.first:
+            return
+        try:
+            self._forget(self._models)
+        finally:
+            if self._child is not None:
+                self._child.stop(at_once=True)
+            if not self._config.urls:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start_child(self, out: Path) -> str:
+        """A vLLM server that ends with this process, whatever happens to it."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        config = self._config
+        request = Request(
+            base=config.base,
+            port=port,
+            runtime_adapters=self._folder,
+            runtime_rank=config.lora_rank,
+            gpu_share=config.gpu_share,
+            key=os.environ.get(KEY_VARIABLE),
+        )
+        self._report.doing("starting vLLM")
+        self._child = Server(prepare(request, self._report.note), out / "vllm.log")
+        try:
+            self._child.start()
+            self._child.wait_ready(lambda stage: self._report.doing(f"starting vLLM: {stage}"))
+        except BaseException:
+            self._child.stop(at_once=True)
+            raise
+        return f"http://127.0.0.1:{port}"
+
+    def _ended(self) -> MsgrpoError | None:
+        """What the child's log says, when it is the child that ended."""
+        return None if self._child is None else self._child.failure()
+
+    def _clean_up(self, out: Path) -> None:
+        """Remove what an earlier start of this run left in the folder and on the servers; choose a new name."""
+        owner = out / OWNER
+        if owner.is_file() and (old := owner.read_text().strip()):
+            asyncio.run(self._unload([folder.name for folder in self._folder.glob(f"{old}-v*")]))
+        self._name = f"{out.resolve().name}-{secrets.token_hex(3)}"
+        out.mkdir(parents=True, exist_ok=True)
+        owner.write_text(self._name)
+
+    def _write(self, name: str) -> None:
+        part = self._folder / f".{name}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        self._policy.save_adapter(part)
+        os.replace(part, self._folder / name)
+
+    def _follow(self, urls: list[str]) -> None:
+        """Other ranks play where the first has proved the version."""
+        for remote in self._pool.remotes if not self._ranks.first else ():
+            if remote.url in urls:
+                self._pool.joined(remote)
+            else:
+                remote.out = "the first process left it out"
+
+    async def _load_everywhere(self, name: str) -> None:
+        async with self._pool.client(FIRST_ANSWER_S) as client:
+            remotes = self._pool.remotes
+            answers = await asyncio.gather(
+                *(self._load_at(client, remote, name) for remote in remotes), return_exceptions=True
+            )
+        for remote, found in zip(remotes, answers, strict=True):
+            if isinstance(found, RemoteError):
+                self._pool.failed(remote, RemoteError(str(found), final=True))
+                remote.out = str(found)
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                self._prove(remote, found)
+
+    async def _load_at(self, client: httpx.AsyncClient, remote: Remote, name: str) -> list[Completion]:
+        """Load the version at one server and let it answer the canary's prompts."""
+        body = {"lora_name": name, "lora_path": name}  # below the folder that the server was started with
+        for trial in range(LOAD_TRIES):
+            try:
+                response = await post(client, remote, LOAD, body)
+            except RemoteError:
+                if remote.out is not None or trial == SILENCE_TRIES - 1:
+                    raise
+            else:
+                if response.status_code == 200:
+                    break
+                if response.status_code in (401, 403) or trial == LOAD_TRIES - 1:
+                    raise RemoteError(f"it did not load {name}: status {response.status_code}: {response.text}")
+            await asyncio.sleep(min(0.25 * 2**trial, 4.0))
+        rows = self._chat.ids(self._prompts)
+        asked = [
+            ask(client, remote, name, ids, self._sampling, seed, self._stop_ids)
+            for ids, seed in zip(rows, contract.SEEDS, strict=True)
+        ]
+        return list(await asyncio.gather(*asked))
+
+    def _prove(self, remote: Remote, answers: list[Completion]) -> None:
+        try:
+            contract.check(self._policy, remote.url, answers, self._previous)
+        except RunError as error:
+            self._pool.failed(remote, RemoteError(error.message, final=True))
+            remote.out = error.message
+        else:
+            self._pool.joined(remote)
+
+    def _forget(self, models: list[VersionModel]) -> None:
+        unread = [model for model in models if not model.is_read]
+        self._models = [model for model in self._models if model not in unread]
+        if unread:
+            asyncio.run(self._unload([model.name for model in unread]))
+
+    async def _unload(self, names: list[str]) -> None:
+        """From every server that can be reached; then the folders. A server that is gone has forgotten them."""
+        async with self._pool.client(5.0) as client:
+
+            async def at(remote: Remote) -> None:
+                try:
+                    for name in names:
+                        await post(client, remote, UNLOAD, {"lora_name": name})
+                except RemoteError as error:
+                    self._report.doing(f"{remote.url} was not told to unload: {error}")
+
+            await asyncio.gather(*(at(remote) for remote in self._pool.remotes))
+        for name in names:
+            shutil.rmtree(self._folder / name, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""Several processes in one run: each plays and computes its share, and all take the same step.
+
+Started by `torchrun` or `accelerate launch`, which set RANK and WORLD_SIZE. Every rank holds the same policy and
+draws the same random numbers; they differ only in which episodes they play and whose gradient they compute. The
+adapter's gradients, a few megabytes, are summed before each step. The first rank alone reads and writes files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from msgrpo_agent.errors import RunError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process among `count`; alone, everything here is the identity."""
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This rank's part of what all have: parts follow each other and differ in size by one at most."""
+        low, high = (len(items) * (self.rank + i) // self.count for i in (0, 1))
+        return items[low:high]
+
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        """All ranks' parts, in the order in which `share` dealt them."""
+        if self.count == 1:
+            return list(mine)
+        parts: list[Any] = [None] * self.count
+        with _peers():
+            dist.all_gather_object(parts, list(mine))
+        return [item for part in parts for item in part]
+
+    def agree(self, value: T) -> T:
+        """What the first rank has."""
+        if self.count == 1:
+            return value
+        box = [value]
+        with _peers():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace each parameter's gradient by its sum over the ranks: one all-reduce of all of them."""
+        if self.count == 1:
+            return
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([gradient.float().flatten() for gradient in found])
+        with _peers():
+            dist.all_reduce(flat)
+        for parameter, gradient, summed in zip(
+            parameters, found, torch.split_with_sizes(flat, [g.numel() for g in found]), strict=True
+        ):
+            parameter.grad = summed.view_as(gradient).to(gradient.dtype)
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    """A peer that is gone closes its connections: say that, not which call noticed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunError(
+            f"another process of this run has ended: {str(error).splitlines()[0]}",
+            fix="its own message says why; then the same command with --resume goes on from the last checkpoint",
+        ) from error
+
+
+@contextmanager
+def open_ranks() -> Iterator[Ranks]:
+    """The ranks that a launcher started; one without a launcher."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield ALONE
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    with _peers():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), count)
+    finally:
+        dist.destroy_process_group()
+
+
+def launched_as() -> int:
+    """The rank that a launcher gave this process, before anything is opened; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))

@@ -1,0 +1,189 @@
+"""Where a run writes how it goes: one list of sinks, each told of every update and evaluation.
+
+Metric names are paths (`rollout/return`, `update/kl`, `engine/mismatch_max`). A sink that fails is dropped with a
+note and never ends the run; `metrics.jsonl` is the run's own record, so what the disk refuses there does end it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgrpo_agent.errors import UsageError, nearest
+from msgrpo_agent.extras import needs
+from train.checkpoint import replace_text
+from train.config import TrainConfig
+from train.metrics import METRICS, read
+
+Row = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Takes what a run measures."""
+
+    def update(self, step: int, values: Row) -> None:
+        """An update has ended."""
+
+    def evaluation(self, step: int, values: Row) -> None:
+        """An evaluation has ended; `values` has `score`, its mean and interval, and every episode's value."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Reporter(Sink, Protocol):
+    """The console: a sink that also says what goes on now."""
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+
+    def doing(self, text: str) -> None:
+        """Say what is going on now; the next call replaces it."""
+
+    def stopping(self) -> None:
+        """Say at once that the run was asked to stop, and what it still waits for."""
+
+
+class JsonLines:
+    """`metrics.jsonl`. On resume, rows after the checkpoint's update are dropped: they are about to be written
+    again.
+    """
+
+    def __init__(self, out: Path, from_step: int) -> None:
+        self.file = out / METRICS
+        kept = [row for row in read(out) if row["step"] <= from_step] if from_step else []
+        replace_text(self.file, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def update(self, step: int, values: Row) -> None:
+        self._write({"kind": "train", "step": step, **values})
+
+    def evaluation(self, step: int, values: Row) -> None:
+        self._write({"kind": "eval", "step": step, **values})
+
+    def _write(self, row: Row) -> None:
+        with self.file.open("a") as handle:
+            handle.write(json.dumps(row) + "\n")
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class TensorBoard:
+    def __init__(self, out: Path, config: TrainConfig, from_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._board = SummaryWriter(str(out / "tensorboard"), purge_step=from_step + 1)
+
+    def update(self, step: int, values: Row) -> None:
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+        self._board.flush()
+
+    def evaluation(self, step: int, values: Row) -> None:
+        self.update(step, paths(values))
+
+    def close(self) -> None:
+        self._board.close()
+
+
+class WeightsAndBiases:
+    """A W&B run named after the folder; goes on in the same one when resumed. WANDB_MODE=offline keeps it here."""
+
+    def __init__(self, out: Path, config: TrainConfig, from_step: int) -> None:
+        with needs("--log wandb", "wandb"):
+            import wandb
+
+        identity = out / "wandb-id"
+        if not identity.is_file():
+            identity.write_text(wandb.util.generate_id())
+        self._run = wandb.init(
+            project="msgrpo", name=out.name, id=identity.read_text(), resume="allow", dir=out,
+            config=config.model_dump(),
+        )  # fmt: skip
+
+    def update(self, step: int, values: Row) -> None:
+        self._run.log(values, step=step)
+
+    def evaluation(self, step: int, values: Row) -> None:
+        self._run.log(paths(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A Trackio run, stored on this machine: `trackio show --project msgrpo` draws it."""
+
+    def __init__(self, out: Path, config: TrainConfig, from_step: int) -> None:
+        with needs("--log trackio", "trackio"):
+            import trackio
+
+        resume = "allow" if from_step else "never"
+        self._run = trackio.init(project="msgrpo", name=out.name, config=config.model_dump(), resume=resume)
+
+    def update(self, step: int, values: Row) -> None:
+        self._run.log(values, step=step)
+
+    def evaluation(self, step: int, values: Row) -> None:
+        self._run.log(paths(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+LOGS: dict[str, Callable[[Path, TrainConfig, int], Sink]] = {"wandb": WeightsAndBiases, "trackio": Trackio}
+
+
+def paths(values: Row) -> dict[str, float]:
+    """An evaluation's numbers under metric paths."""
+    return {f"eval/{name}": value for name, value in values.items() if isinstance(value, (int, float))}
+
+
+def check_logs(names: Sequence[str]) -> None:
+    """Raise UsageError for a name that is no sink."""
+    for name in names:
+        if name not in LOGS:
+            raise UsageError(f"--log {name}: no such logger", fix=nearest(name, LOGS))
+
+
+class Sinks:
+    """All sinks of a run as one. `report` and the record must work; any other is dropped when it fails."""
+
+    def __init__(self, report: Reporter, required: Sequence[Sink], others: Sequence[Sink]) -> None:
+        self._report = report
+        self._required, self._others = [report, *required], list(others)
+
+    def update(self, step: int, values: Row) -> None:
+        self._tell(lambda sink: sink.update(step, values))
+
+    def evaluation(self, step: int, values: Row) -> None:
+        self._tell(lambda sink: sink.evaluation(step, values))
+
+    def close(self) -> None:
+        self._tell(lambda sink: sink.close())
+
+    def _tell(self, call: Callable[[Sink], None]) -> None:
+        for sink in self._required:
+            call(sink)
+        for sink in list(self._others):
+            try:
+                call(sink)
+            except Exception as error:  # somebody else's library, network and disk
+                self._others.remove(sink)
+                self._report.note(f"{type(sink).__name__} failed and is left out from now on: {error}")
+
+
+def open_sinks(out: Path, config: TrainConfig, from_step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
+    """The console, the record, TensorBoard, and those asked for by name."""
+    makers: list[Callable[[Path, TrainConfig, int], Sink]] = [TensorBoard, *(LOGS[name] for name in logs)]
+    others: list[Sink] = []
+    for maker in makers:
+        try:
+            others.append(maker(out, config, from_step))
+        except UsageError:
+            raise  # it is not installed, and the message says how to install it
+        except Exception as error:
+            report.note(f"{maker.__name__} cannot be used and is left out: {error}")
+    return Sinks(report, [JsonLines(out, from_step)], others)

@@ -1,0 +1,61 @@
+"""Stopping a run: what is being computed may be given up, what is being written may not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from train.sinks import Reporter
+
+
+class StopRequested(BaseException):
+    """The run was asked to stop while it did something that may be given up."""
+
+
+class Stop:
+    """Whether the run was asked to stop. Inside `abandonable` that ends what goes on, elsewhere it waits."""
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self._may_abandon = False
+        self.asked: int | None = None  # the signal
+
+    def ask(self, number: int, frame: Any) -> None:
+        """A signal handler: the first asks, the second ends the process without saving."""
+        if self.asked is not None:
+            raise KeyboardInterrupt
+        self.asked = number
+        self._report.stopping()
+        if self._may_abandon:
+            raise StopRequested
+
+    @contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """Play or compute: given up at once when asked to stop, since it can be done again from the last state."""
+        if self.asked is not None:
+            raise StopRequested
+        self._may_abandon = True
+        try:
+            yield
+        finally:
+            self._may_abandon = False
+
+
+@contextmanager
+def stop_requests(report: Reporter) -> Iterator[Stop]:
+    """Ctrl-C and SIGTERM ask the run to stop, for as long."""
+    stop = Stop(report)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, stop.ask)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
