@@ -7,6 +7,7 @@ note and never ends the run; `metrics.jsonl` is the run's own record, so what th
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,7 +98,7 @@ class WeightsAndBiases:
 
         identity = out / "wandb-id"
         if not identity.is_file():
-            identity.write_text(wandb.util.generate_id())
+            identity.write_text(secrets.token_hex(4))
         self._run = wandb.init(
             project="msgrpo", name=out.name, id=identity.read_text(), resume="allow", dir=out,
             config=config.model_dump(),

@@ -1,0 +1,144 @@
+"""Where measurements go: every sink gets the same names, and none of them ends a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from msgrpo_agent.cli import make_app
+from msgrpo_agent.errors import UsageError
+from train import sinks
+from train.config import make_config
+from train.display import Quiet
+from train.metrics import read
+
+CONFIG = make_config()
+ROW = {"score": "success", "success": 0.5, "success_low": 0.4, "success_high": 0.6, "values": [1.0, 0.0]}
+
+
+class Told(Quiet):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def write(opened: sinks.Sinks) -> None:
+    opened.update(1, {"rollout/return": 0.25, "update/kl": 0.5})
+    opened.evaluation(1, ROW)
+    opened.close()
+
+
+def test_the_record_and_tensorboard_hold_the_same_paths(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write(sinks.open_sinks(tmp_path, CONFIG, 0, Told(), []))
+    assert read(tmp_path) == [
+        {"kind": "train", "step": 1, "rollout/return": 0.25, "update/kl": 0.5},
+        {"kind": "eval", "step": 1, **ROW},
+    ]
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    tags = {"rollout/return", "update/kl", "eval/success", "eval/success_low", "eval/success_high"}
+    assert set(board.Tags()["scalars"]) == tags
+    assert board.Scalars("update/kl")[0].value == 0.5
+
+
+def test_wandb_offline_gets_every_number_under_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file holds names beside values; a resumed run goes on under the same name. No network is asked."""
+    pytest.importorskip("wandb", reason="the wandb extra is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    names = []
+    for step in (0, 1):
+        told = Told()
+        write(sinks.open_sinks(tmp_path, CONFIG, step, told, ["wandb"]))
+        assert told.said == []
+        names.append((tmp_path / "wandb-id").read_text())
+    assert names[0] == names[1]
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert all(names[0] in file.name for file in files)
+    data = files[0].read_bytes()
+    for name, value in (("rollout/return", 0.25), ("update/kl", 0.5), ("eval/success", 0.5)):
+        assert re.search(rf"{name}.{{1,4}}{value}".encode(), data, re.DOTALL), name
+
+
+def test_trackio_gets_every_number_under_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: it chooses its folder when it is imported."""
+    import os
+    import subprocess
+    import sys
+
+    pytest.importorskip("trackio", reason="the trackio extra is not installed")
+    program = (
+        "from pathlib import Path\n"
+        "from tests.test_train_sinks import CONFIG, Told, sinks, write\n"
+        f"told = Told(); write(sinks.open_sinks(Path({str(tmp_path)!r}), CONFIG, 0, told, ['trackio']))\n"
+        "assert not told.said, told.said\n"
+    )
+    environment = os.environ | {
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    import sqlite3
+
+    (file,) = (tmp_path / "trackio").rglob("msgrpo*.db")
+    with sqlite3.connect(file) as base:
+        rows = [json.loads(text) for (text,) in base.execute("SELECT metrics FROM metrics")]
+    together: dict[str, Any] = {name: value for row in rows for name, value in row.items()}
+    assert (together["rollout/return"], together["eval/success"]) == (0.25, 0.5)
+
+
+def test_a_sink_that_fails_is_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __init__(self, *_: object) -> None:
+            self.calls = 0
+
+        def update(self, step: int, values: Any) -> None:
+            self.calls += 1
+            raise ConnectionError("no network")
+
+        evaluation = update
+
+        def close(self) -> None:
+            raise AssertionError("it was left out")
+
+    class Unopened:
+        def __init__(self, *_: object) -> None:
+            raise PermissionError("not logged in")
+
+    monkeypatch.setattr(sinks, "LOGS", {"wandb": Failing, "trackio": Unopened})
+    told = Told()
+    write(sinks.open_sinks(tmp_path, CONFIG, 0, told, ["wandb", "trackio"]))
+    assert told.said == [
+        "Unopened cannot be used and is left out: not logged in",
+        "Failing failed and is left out from now on: no network",
+    ]
+    assert len(read(tmp_path)) == 2
+
+
+def test_the_record_that_cannot_be_written_does_end_the_run(tmp_path: Path) -> None:
+    opened = sinks.open_sinks(tmp_path, CONFIG, 0, Told(), [])
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        opened.update(1, {})
+    opened.close()
+
+
+def test_an_unknown_logger_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such logger"):
+        sinks.check_logs(["wandbb"])
+    found = CliRunner().invoke(make_app(), ["train", "--log", "mlflow", "--out", str(tmp_path / "run")])
+    assert isinstance(found.exception, UsageError)
+    assert not (tmp_path / "run").exists()
