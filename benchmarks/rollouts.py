@@ -180,18 +180,19 @@ def _speed(used: Sequence[Served], folder: Path, out: Path, rounds: int) -> dict
     from train.rollouts import next_starts
 
     given = {"rollouts": ",".join(one.url for one in used), "adapters": str(folder)}
-    config = make_config(settings=SMALL, given=given)
+    config = make_config(settings=[*SMALL, "groups=2"], given=given)
     scenario, policy = get_scenario(config.scenario), Policy(config)
     engine = VllmEngine(policy, scenario, config, out, ALONE, Quiet())
     ours, bare, ratios, first = [], [], [], 0
     try:
         for n in range(rounds + 1):
-            model = engine.load(n)
+            model = engine.load(2 * n)
             starts, first = next_starts(scenario, config, first)
             began = time.perf_counter()
             episodes = asyncio.run(play_groups(model, scenario, config, n, starts))
             through = time.perf_counter() - began
             turns = sum(len(episode.turns) for episode in episodes)
+            model = engine.load(2 * n + 1)  # the same weights under another name: nothing of it is cached there
             alone = asyncio.run(_bare(used, model.name, config, episodes))
             if n:  # the first is warm-up
                 ours.append(turns / through)
@@ -231,8 +232,8 @@ async def _bare(used: Sequence[Served], name: str, config: TrainConfig, episodes
 
 
 def learning(work: Path, seeds: int) -> dict[str, Any]:
-    """Ten updates, three seeds each way, one run at a time."""
-    steps = ["--steps", "10", "--set", "eval_every=10"]
+    """Eight updates each way, one run at a time."""
+    steps = ["--steps", "8", "--set", "eval_every=8"]
     return {
         rollouts: [
             trained(work / f"{rollouts}-{seed}", "--seed", str(seed), "--rollouts", rollouts, *steps)
@@ -243,8 +244,8 @@ def learning(work: Path, seeds: int) -> dict[str, Any]:
 
 
 def pace(work: Path, seeds: int) -> dict[str, Any]:
-    """Eight updates each; ahead and not through vLLM, one rank and two in process."""
-    steps = ["--steps", "8", "--set", "eval_every=8"]
+    """Five updates each; ahead and not through vLLM, one rank and two in process."""
+    steps = ["--steps", "5", "--set", "eval_every=5"]
     found: dict[str, Any] = {"ahead=0": [], "ahead=1": [], "1 rank": [], "2 ranks": []}
     for seed in range(seeds):
         for ahead in (0, 1):

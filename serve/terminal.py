@@ -69,20 +69,21 @@ def plan(
 
 def with_key(request: Request, key: str | None) -> tuple[Request, bool]:
     """The request with its key, and whether that was made here: a server that others can reach always has one."""
-    _check_key(key)
+    check_key(key)
     if key or is_loopback(request.host):
         return replace(request, key=key or None), False
     return replace(request, key=secrets.token_urlsafe(24)), True
 
 
-def _check_key(key: str | None) -> None:
+def check_key(key: str | None) -> None:
+    """Raise UsageError for a key that no HTTP header can hold."""
     if key and (not key.isascii() or not key.isprintable() or " " in key):
         raise UsageError(f"{KEY_VARIABLE} holds characters that an HTTP header cannot", fix="use letters and digits")
 
 
 def status(host: str, port: int, key: str | None) -> dict[str, str | None]:
     """What a running server serves: model name → its base's name, None for a base."""
-    _check_key(key)
+    check_key(key)
     return models(host, port, key)
 
 

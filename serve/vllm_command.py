@@ -45,6 +45,7 @@ class Request:
     data_parallel_size: int = 1
     runtime_adapters: Path | None = None  # clients may load adapters from below this folder
     runtime_rank: int = 16  # the largest rank that those may have
+    dtype: str | None = None  # on a GPU; the base's own otherwise
     gpu_share: float | None = None  # of the GPU's memory; vLLM's own default otherwise
     extra: tuple[str, ...] = ()  # vLLM's own options, passed on
 
@@ -139,8 +140,8 @@ def _tuned(request: Request, engine: Engine) -> list[str]:
         # A seeded request whose prompt is split by chunked prefill kills the CPU engine. Blocks of 32 (the default
         # is 128) let short prompts share their prefix. float32 is what the in-process model computes in.
         options += ["--dtype", "float32", "--block-size", "32", "--no-enable-chunked-prefill"]
-    elif request.base == NANO:
-        options += ["--dtype", "float32"]
+    elif request.dtype or request.base == NANO:
+        options += ["--dtype", request.dtype or "float32"]
     if request.max_model_len is not None:
         options += ["--max-model-len", str(request.max_model_len)]
     if request.tensor_parallel_size > 1:

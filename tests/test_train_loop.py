@@ -282,15 +282,14 @@ class StoppedAt(Told):
 
 
 @pytest.mark.parametrize(
-    ("moment", "kept"),
+    ("moment", "kept", "number"),
     [
-        ("update 1 of 4: 1 of 8 episodes played", None),
-        ("update 2 of 4: 1 of 8 episodes played", 1),
-        ("update 3 of 4: learning from", 2),  # before the first step …
-        ("evaluation after 2 updates: 1 of 6", 2),
+        ("update 1 of 4: 1 of 8 episodes played", None, signal.SIGINT),
+        ("update 2 of 4: 1 of 8 episodes played", 1, signal.SIGTERM),
+        ("update 3 of 4: learning from", 2, signal.SIGINT),
+        ("evaluation after 2 updates: 1 of 6", 2, signal.SIGTERM),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_gives_up_what_goes_on_and_keeps_every_finished_update(
     moment: str, kept: int | None, number: signal.Signals, tmp_path: Path
 ) -> None:

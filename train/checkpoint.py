@@ -1,5 +1,8 @@
 """Complete, atomic checkpoints: killed at any moment, a resumed run goes on as if nothing had happened.
 
+With `ahead=1` one thing differs: the first rollouts after a resume are played by the newest version, where the run
+would have played them by the one before.
+
 A checkpoint holds the adapter, the optimizer, and the counters. There is no generator state to keep beyond
 that: every random draw is a function of (run seed, update, …).
 """
@@ -79,7 +82,7 @@ def load_latest(run: Path) -> tuple[dict[str, Any] | None, list[Path]]:
     for folder in reversed(_folders(run)):
         try:
             if (folder / "sha256").read_text() == _digest(folder / "state.pt"):
-                return torch.load(folder / "state.pt", weights_only=True), damaged
+                return torch.load(folder / "state.pt", weights_only=True, map_location="cpu"), damaged
         except (OSError, UnicodeDecodeError):
             pass  # reported below, as any other damage
         damaged.append(folder)

@@ -74,6 +74,8 @@ class TrainConfig(BaseModel):
         get_scenario(self.scenario)
         if self.rollouts not in ("hf", "vllm") and not self.urls:
             raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"rollouts names a server twice: {self.rollouts}")
         if self.urls and self.adapters is None:
             raise ValueError("rollouts by servers need --set adapters=DIR, the folder that trainer and servers share")
         if self.ahead and self.rollouts == "hf":

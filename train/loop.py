@@ -43,7 +43,7 @@ def train(
     with writing(out), enough_memory(), open_ranks() as ranks:
         if ranks.first:
             check_folder(out, config, resume)
-        return _train(config, out, report, logs, ranks)
+        return _train(ranks.agree(config), out, report, logs, ranks)
 
 
 def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks) -> dict[str, Any]:
@@ -123,7 +123,16 @@ class Run:
         self._saved = self.step
 
     def _copy(self) -> State:
-        return State(self.progress, self._policy.adapter_state(), copy.deepcopy(self._optimizer.state_dict()))
+        return State(self.progress, self._policy.adapter_state(), _on_cpu(self._optimizer.state_dict()))
+
+
+def _on_cpu(held: Any) -> Any:
+    """A copy of nested state with its tensors in the CPU's memory."""
+    if isinstance(held, torch.Tensor):
+        return held.detach().to("cpu", copy=True)
+    if isinstance(held, dict):
+        return {key: _on_cpu(value) for key, value in held.items()}
+    return [_on_cpu(value) for value in held] if isinstance(held, list) else copy.deepcopy(held)
 
 
 def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:

@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from msgrpo_agent.errors import RunError
+from msgrpo_agent.errors import RunError, UsageError
 
 T = TypeVar("T")
 
@@ -86,12 +86,17 @@ def _peers() -> Iterator[None]:
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
     """The ranks that a launcher started; one without a launcher."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    count = _launched("WORLD_SIZE", 1) if "RANK" in os.environ else 1  # some job systems set WORLD_SIZE by themselves
     if count == 1:
         yield ALONE
         return
+    if "MASTER_ADDR" not in os.environ:
+        raise UsageError(
+            f"RANK and WORLD_SIZE ({count}) are set, and MASTER_ADDR is not",
+            fix=f"torchrun --nproc-per-node {count} -m msgrpo_agent.cli train …, or unset RANK",
+        )
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(_launched("LOCAL_RANK", 0))
     with _peers():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
@@ -102,4 +107,12 @@ def open_ranks() -> Iterator[Ranks]:
 
 def launched_as() -> int:
     """The rank that a launcher gave this process, before anything is opened; 0 without a launcher."""
-    return int(os.environ.get("RANK", "0"))
+    return _launched("RANK", 0)
+
+
+def _launched(name: str, otherwise: int) -> int:
+    """A number that a launcher set."""
+    value = os.environ.get(name, str(otherwise))
+    if not value.isdecimal():
+        raise UsageError(f"{name} is {value!r}, no number", fix=f"unset {name}; torchrun sets it")
+    return int(value)

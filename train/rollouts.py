@@ -56,8 +56,11 @@ class Pace:
     def next(self, progress: Progress, model: LanguageModel, ended: OnEnded) -> Rollouts:
         """The rollouts of update `progress.step`; `model` has the version of the same number."""
         began, step = time.perf_counter(), progress.step
-        coming, self._coming = self._coming, None
-        mine = coming.result() if coming else asyncio.run(self._play(progress.next_start, step, step, model, ended))
+        if self._coming is None:
+            mine = asyncio.run(self._play(progress.next_start, step, step, model, ended))
+        else:
+            mine = self._coming.result()  # a stop while it waits here leaves it to `close`
+            self._coming = None
         episodes = self._ranks.gather(mine.episodes)
         waited = time.perf_counter() - began
         if self._config.ahead and step + 1 < self._config.steps:

@@ -11,8 +11,12 @@ from typing import Any
 from train.sinks import Reporter
 
 
-class StopRequested(BaseException):
-    """The run was asked to stop while it did something that may be given up."""
+class StopRequested(KeyboardInterrupt):
+    """The run was asked to stop while it did something that may be given up.
+
+    It is raised by a signal handler, and asyncio lets nothing but KeyboardInterrupt and SystemExit out of its tasks
+    and callbacks: anything else would be logged there and forgotten.
+    """
 
 
 class Stop:
@@ -24,9 +28,14 @@ class Stop:
         self.asked: int | None = None  # the signal
 
     def ask(self, number: int, frame: Any) -> None:
-        """A signal handler: the first asks, the second ends the process without saving."""
+        """A signal handler: the first asks; a second Ctrl-C ends the process without saving.
+
+        A second SIGTERM does not: schedulers send it to every process of a job, and launchers pass theirs on as well.
+        """
         if self.asked is not None:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self.asked = number
         self._report.stopping()
         if self._may_abandon:
@@ -42,6 +51,8 @@ class Stop:
             yield
         finally:
             self._may_abandon = False
+        if self.asked is not None:  # somebody's library has swallowed what the handler raised
+            raise StopRequested
 
 
 @contextmanager

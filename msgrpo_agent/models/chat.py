@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
+
 from msgrpo_agent.errors import ModelError
 from msgrpo_agent.prompt import Prompt
 
@@ -50,7 +52,16 @@ class ChatFormat:
         return text
 
     def _rendered(self, content: str) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True, **self.arguments
-        )
+        messages = [{"role": "user", "content": content}]
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.arguments
+            )
+        except (TypeError, ValueError, TemplateError) as error:
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} cannot be used: {error}",
+                fix=f"its arguments are {self.arguments}: change them with --set chat=JSON"
+                if self.arguments
+                else None,
+            ) from error
         return text

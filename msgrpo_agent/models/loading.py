@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import warnings
 from pathlib import Path
@@ -88,9 +89,19 @@ def nano() -> LocalModel:
 
 def adapted(folder: Path) -> LocalModel:
     """A trained run's model, named after its folder."""
-    model = LocalModel(folder.resolve().name, *load_adapted(folder))
-    model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS)}
+    chat = _chat_of(folder)
+    model = LocalModel(folder.resolve().name, *load_adapted(folder), chat=chat)
+    model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **({"chat": chat} if chat else {})}
     return model
+
+
+def _chat_of(folder: Path) -> dict[str, Any]:
+    """The chat template's arguments that the adapter was trained with; none for one that was trained elsewhere."""
+    try:
+        held = json.loads((folder / "config.json").read_text()).get("chat", {})
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return {}
+    return held if isinstance(held, dict) else {}
 
 
 def _digest(file: Path) -> str:

@@ -64,9 +64,9 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
     `generated` are the engine's answers to `canary_prompts`. The answers are cut to different lengths, so that
     padding and the selection of rows are seen too. The trainer computes them in a padded batch after the shared
     prefix; the model's own forward computes each row alone, with nothing of ours around it. Beside these stand the
-    base and the version before (`previous`): an engine that is clearly closer to one of them plays with its weights,
-    however small the difference is. Returns the largest difference in log-probability; raises RunError if it is more
-    than the tolerance.
+    base and the version before (`previous`): an engine that is clearly closer to one of them plays with its weights.
+    In float32 that shows differences far below the tolerance, in bfloat16 those above its rounding. Returns the
+    largest difference in log-probability; raises RunError if it is more than the tolerance.
     """
     answers = [
         replace(answer, token_ids=answer.token_ids[:length], logprobs=answer.logprobs[:length])

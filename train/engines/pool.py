@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from msgrpo_agent.agent import Completion, OnText, Sampling
-from msgrpo_agent.errors import RunError
+from msgrpo_agent.errors import MsgrpoError, RunError
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.prompt import Prompt
 from msgrpo_agent.text import printable
@@ -37,12 +37,16 @@ class RemoteError(Exception):
         self.final = final
 
 
+NEW = "no version was loaded there yet"
+
+
 @dataclass
 class Remote:
-    """One server. `out` says why it plays nothing; None while it plays."""
+    """One server. `out` says why it plays nothing; None while it plays. `proved` are the versions it may play."""
 
     url: str
-    out: str | None = "no version was loaded there yet"
+    out: str | None = NEW
+    proved: set[str] = field(default_factory=set)
     in_flight: int = 0
     failures: int = 0  # in a row
     answered: int = 0  # turns, over the whole run
@@ -55,6 +59,7 @@ class Pool:
     remotes: list[Remote]
     key: str | None = field(repr=False)
     say: Say
+    ended: Callable[[], MsgrpoError | None] = lambda: None  # why the servers are gone, where that is known
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -92,19 +97,26 @@ class Pool:
         with self._lock:
             remote.failures += 1
             leaves = remote.out is None and (error.final or remote.failures >= PATIENCE)
-            if leaves:
+            if error.final:
+                remote.proved.clear()  # it does not come back by itself
+            if leaves or error.final:
                 remote.out = str(error)
         if leaves:
             self.say(f"{remote.url} plays no more: {error}")
 
-    def joined(self, remote: Remote) -> None:
+    def joined(self, remote: Remote, version: str) -> None:
+        """The version is proved there."""
         with self._lock:
-            returns = remote.failures > 0 or remote.answered > 0
-            if remote.out is not None and returns:
-                self.say(f"{remote.url} plays again")
+            returns = remote.out not in (None, NEW)
             remote.out, remote.failures = None, 0
+            remote.proved.add(version)
+        if returns:
+            self.say(f"{remote.url} plays again")
 
-    def none_left(self) -> RunError:
+    def none_left(self) -> MsgrpoError:
+        known = self.ended()
+        if known is not None:
+            return known
         said = "; ".join(f"{remote.url}: {remote.out}" for remote in self.remotes)
         return RunError(
             f"no server is left to play rollouts: {said}",
@@ -174,10 +186,10 @@ async def ask(
 class VersionModel:
     """Lθ of one version, played by whichever server of the pool has the fewest turns in flight."""
 
-    def __init__(self, version: str, pool: Pool, chat: ChatFormat, stop_ids: Sequence[int]) -> None:
+    def __init__(self, version: str, pool: Pool, chat: ChatFormat, stop_ids: Sequence[int], context: int) -> None:
         self.name = version
         self.extra_settings: dict[str, Any] = {}
-        self._pool, self._chat, self._stop_ids = pool, chat, sorted(stop_ids)
+        self._pool, self._chat, self._stop_ids, self._context = pool, chat, sorted(stop_ids), context
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
     @property
@@ -199,7 +211,9 @@ class VersionModel:
         if client is None:
             client = self._clients[loop] = self._pool.client(timeout=TURN_S + TOKEN_S * sampling.max_tokens)
         prompt_ids = self._chat.ids([prompt])[0]
-        retries = 0
+        longest = max(1, min(sampling.max_tokens, self._context - len(prompt_ids)))  # as in process
+        sampling = sampling.model_copy(update={"max_tokens": longest})
+        retries, patience = 0, COME_BACK_S  # seconds, over all retries of this turn
         while True:
             with self._pool.least_busy() as remote:
                 if remote is not None:
@@ -215,19 +229,27 @@ class VersionModel:
                         return found
             retries += 1
             if remote is None:
-                await self._wait_for_one(client)
+                began = time.monotonic()
+                await self._wait_for_one(client, patience)
+                patience -= time.monotonic() - began + 0.1  # at once each time is not for ever either
             else:
-                await asyncio.sleep(min(0.05 * 2**retries, 2.0))
+                await asyncio.sleep(min(0.05 * 2 ** min(retries, 6), 2.0))
 
-    async def _wait_for_one(self, client: httpx.AsyncClient) -> None:
-        """Until a server that still has this version answers again. Raises RunError when none does."""
-        deadline = time.monotonic() + COME_BACK_S
-        while time.monotonic() < deadline:
-            for remote in self._pool.remotes:
-                if remote.out is None:
-                    return
+    async def _wait_for_one(self, client: httpx.AsyncClient, seconds: float) -> None:
+        """Until a server where this version was proved, and that still lists it, answers again: it is that process.
+
+        Raises RunError when there is none, or the time is over.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._pool.ended() is None:
+            if self._pool.playing:
+                return
+            known = [remote for remote in self._pool.remotes if self.name in remote.proved]
+            if not known:
+                break
+            for remote in known:
                 if await still_has(client, remote, self.name):
-                    self._pool.joined(remote)
+                    self._pool.joined(remote, self.name)
                     return
             await asyncio.sleep(1.0)
         raise self._pool.none_left()
@@ -239,7 +261,7 @@ class VersionModel:
 
 
 async def still_has(client: httpx.AsyncClient, remote: Remote, version: str) -> bool:
-    """Whether a server lists a version: then it is the process in which that version was proved."""
+    """Whether a server lists a version."""
     try:
         response = await client.get(remote.url + "/v1/models", timeout=5.0)
         return any(entry["id"] == version for entry in response.json()["data"])

@@ -12,28 +12,30 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import httpx
 
 from msgrpo_agent.agent import Completion
-from msgrpo_agent.errors import MsgrpoError, RunError
+from msgrpo_agent.errors import MsgrpoError, RunError, UsageError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.local import stop_ids
 from serve.guard import LOAD, UNLOAD
 from serve.server import Server
-from serve.terminal import prepare
+from serve.terminal import check_key, prepare
 from serve.vllm_command import KEY_VARIABLE, Request
 from train.config import TrainConfig
 from train.engines import contract
-from train.engines.pool import Pool, Remote, RemoteError, VersionModel, ask, post
+from train.engines.pool import NEW, Pool, Remote, RemoteError, VersionModel, ask, post
 from train.policy import Policy, State
 from train.ranks import Ranks
 from train.sinks import Reporter
 
 SILENCE_TRIES = 3  # at a server that played until now and does not answer at all
 LOAD_TRIES = 8  # a disk that is shared may show a new folder seconds later
+QUICK_S = 15.0  # for a server that had left
 FIRST_ANSWER_S = 120.0  # a server that compiles its kernels answers late, once
 VERSIONS = "versions"  # the child's adapters, in the run's folder
 OWNER = "versions-of"  # the name that this run's versions have in common, for the next start to clean up
@@ -54,16 +56,20 @@ class VllmEngine:
         self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
         self._prompts = contract.canary_prompts(scenario)
         self._sampling = contract.canary_sampling(config.temperature)
-        self._folder = Path(config.adapters) if config.urls and config.adapters else out / VERSIONS
+        self._context = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
+        self._folder = Path(config.adapters).expanduser() if config.urls and config.adapters else out / VERSIONS
+        key = os.environ.get(KEY_VARIABLE)
+        check_key(key)
+        check_one_machine(config)
         self._models: list[VersionModel] = []
         self._previous: State | None = None
         self._child: Server | None = None
         urls = config.urls
         if ranks.first:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             if not urls:
                 urls = [self._start_child(out)]
-        self._pool = Pool([Remote(url) for url in ranks.agree(urls)], os.environ.get(KEY_VARIABLE), report.note)
+        self._pool = Pool([Remote(url) for url in ranks.agree(urls)], key, report.note, self._ended)
         self._name = ""
         if ranks.first:
             try:
@@ -74,19 +80,19 @@ class VllmEngine:
 
     def load(self, version: int) -> VersionModel:
         """Write the version in one move, load it on every server, prove it there; the older ones are forgotten."""
-        name = f"{self._name}-v{version:06d}"
+        name = self._ranks.agree(f"{self._name}-v{version:06d}")
+        model = VersionModel(name, self._pool, self._chat, self._stop_ids, self._context)
+        self._models.append(model)  # before it is loaded: whatever happens now, it is forgotten in the end
         if self._ranks.first:
             self._write(name)
             asyncio.run(self._load_everywhere(name))
             if not self._pool.playing:
-                raise self._ended() or self._pool.none_left()
-        name = self._ranks.agree(name)
-        self._follow(self._ranks.agree([remote.url for remote in self._pool.playing]))
-        self._models.append(VersionModel(name, self._pool, self._chat, self._stop_ids))
+                raise self._pool.none_left()
+        self._follow(self._ranks.agree([remote.url for remote in self._pool.playing]), name)
         if self._ranks.first:
             self._previous = self._policy.adapter_state()
             self._forget(self._models[:-2])  # of the version before, rollouts may be on their way
-        return self._models[-1]
+        return model
 
     def close(self) -> None:
         if not self._ranks.first:
@@ -111,6 +117,7 @@ class VllmEngine:
             runtime_adapters=self._folder,
             runtime_rank=config.lora_rank,
             gpu_share=config.gpu_share,
+            dtype=str(self._policy.model.dtype).removeprefix("torch."),
             key=os.environ.get(KEY_VARIABLE),
         )
         self._report.doing("starting vLLM")
@@ -131,10 +138,22 @@ class VllmEngine:
         """Remove what an earlier start of this run left in the folder and on the servers; choose a new name."""
         owner = out / OWNER
         if owner.is_file() and (old := owner.read_text().strip()):
-            asyncio.run(self._unload([folder.name for folder in self._folder.glob(f"{old}-v*")]))
+            left = [
+                folder.name for folder in self._folder.iterdir() if folder.name.lstrip(".").startswith(f"{old}-v")
+            ]
+            asyncio.run(self._unload(left))
         self._name = f"{out.resolve().name}-{secrets.token_hex(3)}"
         out.mkdir(parents=True, exist_ok=True)
         owner.write_text(self._name)
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the folder of versions {self._folder} cannot be made: {error.strerror}",
+                fix="--set adapters=DIR, a folder that trainer and servers share",
+            ) from error
 
     def _write(self, name: str) -> None:
         part = self._folder / f".{name}.part"
@@ -143,42 +162,50 @@ class VllmEngine:
         self._policy.save_adapter(part)
         os.replace(part, self._folder / name)
 
-    def _follow(self, urls: list[str]) -> None:
+    def _follow(self, urls: list[str], name: str) -> None:
         """Other ranks play where the first has proved the version."""
         for remote in self._pool.remotes if not self._ranks.first else ():
             if remote.url in urls:
-                self._pool.joined(remote)
+                self._pool.joined(remote, name)
             else:
-                remote.out = "the first process left it out"
+                self._pool.failed(remote, RemoteError("the first process left it out", final=True))
 
     async def _load_everywhere(self, name: str) -> None:
         async with self._pool.client(FIRST_ANSWER_S) as client:
             remotes = self._pool.remotes
             answers = await asyncio.gather(
-                *(self._load_at(client, remote, name) for remote in remotes), return_exceptions=True
+                *(self._tried_at(client, remote, name) for remote in remotes), return_exceptions=True
             )
         for remote, found in zip(remotes, answers, strict=True):
             if isinstance(found, RemoteError):
                 self._pool.failed(remote, RemoteError(str(found), final=True))
-                remote.out = str(found)
             elif isinstance(found, BaseException):
                 raise found
             else:
-                self._prove(remote, found)
+                self._prove(remote, found, name)
 
-    async def _load_at(self, client: httpx.AsyncClient, remote: Remote, name: str) -> list[Completion]:
+    async def _tried_at(self, client: httpx.AsyncClient, remote: Remote, name: str) -> list[Completion]:
+        """One that has left gets one quick chance with each version: it must not slow the others down."""
+        left = remote.out not in (None, NEW)
+        try:
+            seconds = QUICK_S if left else None
+            return await asyncio.wait_for(self._load_at(client, remote, name, 1 if left else LOAD_TRIES), seconds)
+        except TimeoutError as error:
+            raise RemoteError(f"it did not answer within {QUICK_S:g} s") from error
+
+    async def _load_at(self, client: httpx.AsyncClient, remote: Remote, name: str, tries: int) -> list[Completion]:
         """Load the version at one server and let it answer the canary's prompts."""
         body = {"lora_name": name, "lora_path": name}  # below the folder that the server was started with
-        for trial in range(LOAD_TRIES):
+        for trial in range(tries):
             try:
                 response = await post(client, remote, LOAD, body)
             except RemoteError:
-                if remote.out is not None or trial == SILENCE_TRIES - 1:
+                if trial == min(tries, SILENCE_TRIES) - 1:
                     raise
             else:
                 if response.status_code == 200:
                     break
-                if response.status_code in (401, 403) or trial == LOAD_TRIES - 1:
+                if response.status_code in (401, 403) or trial == tries - 1:
                     raise RemoteError(f"it did not load {name}: status {response.status_code}: {response.text}")
             await asyncio.sleep(min(0.25 * 2**trial, 4.0))
         rows = self._chat.ids(self._prompts)
@@ -188,14 +215,13 @@ class VllmEngine:
         ]
         return list(await asyncio.gather(*asked))
 
-    def _prove(self, remote: Remote, answers: list[Completion]) -> None:
+    def _prove(self, remote: Remote, answers: list[Completion], name: str) -> None:
         try:
             contract.check(self._policy, remote.url, answers, self._previous)
         except RunError as error:
             self._pool.failed(remote, RemoteError(error.message, final=True))
-            remote.out = error.message
         else:
-            self._pool.joined(remote)
+            self._pool.joined(remote, name)
 
     def _forget(self, models: list[VersionModel]) -> None:
         unread = [model for model in models if not model.is_read]
@@ -217,3 +243,13 @@ class VllmEngine:
             await asyncio.gather(*(at(remote) for remote in self._pool.remotes))
         for name in names:
             shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def check_one_machine(config: TrainConfig) -> None:
+    """Raise UsageError for a child of one node that ranks on others would have to reach."""
+    everywhere, here = (os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if config.rollouts == "vllm" and here is not None and everywhere != here:
+        raise UsageError(
+            f"rollouts=vllm starts a server for this machine's {here} processes; the run has {everywhere}",
+            fix="start servers that all nodes reach, and --rollouts http://…,http://… --set adapters=DIR",
+        )
