@@ -89,7 +89,22 @@ class TensorBoard:
         self._board.close()
 
 
-class WeightsAndBiases:
+class _Tracker:
+    """What W&B and Trackio have in common: a run that logs and finishes."""
+
+    _run: Any
+
+    def update(self, step: int, values: Row) -> None:
+        self._run.log(values, step=step)
+
+    def evaluation(self, step: int, values: Row) -> None:
+        self._run.log(paths(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WeightsAndBiases(_Tracker):
     """A W&B run named after the folder; goes on in the same one when resumed. WANDB_MODE=offline keeps it here."""
 
     def __init__(self, out: Path, config: TrainConfig, from_step: int) -> None:
@@ -104,17 +119,8 @@ class WeightsAndBiases:
             config=config.model_dump(),
         )  # fmt: skip
 
-    def update(self, step: int, values: Row) -> None:
-        self._run.log(values, step=step)
 
-    def evaluation(self, step: int, values: Row) -> None:
-        self._run.log(paths(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class Trackio:
+class Trackio(_Tracker):
     """A Trackio run, stored on this machine: `trackio show --project msgrpo` draws it."""
 
     def __init__(self, out: Path, config: TrainConfig, from_step: int) -> None:
@@ -123,15 +129,6 @@ class Trackio:
 
         resume = "allow" if from_step else "never"
         self._run = trackio.init(project="msgrpo", name=out.name, config=config.model_dump(), resume=resume)
-
-    def update(self, step: int, values: Row) -> None:
-        self._run.log(values, step=step)
-
-    def evaluation(self, step: int, values: Row) -> None:
-        self._run.log(paths(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 LOGS: dict[str, Callable[[Path, TrainConfig, int], Sink]] = {"wandb": WeightsAndBiases, "trackio": Trackio}
