@@ -49,11 +49,11 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 @dataclass
 class Served:
-    """One `msgrpo serve` that lets clients load adapters from below `folder`."""
+    """One `msgrpo serve`, and the file that it writes its output to."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     port: int
-    folder: Path
+    said: Path
 
     @property
     def url(self) -> str:
@@ -87,19 +87,18 @@ def start(folder: Path, work: Path) -> Served:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "msgrpo_agent.cli", "serve", "--base", "nano", "--port", str(port)]
     command += ["--allow-runtime-adapters", str(folder)]
-    process = subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return Served(process, port, folder)
+    said = work / f"serve-{port}.txt"
+    with said.open("wb") as output:
+        process = subprocess.Popen(command, cwd=work, stdout=output, stderr=subprocess.STDOUT)
+    return Served(process, port, said)
 
 
 def ready(served: Served) -> Served:
-    assert served.process.stdout is not None
-    said = []
-    for line in served.process.stdout:
-        said.append(line)
-        if "stop it with" in line:
-            threading.Thread(target=served.process.stdout.read, daemon=True).start()
-            return served
-    raise RuntimeError("a server did not start:\n" + "".join(said))
+    while "stop it with" not in (text := served.said.read_text()):
+        if served.process.poll() is not None:
+            raise RuntimeError(f"a server did not start:\n{text}")
+        time.sleep(0.2)
+    return served
 
 
 @contextmanager
@@ -377,6 +376,7 @@ def dropping_names(url: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{proxy.server_port}"
     finally:
         proxy.shutdown()
+        proxy.server_close()
 
 
 @contextmanager

@@ -613,6 +613,15 @@ def test_a_key_that_no_header_holds_and_a_folder_that_cannot_be_made(
         pass
 
 
+def test_a_server_that_never_played_is_named_too(root: Path) -> None:
+    told = Told()
+    with serving(FakeVllm(root), reply(403, {"error": "loading adapters at run time is off"})) as urls:
+        with engine_at(urls, root, told) as (engine, _, _):
+            engine.load(0)
+            assert [remote.url for remote in engine._pool.playing] == urls[:1]
+        assert any(text.startswith(f"{urls[1]} plays no more: it did not load") for text in told.said)
+
+
 def test_the_same_server_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
         make_config(given={"rollouts": "http://a:1,http://a:1/v1", "adapters": "x"})

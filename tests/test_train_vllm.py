@@ -87,17 +87,19 @@ def test_a_server_that_serves_the_base_is_found_out_and_a_good_one_plays_on(
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     rollouts = importlib.import_module("rollouts")
     folder, out = tmp_path / "adapters", tmp_path / "run"
+    more = (f"adapters={folder}", "groups=4", "group_size=8")  # enough that some group teaches: the adapter moves
     with rollouts.servers(folder) as (server,), rollouts.dropping_names(server.url) as liar:
         done = subprocess.run(
-            command(out, f"{server.url},{liar}", f"adapters={folder}"),
+            command(out, f"{server.url},{liar}", *more),
             cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert f"{liar} plays no more" in done.stderr
-        assert "base" in done.stderr
+        assert any(row["update/kept_turns"] for row in read(out) if row["kind"] == "train" and row["step"] < 3)
+        assert f"{liar} plays no more" in done.stderr, done.stderr
+        assert "plays with the weights of the base" in done.stderr, done.stderr
         assert f"{server.url} plays no more" not in done.stderr
         only = subprocess.run(
-            [*command(out, liar, f"adapters={folder}"), "--resume", "--steps", "5"],
+            [*command(out, liar, *more), "--resume", "--steps", "5"],
             cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert only.returncode == 2

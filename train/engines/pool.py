@@ -96,13 +96,13 @@ class Pool:
         """Count it; say so once if the server leaves."""
         with self._lock:
             remote.failures += 1
-            leaves = remote.out is None and (error.final or remote.failures >= PATIENCE)
+            leaves = remote.out in (None, NEW) and (error.final or remote.failures >= PATIENCE)
             if error.final:
                 remote.proved.clear()  # it does not come back by itself
             if leaves or error.final:
                 remote.out = str(error)
         if leaves:
-            self.say(f"{remote.url} plays no more: {error}")
+            self.say(f"{remote.url} plays no more: {error}")  # or never did
 
     def joined(self, remote: Remote, version: str) -> None:
         """The version is proved there."""
