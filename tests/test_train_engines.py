@@ -57,6 +57,7 @@ class FakeVllm:
         self.broken: Behaviour | None = None  # of all completions
         self.serves: Callable[[str], str] = lambda name: name
         self.hot = False  # samples, and reports, at temperature 1
+        self.loses_answers = False  # to loads, which it does nevertheless
         self.hides_loads = 0  # a shared disk that lags
         self.versions: set[str] = set()
 
@@ -67,10 +68,13 @@ class FakeVllm:
                 self.hides_loads -= 1
                 await reply(400, {"error": "no adapter folder"})(request, writer)
                 return
+            if body["lora_name"] in self.models:
+                await reply(400, {"error": "has already been loaded"})(request, writer)
+                return
             folder = self.root / body["lora_path"]
             self.models[body["lora_name"]] = LocalModel(body["lora_name"], *load_adapted(folder))
             self.versions.add(body["lora_name"])
-            await reply(200, "ok")(request, writer)
+            await (reset if self.loses_answers else reply(200, "ok"))(request, writer)
         elif request.path == "/v1/unload_lora_adapter":
             self.models.pop(body["lora_name"], None)
             await reply(200, "ok")(request, writer)
@@ -323,6 +327,14 @@ def test_a_disk_that_lags_is_waited_for(root: Path) -> None:
     with serving(server) as urls, engine_at(urls, root) as (engine, _, _):
         engine.load(0)
         assert len(engine._pool.playing) == 1
+
+
+def test_a_load_whose_answer_was_lost_is_a_load(root: Path) -> None:
+    """Asked again, the server says that it has this name already; the canary says whether it plays it."""
+    server = FakeVllm(root)
+    server.loses_answers = True
+    with serving(server) as urls, engine_at(urls, root) as (engine, _, _):
+        assert len(answers(engine.load(0), 1)) == 1
 
 
 def test_what_a_killed_run_left_behind_is_removed_by_the_next_start(root: Path) -> None:

@@ -28,7 +28,7 @@ from serve.terminal import check_key, prepare
 from serve.vllm_command import KEY_VARIABLE, Request
 from train.config import TrainConfig
 from train.engines import contract
-from train.engines.pool import NEW, Pool, Remote, RemoteError, VersionModel, ask, post
+from train.engines.pool import NEW, Pool, Remote, RemoteError, VersionModel, ask, post, still_has
 from train.policy import Policy, State
 from train.ranks import Ranks
 from train.sinks import Reporter
@@ -203,8 +203,8 @@ class VllmEngine:
                 if trial == min(tries, SILENCE_TRIES) - 1:
                     raise
             else:
-                if response.status_code == 200:
-                    break
+                if response.status_code == 200 or await still_has(client, remote, name):
+                    break  # listed though refused: an answer was lost on the way, or two URLs lead to one server
                 if response.status_code in (401, 403) or trial == tries - 1:
                     raise RemoteError(f"it did not load {name}: status {response.status_code}: {response.text}")
             await asyncio.sleep(min(0.25 * 2**trial, 4.0))
