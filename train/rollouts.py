@@ -87,7 +87,7 @@ class _InThread:
         self._found: Future[_Played] = Future()
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(coroutine)
-        self._thread = Thread(target=self._run, daemon=True)
+        self._thread = Thread(target=self._run, name="msgrpo-ahead", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

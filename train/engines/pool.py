@@ -25,7 +25,7 @@ from msgrpo_agent.text import printable
 
 PATIENCE = 3  # failures in a row after which a server leaves
 TURN_S, TOKEN_S = 60.0, 0.5  # an answer that takes longer than this, and this a token, does not come
-COME_BACK_S = 60.0  # how long a rollout waits for a server once none is left
+COME_BACK_S = 60.0  # how long a turn waits for a server once none is left, over all its retries
 Say = Callable[[str], None]
 
 
@@ -213,7 +213,7 @@ class VersionModel:
         prompt_ids = self._chat.ids([prompt])[0]
         longest = max(1, min(sampling.max_tokens, self._context - len(prompt_ids)))  # as in process
         sampling = sampling.model_copy(update={"max_tokens": longest})
-        retries, patience = 0, COME_BACK_S  # seconds, over all retries of this turn
+        retries, deadline = 0, math.inf  # once no server was left for this turn
         while True:
             with self._pool.least_busy() as remote:
                 if remote is not None:
@@ -229,18 +229,16 @@ class VersionModel:
                         return found
             retries += 1
             if remote is None:
-                began = time.monotonic()
-                await self._wait_for_one(client, patience)
-                patience -= time.monotonic() - began + 0.1  # at once each time is not for ever either
+                deadline = min(deadline, time.monotonic() + COME_BACK_S)  # that comes back and fails again is none
+                await self._wait_for_one(client, deadline)
             else:
                 await asyncio.sleep(min(0.05 * 2 ** min(retries, 6), 2.0))
 
-    async def _wait_for_one(self, client: httpx.AsyncClient, seconds: float) -> None:
+    async def _wait_for_one(self, client: httpx.AsyncClient, deadline: float) -> None:
         """Until a server where this version was proved, and that still lists it, answers again: it is that process.
 
         Raises RunError when there is none, or the time is over.
         """
-        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._pool.ended() is None:
             if self._pool.playing:
                 return
