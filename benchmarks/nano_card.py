@@ -1,4 +1,5 @@
 """What the embedded model can do, for its card: play, format, reading the rules, and what its thought is for.
+Whether its words are true, and what the best use of them would give, is in `words.py`.
 
     python benchmarks/nano_card.py --episodes 200 --result benchmarks/results/nano-card.json
 
@@ -10,85 +11,54 @@ apple that lies beside its head.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from machine import facts
+from words import SAMPLING, Continued, play
 
 from evals.stats import bootstrap_mean, mcnemar_exact, wilson
-from evals.suites import episode_seeds
-from msgrpo_agent.agent import Agent, Completion, LanguageAgent, OnText, Sampling
+from msgrpo_agent.agent import Decision, LanguageAgent, OnText, View
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.games.snake import Snake, ahead
-from msgrpo_agent.models.loading import nano
-from msgrpo_agent.prompt import Prompt
+from msgrpo_agent.parse import parse_action
+from msgrpo_agent.prompt import PromptTemplate
 from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import derive_seed, play_episode
-from train.nano import rows_of
+from msgrpo_agent.rollout import derive_seed
+from train.nano import FURTHER, rows_of
 
 ANOTHERS = "nano, another's thought"
 
 
+@dataclass
 class AnothersThought:
     """nano that says what it would say elsewhere, and then acts."""
 
-    name = ANOTHERS
-    extra_settings: Mapping[str, Any] = {}
+    model: Continued
+    elsewhere: list[str]
+    spec: str = ANOTHERS
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._model = nano()
-        self._elsewhere = list(thoughts(scenario, 500))
-        self._model.chat.ids = self._ids  # type: ignore[method-assign]
+    def settings(self) -> dict[str, Any]:
+        return {"model": self.spec}
 
-    def _thought(self, prompt: Prompt) -> str:
-        return self._elsewhere[derive_seed("another", prompt.state) % len(self._elsewhere)]
-
-    def _ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        chat = self._model.chat
-        texts = [chat._head + p.prefix + p.state + chat._tail + self._thought(p) + "<action>" for p in prompts]
-        encoded: list[list[int]] = chat.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return encoded
-
-    async def complete(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        seed: int,
-        *,
-        actions: Sequence[str] = (),
-        on_text: OnText | None = None,
-    ) -> Completion:
-        completion = await self._model.complete(prompt, sampling, seed)
-        return replace(completion, text=f"{self._thought(prompt)}<action>{completion.text}")
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        prompt = PromptTemplate().render(view.scenario, view.observation)
+        said = self.elsewhere[derive_seed("another", prompt.state) % len(self.elsewhere)] + "<action>"
+        answer = await self.model.complete(prompt, SAMPLING, view.seed, said=said)
+        return Decision(parse_action(answer.text, view.game.actions).action, None, prompt, answer)
 
     async def close(self) -> None:
-        await self._model.close()
+        """The model belongs to others too."""
 
 
-def thoughts(scenario: Scenario, count: int) -> Iterator[str]:
+def thoughts(scenario: Scenario, count: int) -> list[str]:
     """What nano is taught to say, in the training positions that its own play comes through."""
-    for row in rows_of(scenario, count, seed=0):
-        yield row.answer.partition("<action>")[0]
-
-
-def play(agent: Agent, scenario: Scenario, episodes: int) -> list[Episode]:
-    async def everything() -> list[Episode]:
-        return await asyncio.gather(
-            *(
-                play_episode(
-                    scenario, dict.fromkeys(scenario.players, agent), start_seed=s, chance_seed=c, sampling_seed=d
-                )
-                for s, c, d in episode_seeds(scenario, episodes)
-            )
-        )
-
-    return asyncio.run(everything())
+    return [row.answer.partition("<action>")[0] for row in islice(rows_of(scenario, 0, further=FURTHER), count)]
 
 
 def score(episodes: list[Episode]) -> dict[str, Any]:
@@ -128,18 +98,18 @@ def main() -> None:
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     names = given.scenario or [name for name, s in SCENARIOS.items() if s.step_limit <= 20]
-    model = nano()
+    model = Continued("nano")
     agents = {
-        "nano": LanguageAgent("nano", model, Sampling(max_tokens=48)),
-        "nano, greedy": LanguageAgent("nano", model, Sampling(temperature=0, max_tokens=48)),
+        "nano": LanguageAgent("nano", model, SAMPLING),
+        "nano, greedy": LanguageAgent("nano", model, SAMPLING.model_copy(update={"temperature": 0.0})),
         "random": RandomAgent(),
         "optimal": OptimalAgent(),
     }
     result: dict[str, Any] = {"machine": facts(), "episodes": given.episodes, "scenarios": {}}
     for name in names:
-        another = LanguageAgent("nano", AnothersThought(SCENARIOS[name]), Sampling(max_tokens=48))
+        another = AnothersThought(model, thoughts(SCENARIOS[name], 500))
         playing = agents | {ANOTHERS: another}
-        played = {label: play(agent, SCENARIOS[name], given.episodes) for label, agent in playing.items()}
+        played = {label: play(agent, SCENARIOS[name], given.episodes, "test") for label, agent in playing.items()}
         rows: dict[str, Any] = {label: score(episodes) for label, episodes in played.items()}
         if SCENARIOS[name].goal:
             wins = [[bool(e.success) for e in played[label]] for label in ("nano", ANOTHERS)]

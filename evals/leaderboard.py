@@ -322,6 +322,10 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
         if len(sizes) > 1:
             yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
+        seeds, drawn = {found.start for size in sizes for found in size}, get_scenario(scenario)
+        boards = {drawn.start_key(seed) for seed in seeds}
+        if len(boards) < len(seeds):
+            yield f"{scenario}: the {len(seeds)} starts hold {len(boards)} different boards; the others are repeats"
 
 
 def _with_unfinished(play: Series) -> str:

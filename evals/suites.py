@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.rollout import derive_seed
 
-SUITE_VERSION = 1  # changes whenever the seeds below, or a scenario's rules, change: results do not mix
+SUITE_VERSION = 2  # changes whenever the seeds below, or a scenario's rules, change: results do not mix
+HeldOut = Literal["val", "test"]
 FAR = 1000  # episodes of the suite that a record may lack before the last one that it holds
 QUICK, DEFAULT = 20, 200  # episodes: they resolve about 31 and 10 points (stats.py)
 
@@ -40,17 +41,18 @@ def suite(name: str) -> list[Scenario]:
     return [scenario for scenario in map(get_scenario, ids) if len(scenario.players) == 1]
 
 
-def episode_seeds(scenario: Scenario, n: int) -> list[EpisodeSeeds]:
-    """The first `n` evaluation episodes: the i-th start of the eval split, with luck and dice derived from i.
+def episode_seeds(scenario: Scenario, n: int, split: HeldOut = "test") -> list[EpisodeSeeds]:
+    """The first `n` episodes on held-out starts: the i-th start of the split, with luck and dice derived from i.
 
+    `test` is for leaderboards and final figures; `val` is for a training run to look at and to choose settings on.
     A longer list begins with the shorter one, so 20 episodes can be extended to 200.
     """
-    return list(islice(suite_seeds(scenario), n))
+    return list(islice(suite_seeds(scenario, split), n))
 
 
-def suite_seeds(scenario: Scenario) -> Iterator[EpisodeSeeds]:
-    """All evaluation episodes of a scenario, without end; each is drawn once, when it is first asked for."""
-    drawn = _drawn(scenario)
+def suite_seeds(scenario: Scenario, split: HeldOut = "test") -> Iterator[EpisodeSeeds]:
+    """All episodes of a split, without end; each is drawn once, when it is first asked for."""
+    drawn = _drawn(scenario, split)
     return (drawn.at(i) for i in count())
 
 
@@ -71,19 +73,19 @@ def places_in_suite(
 class _Drawn:
     """The episodes of a scenario that were asked for so far, and where the next ones come from."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._starts = scenario.starts("eval")
+    def __init__(self, scenario: Scenario, split: HeldOut) -> None:
+        self._scenario, self._split = scenario, split
+        self._starts = scenario.starts(split)
         self._seeds: list[EpisodeSeeds] = []
 
     def at(self, i: int) -> EpisodeSeeds:
         while len(self._seeds) <= i:
-            place = (SUITE_VERSION, self._scenario.id, len(self._seeds))
+            place = (SUITE_VERSION, self._split, self._scenario.id, len(self._seeds))
             start = next(self._starts)
             self._seeds.append(EpisodeSeeds(start, derive_seed(*place, "chance"), derive_seed(*place, "sampling")))
         return self._seeds[i]
 
 
 @cache
-def _drawn(scenario: Scenario) -> _Drawn:
-    return _Drawn(scenario)
+def _drawn(scenario: Scenario, split: HeldOut) -> _Drawn:
+    return _Drawn(scenario, split)

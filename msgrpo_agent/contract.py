@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import islice
-from typing import get_args
 
 import numpy as np
 
 from msgrpo_agent.errors import GameError
-from msgrpo_agent.game import Game, Outcome, Scenario, Split, stream
-
-SPLITS = get_args(Split)
+from msgrpo_agent.game import SPLITS, Game, Outcome, Scenario, stream
 
 
 def check_game(scenario: Scenario, *, plays: int = 20, seed: int = 0) -> None:
@@ -56,9 +53,9 @@ def _random_moves(game: Game, generator: np.random.Generator) -> dict[str, str |
 
 
 def _check_splits(scenario: Scenario) -> None:
-    keys = [{scenario.start_key(seed) for seed in islice(scenario.starts(split), 10)} for split in SPLITS]
-    alone = len(keys[0] | keys[1]) == 1
-    _require(alone or not keys[0] & keys[1], scenario, "training and evaluation share a start")
+    train, val, test = ({scenario.start_key(s) for s in islice(scenario.starts(split), 10)} for split in SPLITS)
+    alone = len(train | val | test) == 1
+    _require(alone or not train & (val | test), scenario, "training shares a start with validation or test")
 
 
 def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> None:

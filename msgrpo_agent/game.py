@@ -20,8 +20,9 @@ import numpy as np
 
 from msgrpo_agent.errors import GameError, UsageError, nearest
 
-Split = Literal["train", "eval"]
-EVAL_SHARE = 4  # one start in four, by the hash of the start itself, is held out of every training
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+SALT = "msgrpo-2-5 "  # with it Gymnasium's two maps and the lakes without a hole are boards of training
 PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW different starts has few starts
 MOVES = ("up", "down", "left", "right")
 
@@ -135,38 +136,50 @@ class Scenario:
         return self.make(start_seed, chance_seed)
 
     def start_key(self, start_seed: int) -> str:
-        """A hash of the start itself: two seeds that draw the same start have the same key."""
-        game = self.new(start_seed, 0)
-        return hashlib.sha256(game.observe(game.players[0]).encode()).hexdigest()
+        """A hash of the board that a seed draws: the same for all scenarios of a family that draw the same one."""
+        board = self.new(start_seed, 0).board().text()
+        return hashlib.sha256(f"{SALT}{self.family}\n{board}".encode()).hexdigest()
 
     def starts(self, split: Split, first_seed: int = 0) -> Iterator[int]:
-        """Start seeds from `first_seed` on whose *start* belongs to `split`.
+        """Start seeds from `first_seed` on whose *board* belongs to `split`.
 
-        Random draws coincide often (of 300 random 4x4 lakes 217 are distinct), so training and evaluation are
-        kept apart by the start, not by the seed: one start in EVAL_SHARE, by its hash, is for evaluation. Where
-        there are few starts, chance could leave a split empty; there every EVAL_SHARE-th start in the order of
-        their hashes is held out. A scenario with one start has nothing to hold out: both splits have it.
+        Random draws coincide often (of 300 random 4x4 lakes 217 are distinct), and scenarios of a family share their
+        boards; so training, validation and test are kept apart by the board's hash, for the whole family. Where
+        there are few starts, chance could leave a split empty; there every fifth in the order of their hashes is for
+        test and the next one for validation (of two starts, one for both). A scenario with one start has nothing to
+        hold out: all splits have it.
 
         Raises UsageError for an unknown split.
         """
-        if split not in get_args(Split):
-            raise UsageError(f"no split is named {split!r}", fix=nearest(split, get_args(Split)))
+        if split not in SPLITS:
+            raise UsageError(f"no split is named {split!r}", fix=nearest(split, SPLITS))
         return (seed for seed in count(first_seed) if self._in_split(seed, split))
 
     def _in_split(self, start_seed: int, split: Split) -> bool:
         if self.one_start:
             return True
         key = self.start_key(start_seed)
-        if self._few_starts:
-            held_out = key in self._few_starts[::EVAL_SHARE]
-            return len(self._few_starts) == 1 or held_out == (split == "eval")
-        return (int(key[:8], 16) % EVAL_SHARE == 0) == (split == "eval")
+        if not self._few_starts:
+            return split_of(key) == split
+        place, number = (
+            self._few_starts.get(key, 2),
+            len(self._few_starts),
+        )  # a start that no probe drew is trained on
+        if number <= 2:
+            return number == 1 or (place == 0) == (split != "train")
+        return {0: "test", 1: "val"}.get(place % 5, "train") == split
 
     @cached_property
-    def _few_starts(self) -> tuple[str, ...]:
-        """The hashes of all starts, sorted, where there are at most FEW; nothing where there are more."""
-        found = {self.start_key(seed) for seed in range(PROBED)}
-        return tuple(sorted(found)) if len(found) <= FEW else ()
+    def _few_starts(self) -> dict[str, int]:
+        """The places of all starts in the order of their hashes, where there are at most FEW; else nothing."""
+        found = sorted({self.start_key(seed) for seed in range(PROBED)})
+        return {key: place for place, key in enumerate(found)} if len(found) <= FEW else {}
+
+
+def split_of(key: str) -> Split:
+    """The split of a board by its hash: 13 in 20 train, 3 validate, 4 test."""
+    share = int(key[:8], 16) % 20
+    return "test" if share < 4 else "val" if share < 7 else "train"
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:

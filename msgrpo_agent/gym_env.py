@@ -1,7 +1,7 @@
 """Any single-player scenario as a Gymnasium environment, for agents that read boards instead of text.
 
 import gymnasium, msgrpo_agent.gym_env
-env = gymnasium.make("msgrpo/snake-v0", split="eval")
+env = gymnasium.make("msgrpo/snake-v0", split="test")
 """
 
 from __future__ import annotations

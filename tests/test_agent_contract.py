@@ -13,7 +13,7 @@ import pytest
 
 from msgrpo_agent.contract import check_game
 from msgrpo_agent.errors import GameError, UsageError
-from msgrpo_agent.game import Board, Game, Outcome, Scenario, stream
+from msgrpo_agent.game import SPLITS, Board, Game, Outcome, Scenario, stream
 from msgrpo_agent.games import SCENARIOS
 
 DIE = np.random.default_rng(0)  # a global generator, which a game must not use
@@ -176,15 +176,15 @@ def test_every_breach_is_found(game: Callable[[int, int], Game], fields: dict[st
 
 
 @pytest.mark.parametrize("starts", [1, 2, 3, 7])
-def test_a_game_with_few_starts_has_both_splits_and_they_are_apart(starts: int) -> None:
-    """With two starts neither may fall into the held-out quarter, and looking for one went on for ever."""
+def test_a_game_with_few_starts_has_all_splits_and_they_are_apart(starts: int) -> None:
+    """With two starts neither may fall into a held-out share, and looking for one went on for ever."""
     few = scenario(lambda start, chance: Walk(start % starts, chance))
     check_game(few)
-    seen = {split: {few.start_key(seed) for seed in islice(few.starts(split), 50)} for split in ("train", "eval")}  # type: ignore[arg-type]
-    assert seen["train"]
-    assert seen["eval"]
-    assert starts == 1 or not seen["train"] & seen["eval"]
-    assert len(seen["train"] | seen["eval"]) == starts
+    seen = {split: {few.start_key(seed) for seed in islice(few.starts(split), 50)} for split in SPLITS}
+    assert all(seen.values())
+    assert starts == 1 or not seen["train"] & (seen["val"] | seen["test"])
+    assert starts <= 2 or not seen["val"] & seen["test"]
+    assert len(set().union(*seen.values())) == starts
 
 
 @pytest.mark.parametrize("id", SCENARIOS)
@@ -194,5 +194,5 @@ def test_values_of_a_scenario_are_those_of_its_games(id: str) -> None:
 
 
 def test_an_unknown_split_is_named() -> None:
-    with pytest.raises(UsageError, match="no split is named 'test'"):
-        SCENARIOS["snake"].starts("test")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no split is named 'eval'"):
+        SCENARIOS["snake"].starts("eval")  # type: ignore[arg-type]

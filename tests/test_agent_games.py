@@ -8,7 +8,7 @@ import pytest
 
 from msgrpo_agent.contract import check_game
 from msgrpo_agent.errors import GameError, UsageError
-from msgrpo_agent.game import Game, Outcome, Scenario
+from msgrpo_agent.game import SPLITS, Game, Outcome, Scenario, split_of
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
 from msgrpo_agent.references import optimal_lake_actions, optimal_success
@@ -89,10 +89,28 @@ def test_the_optimal_player_reaches_what_dynamic_programming_promises() -> None:
     assert wins / 400 == pytest.approx(0.7442, abs=4 * (0.7442 * 0.2558 / 400) ** 0.5)
 
 
-def test_training_and_evaluation_starts_are_apart_by_the_start_itself() -> None:
-    scenario = get_scenario("frozen-lake")
+@pytest.mark.parametrize("family", sorted({scenario.family for scenario in SCENARIOS.values()}))
+def test_no_board_of_a_family_stands_in_two_splits(family: str) -> None:
+    """Neither in one scenario nor across them: a map that trains the slippery lake is no test of the dry one."""
+    several = [scenario for scenario in SCENARIOS.values() if scenario.family == family and not scenario.one_start]
     keys = {
-        split: {scenario.start_key(s) for s in islice(scenario.starts(split), 300)} for split in ("train", "eval")
+        split: {s.new(seed, 0).board().text() for s in several for seed in islice(s.starts(split), 300)}
+        for split in SPLITS
     }
-    assert not keys["train"] & keys["eval"]
-    assert 100 < len(keys["eval"]) < 300  # draws coincide often, which is why seeds cannot tell them apart
+    assert not keys["train"] & (keys["val"] | keys["test"])
+    assert not keys["val"] & keys["test"]
+    assert min(map(len, keys.values())) > 100
+
+
+@pytest.mark.parametrize("id", ["frozen-lake-4x4", "frozen-lake-8x8"])
+def test_the_maps_that_everybody_knows_are_maps_of_training(id: str) -> None:
+    """They have one start, so nano and any training sees them; no random lake of validation or test may be one."""
+    assert split_of(get_scenario(id).start_key(0)) == "train"
+
+
+def test_the_lake_without_a_hole_is_a_map_of_training() -> None:
+    """It is a quarter of what the slippery lake draws: in a test it would be most of the test."""
+    scenario = get_scenario("frozen-lake-slippery")
+    empty = {s for s in range(60) if "O" not in scenario.new(s, 0).board().text()}
+    assert len(empty) > 5
+    assert empty <= set(islice(scenario.starts("train"), 60))

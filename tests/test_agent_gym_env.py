@@ -6,7 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import EVAL_SHARE
+from msgrpo_agent.game import SPLITS, Split, split_of
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.gym_env import ScenarioEnv, env_id, layers, planes, planes_shape, register_envs
 
@@ -52,14 +52,13 @@ def test_every_step_of_a_long_game_has_a_cell_of_its_own() -> None:
     assert [int(clock.sum()), int(clock.argmax())] == [1, 99]
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_starts_keep_to_the_split(split: str) -> None:
-    env = ScenarioEnv("frozen-lake", split=split)  # type: ignore[arg-type]
+@pytest.mark.parametrize("split", SPLITS)
+def test_starts_keep_to_the_split(split: Split) -> None:
+    env = ScenarioEnv("frozen-lake", split=split)
     env.reset(seed=0)
     for _ in range(30):
         _, info = env.reset()
-        held_out = int(env.scenario.start_key(info["start_seed"])[:8], 16) % EVAL_SHARE == 0
-        assert held_out == (split == "eval")
+        assert split_of(env.scenario.start_key(info["start_seed"])) == split
 
 
 def test_a_certain_episode_can_be_asked_for_and_plays_like_the_game() -> None:
@@ -95,8 +94,8 @@ def test_ids() -> None:
 
 
 def test_an_unknown_split_is_refused_when_it_is_named() -> None:
-    with pytest.raises(UsageError, match="no split is named 'test'"):
-        gymnasium.make("msgrpo/frozen-lake-v0", split="test")
+    with pytest.raises(UsageError, match="no split is named 'eval'"):
+        gymnasium.make("msgrpo/frozen-lake-v0", split="eval")
 
 
 @pytest.mark.parametrize("action", [-1, 4, 1.5, "up", None])

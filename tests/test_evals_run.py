@@ -125,7 +125,7 @@ async def test_a_fatal_failure_stops_at_once_and_keeps_what_is_finished(tmp_path
     with pytest.raises(EndpointError, match="down"):
         await evaluate([agent], [LAKE], 50, tmp_path, concurrency=2)
     assert len(agent.begun) <= 2
-    assert len(lines(tmp_path)) == 2
+    assert len(lines(tmp_path)) - 2 in (0, 1)  # the other one in flight may have ended with its first step
 
 
 async def test_too_many_failures_stop_with_a_message(tmp_path: Path) -> None:
@@ -345,10 +345,10 @@ def test_a_very_long_name_is_a_folder_too(tmp_path: Path) -> None:
 
 
 def test_a_million_episodes_are_drawn_when_they_are_played(tmp_path: Path) -> None:
-    began = len(suites._drawn(LAKE)._seeds)
+    began = len(suites._drawn(LAKE, "test")._seeds)
     seeds = suites.suite_seeds(LAKE)
     next(seeds)
-    assert len(suites._drawn(LAKE)._seeds) <= max(began, 1)
+    assert len(suites._drawn(LAKE, "test")._seeds) <= max(began, 1)
     assert suites.episode_seeds(LAKE, 20) == suites.episode_seeds(LAKE, 20)
 
 

@@ -4,9 +4,9 @@ import hashlib
 
 import pytest
 
-from evals.suites import PAPER, SUITE_VERSION, episode_seeds, suite
+from evals.suites import PAPER, SUITE_VERSION, HeldOut, episode_seeds, suite
 from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import EVAL_SHARE
+from msgrpo_agent.game import split_of
 from msgrpo_agent.games import get_scenario
 
 
@@ -21,11 +21,12 @@ def test_unknown_suite_names_the_near_one() -> None:
         suite("papr")
 
 
-def test_starts_are_held_out_and_a_longer_list_begins_with_the_shorter() -> None:
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_starts_are_held_out_and_a_longer_list_begins_with_the_shorter(split: HeldOut) -> None:
     scenario = get_scenario("frozen-lake")
-    seeds = episode_seeds(scenario, 30)
-    assert episode_seeds(scenario, 10) == seeds[:10]
-    assert all(int(scenario.start_key(s.start)[:8], 16) % EVAL_SHARE == 0 for s in seeds)
+    seeds = episode_seeds(scenario, 30, split)
+    assert episode_seeds(scenario, 10, split) == seeds[:10]
+    assert all(split_of(scenario.start_key(s.start)) == split for s in seeds)
     assert len({s.chance for s in seeds} | {s.sampling for s in seeds}) == 60
 
 
@@ -37,4 +38,4 @@ def test_one_start_still_has_many_lucks() -> None:
 def test_the_seeds_of_a_version_never_change() -> None:
     text = repr([tuple(s) for id in PAPER for s in episode_seeds(get_scenario(id), 5)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert (SUITE_VERSION, digest) == (1, "6541e1faad02f246"), "seeds or texts changed: raise SUITE_VERSION"
+    assert (SUITE_VERSION, digest) == (2, "57e9ddedf99c5820"), "seeds or texts changed: raise SUITE_VERSION"

@@ -196,7 +196,7 @@ async def test_it_learns(tmp_path: Path) -> None:
     async def successes(agent: Agent) -> int:
         episodes = [
             await play_episode(LAKE, {"player": agent}, start_seed=seed, chance_seed=0, sampling_seed=seed)
-            for seed in itertools.islice(LAKE.starts("eval"), 60)
+            for seed in itertools.islice(LAKE.starts("test"), 60)
         ]
         return sum(bool(episode.success) for episode in episodes)
 

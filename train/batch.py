@@ -13,12 +13,13 @@ from msgrpo_agent.agent import Completion
 from msgrpo_agent.models.shared_prefix import common_prefix_length
 from train.collect import Group
 from train.config import TrainConfig
+from train.credit import ESTIMATORS, Step
 from train.msgrpo import aaw_sample
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One turn of a kept episode: the engine's own completion, and its episode's advantage."""
+    """One turn of a kept episode: the engine's own completion, and its advantage."""
 
     completion: Completion
     advantage: float
@@ -61,16 +62,23 @@ def keep_indices(group: Group, config: TrainConfig, generator: torch.Generator) 
 
 
 def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Generator) -> list[Sample]:
-    """Every turn of every kept episode of every group that has something to teach."""
+    """Every turn of every kept episode of every group that has something to teach, with its credit."""
     samples = []
     for group in groups:
-        if group.is_flat:
+        credits = turn_advantages(group, config)
+        if not any(any(of_episode) for of_episode in credits):
             continue
         for j in keep_indices(group, config, generator):
-            for turn in group.turns[j]:
+            for turn, advantage in zip(group.turns[j], credits[j], strict=True):
                 assert turn.completion is not None
-                samples.append(Sample(turn.completion, float(group.advantages_G[j])))
+                samples.append(Sample(turn.completion, advantage))
     return samples
+
+
+def turn_advantages(group: Group, config: TrainConfig) -> list[list[float]]:
+    """The advantage of each turn of each episode of a group, by the run's estimator."""
+    steps = [[Step(turn.state, turn.action, turn.reward + turn.shaping) for turn in one] for one in group.turns]
+    return ESTIMATORS[config.credit](steps, config.gamma, config.lam, config.state_weight)
 
 
 def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:

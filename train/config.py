@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.games import get_scenario
+from train.credit import Credit
 from train.msgrpo import Aggregate
 
 Selection = Literal["aaw", "uniform", "all"]
@@ -35,6 +36,10 @@ class TrainConfig(BaseModel):
     group_size: int = Field(24, ge=2, description="G, episodes of a group")
     keep: int = Field(8, ge=1, description="G′, episodes of a group that the update sees")
     selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], uniform, or all G")
+    credit: Credit = Field("episode", description="a turn's advantage: episode [P], or a rival of `train.credit`")
+    gamma: float = Field(1.0, gt=0, le=1, description="discount of returns to go; `episode` has none")
+    lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda")
+    state_weight: float = Field(1.0, ge=0, description="of the advantage within a state, in credit=state")
     format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
 
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
@@ -58,7 +63,9 @@ class TrainConfig(BaseModel):
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
 
     eval_every: int = Field(15, ge=1, description="updates between evaluations")
-    eval_episodes: int = Field(200, ge=1, description="starts that no update plays, the same at every evaluation")
+    eval_episodes: int = Field(
+        200, ge=1, description="validation starts: no update plays them, no leaderboard either"
+    )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")

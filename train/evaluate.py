@@ -49,9 +49,9 @@ def evaluate(
     ranks: Ranks = ALONE,
     ended: OnEnded = silent,
 ) -> Evaluation:
-    """Play the fixed evaluation starts with the training's own sampling; no shaping."""
+    """Play the fixed validation starts with the training's own sampling; no shaping."""
     agent = LanguageAgent("policy", model, config.sampling)
-    seeds = ranks.share(episode_seeds(scenario, config.eval_episodes))
+    seeds = ranks.share(episode_seeds(scenario, config.eval_episodes, "val"))
     episodes = ranks.gather(asyncio.run(play_episodes(agent, scenario, seeds, Shaping(), ended)))
     turns = [turn for episode in episodes for turn in episode.turns]
     values = [
@@ -79,6 +79,19 @@ class Evaluations:
     def due(self, step: int) -> bool:
         asked = step % self._config.eval_every == 0 or step == self._config.steps
         return self._ranks.agree(asked and step not in self.done)
+
+    def forecast(self, step: int, seconds: float) -> str:
+        """How long the rest of the run will take, if each update takes `seconds` and evaluations as long as
+        before.
+        """
+        left = range(step + 1, self._config.steps + 1)
+        due = [at for at in left if at % self._config.eval_every == 0 or at == self._config.steps]
+        whole = len(left) * seconds + len(due) * max((row["eval_s"] for row in self.done.values()), default=0.0)
+        said = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
+        return (
+            f"the first update took {seconds:.1f} s: the other {len(left)}, with {len(due)} evaluations, "
+            f"will take about {said} (longer where better play lasts longer)"
+        )
 
     def at(self, step: int, model: LanguageModel, report: Reporter) -> dict[str, Any]:
         """Evaluate and return the row: score, mean and interval, seconds, and every episode's value."""

@@ -1,4 +1,4 @@
-"""train(): play groups, compare, keep, update, and now and then evaluate on starts that training never sees."""
+"""train(): play groups, compare, keep, update, and now and then evaluate on the validation starts."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         evaluations = Evaluations(out, scenario, config, run.step, ranks)
         with closing(sinks), closing(Pace(scenario, config, ranks)) as pace, stop_requests(report) as stop:
+            told = False
             while stop.asked is None:
                 try:
                     if evaluations.due(run.step):
@@ -73,7 +74,11 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
                         model = engine.load(run.step + 1)
                 except StopRequested:
                     break
-                run.advance(rollouts, time.perf_counter() - began)
+                seconds = time.perf_counter() - began
+                run.advance(rollouts, seconds)
+                if not told:
+                    report.note(evaluations.forecast(run.step, seconds))
+                    told = True
                 sinks.update(run.step, describe(rollouts) | stats | {"time/total": run.progress.seconds})
                 if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
                     run.save()

@@ -28,19 +28,27 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Game, Outcome, Scenario, stream
 from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.games.frozen_lake import MOVE, FrozenLake
-from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
+from msgrpo_agent.games.frozen_lake import FrozenLake
+from msgrpo_agent.games.snake import DELTA, Snake, ahead
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
 from msgrpo_agent.models.trunk import trunk_and_head
 from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.references import best_actions
+from train.words import Sight, look
 
 # Probabilities of the reference player's move and of the habit; the rest is random.
 PLAY = {"frozen-lake": (0.35, 0.5), "snake": (0.5, 0.3)}
 TOUR = (0.5, 0.2)  # the same, of the play that decides which positions it answers in
+FURTHER = 0.2  # of its thoughts look ahead
+STEPS, QUICK = 6000, 3000  # of the shipped model, and of one that is ready in half the time
+BLOCK = 300  # steps
+PEAK = 3e-3  # learning rate
+EQUAL = 0.1  # standard deviation of the projections that begin as detectors of equal tokens
+BESIDE = 0.7  # of the cells of a lesson lie beside something
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -60,59 +68,15 @@ MIX = {
 }
 
 
+Progress = Callable[[int, int, float], None]  # step, steps, loss
+
+
 @dataclass(frozen=True)
 class Row:
     """One training example: the prompt of a turn and the bad player's answer."""
 
     prompt: Prompt
     answer: str
-
-
-def look(game: Game, player: str) -> str:
-    """What nano says before it acts: the four neighbours, then where the goal or the nearest good item is."""
-    if isinstance(game, FrozenLake):
-        return _look_lake(game)
-    assert isinstance(game, Snake)
-    return _look_snake(game, player)
-
-
-def _look_lake(game: FrozenLake) -> str:
-    row, column = game.cell
-    size = len(game.desc)
-    words = []
-    for action in game.actions:
-        r, c = row + MOVE[action][0], column + MOVE[action][1]
-        inside = 0 <= r < size and 0 <= c < size
-        seen = {"H": "hole", "G": "goal"}.get(game.desc[r][c], "free") if inside else "edge"
-        words.append(f"{action} {seen}")
-    return f"{' '.join(words)}. goal{_towards((column, -row), (size - 1, 1 - size))}."
-
-
-def _look_snake(game: Snake, player: str) -> str:
-    body = game.bodies[player]
-    taken = {cell for b in game.bodies.values() for cell in b}
-    words = []
-    for action in game.actions:
-        cell = ahead(body[0], action)
-        item = game.item_at(cell)
-        seen = item.name if item else "body" if cell in taken else "free" if game.inside(cell) else "wall"
-        words.append(f"{action} {seen}")
-    good = [(c, kind.name) for kind in game.setting.items if kind.value > 0 for c in game.items[kind.name]]
-    if not good:
-        return f"{' '.join(words)}. nothing good."
-    cell, name = min(good, key=lambda found: (_gap(body[0], found[0]), found[0]))
-    return f"{' '.join(words)}. {name} ({cell[0]},{cell[1]}){_towards(body[0], cell)}."
-
-
-def _gap(a: Cell, b: Cell) -> int:
-    return abs(a[0] - b[0]) + abs(a[1] - b[1])
-
-
-def _towards(source: Cell, target: Cell) -> str:
-    dx, dy = target[0] - source[0], target[1] - source[1]
-    horizontal = " right" if dx > 0 else " left" if dx < 0 else ""
-    vertical = " up" if dy > 0 else " down" if dy < 0 else ""
-    return horizontal + vertical
 
 
 def habit(game: Game, player: str) -> list[str]:
@@ -141,26 +105,73 @@ def pick(game: Game, player: str, generator: np.random.Generator, skill: float, 
     return str(generator.choice(choices))
 
 
-def rows_of(scenario: Scenario, count: int, seed: int, thought: bool = True) -> Iterator[Row]:
-    """`count` turns on training starts: the bad player's answers in the positions that `TOUR` comes through.
+def rows_of(scenario: Scenario, seed: int, *, further: float, cells: int = 0) -> Iterator[Row]:
+    """Turns on training starts, without end: the bad player's answers in the positions that `TOUR` comes through.
 
     It must know positions that its own habits would never reach, or no better player could grow out of it.
+    A thought looks ahead with probability `further`. With `cells` the answer is a lesson: before its own thought the
+    same is said of that many other cells, so that one reading of the board teaches several times.
     """
     template = PromptTemplate()
     generator = stream(seed, f"nano-{scenario.id}")
-    made = 0
-    for start in scenario.starts("train", first_seed=seed * 10_000_019):
+    for start in scenario.starts("train", first_seed=seed * 10_007):
         game = scenario.new(start, int(generator.integers(2**31)))
         while game.outcome is Outcome.PLAYING:
             for player in game.players:
-                words = look(game, player) if thought else ""
+                said = [look(game, player, further=bool(generator.random() < further))]
+                said += lessons(game, player, generator, cells, further)
                 action = pick(game, player, generator, *PLAY[scenario.family])
                 prompt = template.render(scenario, game.observe(player))
-                yield Row(prompt, f"{words}<action>{action}</action>")
-                made += 1
-                if made == count:
-                    return
+                yield Row(prompt, f"{' '.join(reversed(said))}<action>{action}</action>")
             game.step({player: pick(game, player, generator, *TOUR) for player in game.players})
+
+
+def lessons(game: Game, player: str, generator: np.random.Generator, cells: int, further: float) -> Iterator[str]:
+    """What would be said from `cells` other cells of the board where one can stand, most of them beside something."""
+    sight = Sight(game, player)
+    width = range(sight.width)
+    free = [(x, y) for x in width for y in width if sight.seen((x, y)) == "free"]
+    beside = [cell for cell in free if any(ahead(cell, action) in sight.things for action in DELTA)] or free
+    for _ in range(cells):
+        cells_here = beside if generator.random() < BESIDE else free
+        cell = cells_here[int(generator.integers(len(cells_here)))]
+        yield look(game, player, further=bool(generator.random() < further), at=cell)
+
+
+def lists_only(rows: Iterator[Row]) -> Iterator[Row]:
+    """The same rows without the rules and without the drawn board: what is left are the lists of positions."""
+    for row in rows:
+        yield Row(Prompt("", re.split(r"\n\d [^\n]* ", row.prompt.state)[0]), row.answer)
+
+
+def shuffled(rows: Iterator[Row], generator: np.random.Generator, size: int = 64) -> Iterator[Row]:
+    """The same rows in another order, so that a batch is not a few episodes; `size` of them wait at a time."""
+    waiting = list(itertools.islice(rows, size))
+    for row in rows:
+        i = int(generator.integers(size))
+        yield waiting[i]
+        waiting[i] = row
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training: until `until` of all steps, `batch` rows a step. `cells`: lessons; `lists`: no
+    board.
+    """
+
+    until: float
+    batch: int
+    further: float
+    cells: int = 0
+    lists: bool = False
+
+
+# Finding a position in a list is learned slowly and early, so it is learned on short texts in many small steps.
+STAGES = (
+    Stage(until=0.45, batch=6, further=0.0, cells=8, lists=True),
+    Stage(until=0.85, batch=8, further=0.5, cells=8),
+    Stage(until=1.0, batch=32, further=FURTHER),
+)
 
 
 def build_tokenizer(rows: list[Row]) -> PreTrainedTokenizerFast:
@@ -238,26 +249,33 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         dtype="float32",
     )
     model = Qwen2ForCausalLM(config)
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        with torch.no_grad():  # one head of each layer begins by looking for tokens that are equal
+            attention.q_proj.weight[:32] = attention.k_proj.weight[:32] = EQUAL * torch.randn(32, config.hidden_size)
     model.generation_config = GenerationConfig(
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     return model
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    """All rows of one scenario as token ids: the shared prefix, and what follows it in each row."""
+class Source:
+    """Batches of one scenario as token ids: the shared prefix, and what follows it in each row."""
 
-    prefix: list[int]
-    rows: list[tuple[list[int], list[int]]]  # (the rest of the prompt, the answer with its end token)
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, rows: Iterator[Row]) -> None:
+        self._chat, self._end, self._rows = ChatFormat(tokenizer), tokenizer.eos_token, rows
 
-
-def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> _Encoded:
-    prompts = ChatFormat(tokenizer).ids([row.prompt for row in rows])
-    answers = tokenizer([row.answer + tokenizer.eos_token for row in rows], add_special_tokens=False)["input_ids"]
-    shared = common_prefix_length(prompts)
-    pairs = [(prompt[shared:], answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    return _Encoded(prompts[0][:shared], pairs)
+    def batch(self, size: int) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
+        """The prefix, and (the rest of the prompt, the answer with its end token) for each row."""
+        rows = list(itertools.islice(self._rows, size))
+        prompts = self._chat.ids([row.prompt for row in rows])
+        answers = self._chat.tokenizer([row.answer + self._end for row in rows], add_special_tokens=False)[
+            "input_ids"
+        ]
+        shared = common_prefix_length(prompts)
+        return prompts[0][:shared], [
+            (prompt[shared:], answer) for prompt, answer in zip(prompts, answers, strict=True)
+        ]
 
 
 def answer_loss(model: Qwen2ForCausalLM, prefix: list[int], batch: list[tuple[list[int], list[int]]]) -> torch.Tensor:
@@ -279,61 +297,114 @@ def _optimizers(model: Qwen2ForCausalLM, rate: float) -> list[torch.optim.Optimi
 
 
 def _rate(step: int, steps: int, peak: float) -> float:
-    """Warm-up over 50 steps, constant to the middle, then linear to 2 % of the peak."""
-    return peak * min(1.0, (step + 1) / 50) * min(1.0, max(0.02, 2 * (1 - step / steps)))
+    """Warm-up over 50 steps, constant for six tenths of all, then linear to 2 % of the peak."""
+    return peak * min(1.0, (step + 1) / 50) * min(1.0, max(0.02, 2.5 * (1 - step / steps)))
+
+
+class Build:
+    """nano in the making, in blocks of at most `BLOCK` steps; each block has rows of its own, and no row is seen
+    twice.
+
+    First it learns to find positions in lists, then to read whole prompts, both by lessons that speak of several
+    cells and look ahead often; at last to answer as it shall: from its own cell, with a look ahead in `FURTHER` of
+    the thoughts.
+    """
+
+    def __init__(self, seed: int, steps: int) -> None:
+        torch.manual_seed(seed)
+        self.seed, self.steps = seed, steps
+        self.step, self.rows, self.seconds = 0, 0, 0.0
+        self.recent: list[float] = []  # losses
+        samples = [itertools.islice(rows_of(SCENARIOS[name], seed, further=0.5), 1000) for name in MIX]
+        self.tokenizer = build_tokenizer(list(itertools.chain.from_iterable(samples)))
+        self.model = new_model(self.tokenizer)
+        share_prefixes(self.model)
+        self.optimizers = _optimizers(self.model, PEAK)
+
+    def block(self, progress: Progress) -> None:
+        """Train until the next block begins, or the next stage, or the end."""
+        began, first = time.perf_counter(), self.step
+        stage = next(stage for stage in STAGES if first < stage.until * self.steps)
+        generator = stream(self.seed, f"nano-block-{first}")
+        sources = {name: self._source(name, stage, generator) for name in MIX}
+        names, shares = list(MIX), np.array(list(MIX.values())) / sum(MIX.values())
+        while self.step < min(first + BLOCK, stage.until * self.steps):
+            prefix, batch = sources[str(generator.choice(names, p=shares))].batch(stage.batch)
+            self.recent = [*self.recent[-49:], self._learn(prefix, batch)]
+            self.step, self.rows = self.step + 1, self.rows + len(batch)
+            progress(self.step, self.steps, sum(self.recent) / len(self.recent))
+        self.seconds += time.perf_counter() - began
+
+    def _source(self, name: str, stage: Stage, generator: np.random.Generator) -> Source:
+        rows = rows_of(SCENARIOS[name], self.seed * 100_000 + self.step, further=stage.further, cells=stage.cells)
+        return Source(self.tokenizer, shuffled(lists_only(rows) if stage.lists else rows, generator))
+
+    def _learn(self, prefix: list[int], batch: list[tuple[list[int], list[int]]]) -> float:
+        for group in itertools.chain.from_iterable(o.param_groups for o in self.optimizers):
+            group["lr"] = _rate(self.step, self.steps, PEAK)
+        loss = answer_loss(self.model, prefix, batch)
+        self.model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return float(loss.detach())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "vocabulary": len(self.tokenizer),
+            "seed": self.seed,
+            "steps": self.steps,
+            "rows": self.rows,
+            "loss": round(sum(self.recent) / len(self.recent), 4),
+            "minutes": round(self.seconds / 60, 1),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+    def save(self, file: Path) -> None:
+        """All that the next block needs, whole or not at all."""
+        held = {"seed": self.seed, "steps": self.steps, "step": self.step, "rows": self.rows, "recent": self.recent}
+        held |= {"seconds": self.seconds, "model": self.model.state_dict()}
+        torch.save(held | {"optimizers": [o.state_dict() for o in self.optimizers]}, file.with_suffix(".part"))
+        file.with_suffix(".part").replace(file)
+
+    def restore(self, file: Path) -> None:
+        """Raises UsageError if another build was begun there."""
+        held = torch.load(file, weights_only=True)
+        if (held["seed"], held["steps"]) != (self.seed, self.steps):
+            raise UsageError(
+                f"{file.parent} holds the beginning of a build with seed {held['seed']} and {held['steps']} steps",
+                fix=f"say --seed {held['seed']} --steps {held['steps']}, or choose another --out",
+            )
+        self.step, self.rows, self.recent, self.seconds = (held[k] for k in ("step", "rows", "recent", "seconds"))
+        self.model.load_state_dict(held["model"])
+        for optimizer, state in zip(self.optimizers, held["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
 
 
 def build(
-    out: Path,
-    *,
-    seed: int = 0,
-    steps: int = 2200,
-    rows: int = 120_000,
-    thought: bool = True,
-    progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+    out: Path, *, seed: int = 0, steps: int = STEPS, progress: Progress = lambda step, steps, loss: None
 ) -> dict[str, Any]:
     """Generate the text, train tokenizer and model, write both to `out`; return what was done.
 
-    Reproducible for a given seed, torch version and number of threads.
+    A build that was cut off goes on with its last finished block. Reproducible for a given seed, torch version and
+    number of threads. Raises UsageError if `out` holds something else.
     """
-    began = time.time()
-    torch.manual_seed(seed)
-    data = {s: list(rows_of(SCENARIOS[s], rows * share // 100, seed + 1, thought)) for s, share in MIX.items()}
-    tokenizer = build_tokenizer(list(itertools.chain.from_iterable(d[:1500] for d in data.values())))
-    encoded = {name: _encode(tokenizer, made) for name, made in data.items()}
-    model = new_model(tokenizer)
-    share_prefixes(model)
-    peak, names, shares = 3e-3, list(MIX), np.array(list(MIX.values())) / sum(MIX.values())
-    optimizers, generator = _optimizers(model, peak), stream(seed, "nano-batches")
-    recent: list[float] = []
-    for step in range(steps):
-        for group in itertools.chain.from_iterable(o.param_groups for o in optimizers):
-            group["lr"] = _rate(step, steps, peak)
-        name = str(generator.choice(names, p=shares))
-        source = encoded[name]
-        size = 64 if SCENARIOS[name].family == "frozen-lake" else 40
-        batch = [source.rows[i] for i in generator.integers(len(source.rows), size=size)]
-        loss = answer_loss(model, source.prefix, batch)
-        model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        recent = [*recent[-49:], float(loss.detach())]
-        progress(step + 1, steps, sum(recent) / len(recent))
+    begun = out / "build.pt"
+    if out.exists() and any(out.iterdir()) and not begun.exists():
+        raise UsageError(f"--out {out} is not empty", fix="choose another --out")
+    made = Build(seed, steps)
+    if begun.exists():
+        made.restore(begun)
     out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    facts = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "vocabulary": len(tokenizer),
-        "seed": seed,
-        "steps": steps,
-        "rows": sum(map(len, data.values())),
-        "loss": round(sum(recent) / len(recent), 4),
-        "minutes": round((time.time() - began) / 60, 1),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+    while made.step < steps:
+        made.block(progress)
+        made.save(begun)
+    made.model.save_pretrained(out)
+    made.tokenizer.save_pretrained(out)
+    facts = made.facts()
     (out / "build.json").write_text(json.dumps(facts, indent=2) + "\n")
+    begun.unlink()
     return facts

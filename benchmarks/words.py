@@ -1,0 +1,200 @@
+"""Are a model's own words true, and what is the best that could be made of them?
+
+    python benchmarks/words.py nano --result benchmarks/results/words-nano.json
+    python benchmarks/words.py adapter:runs/fl --scenario frozen-lake --result benchmarks/results/words-fl.json
+
+The model plays, and each of its thoughts is held against the game. Then two players that know nothing but its words
+act on them as well as can be (`train.words.follow`): one that hears no looking ahead, one that always does (the words
+with which it begins are put into the model's mouth). What they reach is the ceiling of any training that only teaches
+the model to act on what it says; it stands next to every result of such a training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from machine import facts
+
+from evals.stats import bootstrap_mean, wilson
+from evals.suites import HeldOut, episode_seeds
+from msgrpo_agent.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.game import Scenario, stream
+from msgrpo_agent.games import SCENARIOS
+from msgrpo_agent.models.loading import adapted, load_base, nano
+from msgrpo_agent.models.local import LocalModel
+from msgrpo_agent.prompt import Prompt, PromptTemplate
+from msgrpo_agent.references import OptimalAgent
+from msgrpo_agent.rollout import play_episode
+from train.words import Sight, Words, follow, truth
+
+SAMPLING = Sampling(max_tokens=64)
+
+
+def load(name: str) -> LocalModel:
+    """`nano`, `adapter:DIR`, or the folder of a base model."""
+    if name == "nano":
+        return nano()
+    return adapted(Path(name[8:])) if name.startswith("adapter:") else LocalModel(name, *load_base(name))
+
+
+class Continued:
+    """A model whose answers begin with words that are put into its mouth."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._model = name, load(name)
+        self.extra_settings: Mapping[str, Any] = {}
+        chat = self._model.chat
+        self._head, self._tail = chat._head, chat._tail
+        chat.ids = self._ids  # type: ignore[method-assign]
+
+    def _ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        texts = [
+            self._head + prompt.prefix + prompt.state for prompt in prompts
+        ]  # a state that has its answer's begin
+        encoded: list[list[int]] = self._model.chat.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return encoded
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        seed: int,
+        *,
+        actions: Sequence[str] = (),
+        on_text: OnText | None = None,
+        said: str = "",
+    ) -> Completion:
+        """The whole answer: `said`, and how the model goes on."""
+        continued = await self._model.complete(
+            Prompt(prompt.prefix, prompt.state + self._tail + said), sampling, seed
+        )
+        return replace(continued, text=said + continued.text)
+
+    async def close(self) -> None:
+        await self._model.close()
+
+
+@dataclass
+class Follower:
+    """Acts on the words of a model, without or with a look ahead."""
+
+    model: Continued
+    further: bool
+    spec: str = "follower"
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": self.model.name}
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        sight = Sight(view.game, view.player)
+        prompt = PromptTemplate().render(view.scenario, view.observation)
+        answer = await self.model.complete(prompt, SAMPLING, view.seed)
+        words = Words.read(answer.text)
+        if self.further and words is not None and not words.looks_ahead:
+            said = answer.text.partition("<action>")[0] + (" chances" if sight.slippery else " path")
+            answer = await self.model.complete(prompt, SAMPLING, view.seed, said=said)
+            words = Words.read(answer.text) or words
+        if words is not None and not self.further:
+            words = replace(words, path=None, chances=None)
+        generator = stream(view.seed, "follow")
+        return Decision(follow(words, sight.values, sight.slippery, generator), None, prompt, answer)
+
+    async def close(self) -> None:
+        """The model belongs to others too."""
+
+
+def play(agent: Agent, scenario: Scenario, episodes: int, split: HeldOut) -> list[Episode]:
+    async def everything() -> list[Episode]:
+        seats = dict.fromkeys(scenario.players, agent)
+        return await asyncio.gather(
+            *(
+                play_episode(scenario, seats, start_seed=s, chance_seed=c, sampling_seed=d)
+                for s, c, d in episode_seeds(scenario, episodes, split)
+            )
+        )
+
+    return asyncio.run(everything())
+
+
+def score(episodes: list[Episode]) -> dict[str, Any]:
+    """Success where there is a goal, else the return (of all players together), with its interval."""
+    if episodes[0].success is not None:
+        wins = sum(bool(episode.success) for episode in episodes)
+        return {"mean": wins / len(episodes), "interval": wilson(wins, len(episodes))}
+    returns = [sum(episode.returns.values()) / len(episode.returns) for episode in episodes]
+    return {"mean": sum(returns) / len(returns), "interval": bootstrap_mean(returns, seed=0)}
+
+
+def truths(scenario: Scenario, episodes: list[Episode]) -> dict[str, Any]:
+    """How many of the thoughts are true, part by part; the episodes are played again to know."""
+    found, ahead = [], []
+    for episode in episodes:
+        game = scenario.new(episode.start_seed, episode.chance_seed)
+        for i in range(0, len(episode.turns), len(scenario.players)):
+            together = episode.turns[i : i + len(scenario.players)]
+            for turn in together:
+                said = truth(Words.read(turn.answer or ""), game, turn.player)
+                found.append(said)
+                ahead += [said.ahead] if said.ahead is not None else []
+            game.step({turn.player: turn.action for turn in together})
+    turns = len(found)
+    return {
+        "turns": turns,
+        "directions": sum(said.directions for said in found) / turns,
+        "target": sum(said.target for said in found) / turns,
+        "true": sum(said.whole for said in found) / turns,
+        "looks_ahead": len(ahead) / turns,
+        "ahead": sum(ahead) / len(ahead) if ahead else None,
+    }
+
+
+def measured(model: Continued, scenario: Scenario, episodes: int, split: HeldOut) -> dict[str, Any]:
+    """What it plays, what its words are worth, and how true they are: where it comes, and where a follower comes."""
+    own = play(LanguageAgent(model.name, model, SAMPLING), scenario, episodes, split)
+    short = play(Follower(model, further=False), scenario, episodes, split)
+    further = play(Follower(model, further=True), scenario, episodes, split)
+    return {
+        "own": score(own),
+        "ceiling": score(short),
+        "ceiling_ahead": score(further),
+        "optimal": score(play(OptimalAgent(), scenario, episodes, split)),
+        "truth": truths(scenario, own),
+        "truth_of_a_follower": truths(scenario, further),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="nano, adapter:DIR, or a folder with a base model")
+    parser.add_argument("--scenario", action="append", default=[], help="default: all")
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--split", choices=["val", "test"], default="test")
+    parser.add_argument("--result", type=Path)
+    given = parser.parse_args()
+    model = Continued(given.model)
+    result: dict[str, Any] = {"machine": facts(), "model": given.model, "episodes": given.episodes}
+    result |= {"split": given.split, "scenarios": {}}
+    for name in given.scenario or SCENARIOS:
+        found = measured(model, SCENARIOS[name], given.episodes, given.split)
+        result["scenarios"][name] = found
+        scores = (f"{key} {found[key]['mean']:.3f}" for key in ("own", "ceiling", "ceiling_ahead", "optimal"))
+        parts = (
+            f"{key} {share:.3f}"
+            for key in ("truth", "truth_of_a_follower")
+            for share in list(found[key].values())[1:4]
+        )
+        print(f"{name:30}", *scores, "|", *parts, f"ahead {found['truth']['looks_ahead']:.2f}", flush=True)
+    if given.result:
+        given.result.parent.mkdir(parents=True, exist_ok=True)
+        given.result.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

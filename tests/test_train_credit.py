@@ -1,0 +1,110 @@
+"""Credit by hand: each estimator on one small group, and beside it the wrong one that it could be taken for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgrpo_agent.game import Outcome
+from msgrpo_agent.games import SCENARIOS
+from train.credit import CREDITS, ESTIMATORS, Advantages, Step, Trajectories, returns_to_go
+
+# Two episodes part at s1: `up` pays 1 at the next step, `down` nothing; before it one got 2 by luck.
+GROUP = [
+    [Step("s0", "up", 0.0), Step("s1", "up", 0.0), Step("s2", "up", 1.0)],
+    [Step("s0", "up", 2.0), Step("s1", "down", 0.0)],
+]
+
+
+def credit(
+    name: str, gamma: float = 1.0, lam: float = 1.0, weight: float = 1.0, group: Trajectories = GROUP
+) -> Advantages:
+    return ESTIMATORS[name](group, gamma, lam, weight)  # type: ignore[index]
+
+
+def test_returns_to_go_are_discounted_from_the_last_turn_back() -> None:
+    assert returns_to_go(GROUP, 0.5) == [[0.25, 0.5, 1.0], [2.0, 0.0]]
+    assert returns_to_go(GROUP, 0.5) != [[0.25, 0.25, 0.25], [2.0, 2.0]]  # wrong: the whole return everywhere
+
+
+def test_episode_puts_the_whole_return_on_every_turn() -> None:
+    assert credit("episode", gamma=0.5) == [[-1.0] * 3, [1.0] * 2]  # C = 1 and 2; no discount
+    assert credit("episode", gamma=0.5) != [[-1.0] * 3, [1.0, -1.0]]  # wrong: the turn after the reward has less
+
+
+def test_to_go_forgets_what_was_paid_before() -> None:
+    """R = 1, 1, 1 and 2, 0: mean 1, standard deviation √(2/5)."""
+    unit = math.sqrt(5 / 2)
+    assert credit("to-go") == [pytest.approx([0.0, 0.0, 0.0]), pytest.approx([unit, -unit])]
+    bessel = math.sqrt(2)  # wrong: divided by the number of turns less one
+    assert credit("to-go")[1] != pytest.approx([bessel, -bessel])
+
+
+def test_state_adds_the_advantage_among_turns_in_the_same_state() -> None:
+    """In s0 R = 1 and 2, in s1 1 and 0; s2 was met once."""
+    assert credit("state") == [[-2.0, 0.0, -1.0], [2.0, 0.0]]
+    assert credit("state", weight=0.5) == [[-1.5, -0.5, -1.0], [1.5, 0.5]]
+    assert credit("state")[0] != [-2.0, -2.0, -1.0]  # wrong: turns are compared by their number's whole return
+
+
+def test_state_action_shares_what_an_action_brought() -> None:
+    """s0: both went up, so nothing; s1: 1 and 0 around 1/2; scaled by the root of the mean square, √(2 · ¼ / 5)."""
+    unit = 0.5 / math.sqrt(0.1)
+    assert credit("state-action") == [pytest.approx([0.0, unit, 0.0]), pytest.approx([0.0, -unit])]
+    assert credit("state-action")[1][0] != credit("state")[1][0]  # wrong: luck after the same action counts as skill
+
+
+def test_lambda_is_the_tabular_error_at_0_and_the_return_to_go_less_its_value_at_1() -> None:
+    """V = 1.5, 0.5, 1. δ = −1, ½, 0 and 1, −½; the sums at λ = 1 are −½, ½, 0 and ½, −½."""
+    root = math.sqrt((1 + 0.25 + 0 + 1 + 0.25) / 5)
+    near = [[-1 / root, 0.5 / root, 0.0], [1 / root, -0.5 / root]]
+    assert credit("lambda", lam=0.0) == [pytest.approx(one) for one in near]
+    root = math.sqrt(4 * 0.25 / 5)
+    far = [[-0.5 / root, 0.5 / root, 0.0], [0.5 / root, -0.5 / root]]
+    assert credit("lambda", lam=1.0) == [pytest.approx(one) for one in far]
+    assert credit("lambda", lam=0.0)[0][2] != pytest.approx((1 - 1 + 1) / root)  # wrong: a value after the end
+
+
+steps = st.builds(
+    Step, st.sampled_from("abc"), st.sampled_from(["up", "down", None]), st.sampled_from([-1.0, 0.0, 1.0])
+)
+groups = st.lists(st.lists(steps, min_size=1, max_size=6), min_size=2, max_size=6)
+
+
+@given(groups, st.sampled_from(CREDITS), st.sampled_from([0.5, 1.0]), st.sampled_from([0.0, 0.9]))
+def test_every_turn_has_a_finite_credit(group: Trajectories, name: str, gamma: float, lam: float) -> None:
+    found = credit(name, gamma, lam, group=group)
+    assert [len(one) for one in found] == [len(one) for one in group]
+    assert all(math.isfinite(value) for one in found for value in one)
+
+
+@given(groups, st.sampled_from(CREDITS), st.sampled_from([2.0, 10.0]))
+def test_a_currency_changes_nothing(group: Trajectories, name: str, rate: float) -> None:
+    """Rewards in cents give the credit of rewards in euros."""
+    richer = [[Step(step.state, step.action, rate * step.reward) for step in one] for one in group]
+    for one, other in zip(credit(name, group=group), credit(name, group=richer), strict=True):
+        assert one == pytest.approx(other)
+
+
+@given(groups)
+def test_where_no_state_is_met_twice_state_is_episode_and_state_action_says_nothing(group: Trajectories) -> None:
+    lonely = [[Step((j, t), s.action, s.reward) for t, s in enumerate(one)] for j, one in enumerate(group)]
+    for one, other in zip(credit("state", group=lonely), credit("episode", group=lonely), strict=True):
+        assert one == pytest.approx(other)
+    assert not any(value for one in credit("state-action", group=lonely) for value in one)
+
+
+@pytest.mark.parametrize("id", sorted(SCENARIOS))
+def test_equal_prompts_are_equal_moments(id: str) -> None:
+    """A state names its step, so turns in the same state have as much of the game before them."""
+    game = SCENARIOS[id].new(0, 0)
+    seen = set()
+    while game.outcome is Outcome.PLAYING and game.steps < 12:
+        state = game.observe(game.players[0])
+        assert state not in seen
+        assert f"Step {game.steps + 1} of {game.step_limit}" in state
+        seen.add(state)
+        game.step(dict.fromkeys(game.players))

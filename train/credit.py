@@ -1,0 +1,155 @@
+"""Credit: what each turn of a group's episodes is worth. `episode` is the paper's; the others are its rivals.
+
+Each takes the G trajectories of a group as `Step`s and returns an advantage for every turn. R_jt = Σ_{k≥t} γ^{k−t}
+r_jk is the return to go, r the reward with its shaping. Turns are in the same *state* if their prompts are equal: a
+prompt holds all that the policy sees, the number of the step included, so nothing of the history is hidden that the
+policy could have used (the objection of HGPO, arXiv 2602.22817, to grouping by the last observation does not arise).
+
+    episode        A_j                                           [P] arXiv 2508.10839
+    to-go          (R_jt − mean R) / std R over all turns        Williams 1992; Sutton and Barto, ch. 13
+    state          A_j + w · (R_jt − mean_s R) / std_s R         GiGPO, arXiv 2505.10978
+    state-action   (mean_{s,a} R − mean_s R) / std over all      RTMC, arXiv 2604.11037; BiPACE, arXiv 2606.25556
+    lambda         Σ_k (γλ)^k δ_{t+k} / std over all             GAE on a table of states; GAGPO, arXiv 2605.13217
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from train.msgrpo import group_advantages
+
+Credit = Literal["episode", "to-go", "state", "state-action", "lambda"]
+CREDITS: tuple[Credit, ...] = get_args(Credit)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn, as far as credit goes: where it was decided, what, and the reward (with shaping) that followed."""
+
+    state: Hashable
+    action: str | None
+    reward: float
+
+
+Trajectories = Sequence[Sequence[Step]]
+Advantages = list[list[float]]  # [j][t]
+
+
+def returns_to_go(trajectories: Trajectories, gamma: float) -> Advantages:
+    """R_jt = r_jt + γ R_j,t+1, from the last turn back."""
+    found = []
+    for steps in trajectories:
+        going, returns = 0.0, []
+        for step in reversed(steps):
+            going = step.reward + gamma * going
+            returns.append(going)
+        found.append(returns[::-1])
+    return found
+
+
+def episode(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+    """A_j on every turn of episode j: (C_j − mean C) / std C with the undiscounted C_j."""
+    advantages_G = group_advantages(_tensor([sum(step.reward for step in steps) for steps in trajectories]))
+    return [[float(advantage)] * len(steps) for advantage, steps in zip(advantages_G, trajectories, strict=True)]
+
+
+def to_go(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+    """The return to go, centred and scaled over all turns of the group: rewards before a turn are noise to it."""
+    going = returns_to_go(trajectories, gamma)
+    return _like(group_advantages(_flat(going)), going)
+
+
+def state(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+    """The episode's advantage plus `weight` times the advantage among the turns in the same state.
+
+    A state that was met once, or where all returns to go are equal, adds nothing.
+    """
+    going = returns_to_go(trajectories, gamma)
+    found = episode(trajectories, gamma, lam, weight)
+    for places in _by_state(trajectories).values():
+        among = group_advantages(_tensor([going[j][t] for j, t in places]))
+        for (j, t), advantage in zip(places, among, strict=True):
+            found[j][t] += weight * float(advantage)
+    return found
+
+
+def state_action(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+    """Q(s, a) − V(s), both means of returns to go; answers with the same action share what they brought.
+
+    Scaled by the root of the mean square over all turns; not centred, since it is centred in every state already.
+    """
+    going = returns_to_go(trajectories, gamma)
+    found = [[0.0] * len(steps) for steps in trajectories]
+    for places in _by_state(trajectories).values():
+        value = _mean([going[j][t] for j, t in places])
+        of_action: dict[str | None, list[float]] = defaultdict(list)
+        for j, t in places:
+            of_action[trajectories[j][t].action].append(going[j][t])
+        for j, t in places:
+            found[j][t] = _mean(of_action[trajectories[j][t].action]) - value
+    return _scaled(found)
+
+
+def gae(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+    """A_jt = Σ_k (γλ)^k δ_j,t+k with δ_jt = r_jt + γ V(s_j,t+1) − V(s_jt), V(s) the mean return to go in s.
+
+    V is 0 after the last turn. Scaled by the root of the mean square over all turns.
+    """
+    going = returns_to_go(trajectories, gamma)
+    values = {state: _mean([going[j][t] for j, t in places]) for state, places in _by_state(trajectories).items()}
+    found = []
+    for steps in trajectories:
+        advantage, following, advantages = 0.0, 0.0, []
+        for step in reversed(steps):
+            advantage = step.reward + gamma * following - values[step.state] + gamma * lam * advantage
+            following = values[step.state]
+            advantages.append(advantage)
+        found.append(advantages[::-1])
+    return _scaled(found)
+
+
+ESTIMATORS: Mapping[Credit, Callable[[Trajectories, float, float, float], Advantages]] = {
+    "episode": episode,
+    "to-go": to_go,
+    "state": state,
+    "state-action": state_action,
+    "lambda": gae,
+}
+
+
+def _by_state(trajectories: Trajectories) -> Mapping[Hashable, list[tuple[int, int]]]:
+    """(j, t) of all turns in each state."""
+    places: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    for j, steps in enumerate(trajectories):
+        for t, step in enumerate(steps):
+            places[step.state].append((j, t))
+    return places
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _tensor(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _flat(values: Advantages) -> Tensor:
+    return _tensor([value for one in values for value in one])
+
+
+def _like(flat: Tensor, shape: Advantages) -> Advantages:
+    return [part.tolist() for part in torch.split(flat, [len(one) for one in shape])]
+
+
+def _scaled(values: Advantages) -> Advantages:
+    """Divided by the root of the mean square; zeros stay zeros."""
+    flat = _flat(values)
+    root = flat.square().mean().sqrt()
+    return _like(flat / root if root > 1e-9 else torch.zeros_like(flat), values)
