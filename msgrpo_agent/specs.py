@@ -1,4 +1,5 @@
-"""One way to name an agent everywhere: `nano`, `random`, `optimal`, `adapter:DIR`, `dqn:DIR`, `endpoint:URL#model`.
+"""One way to name an agent everywhere: `nano`, `nano:SCENARIO` (an adapter that comes with it), `random`, `optimal`,
+`adapter:DIR`, `dqn:DIR`, `endpoint:URL#model`.
 
 Packages that an agent needs are imported when it is made.
 """
@@ -12,11 +13,20 @@ from typing import Any
 from msgrpo_agent.agent import Agent, LanguageAgent, Sampling
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.extras import needs
+from msgrpo_agent.models.paths import shipped_adapters
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
-GRAMMAR = "random, optimal, human, nano, adapter:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
+GRAMMAR = "random, optimal, human, nano, nano:SCENARIO, adapter:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
 DEFAULT_SAMPLING = Sampling()
+
+
+def _shipped(scenario: str) -> Path:
+    there = shipped_adapters()
+    if scenario not in there:
+        known = ", ".join(f"nano:{name}" for name in there)
+        raise UsageError(f"nano comes with no adapter for {scenario!r}", fix=f"one of {known}")
+    return there[scenario]
 
 
 def make_agent(
@@ -37,10 +47,11 @@ def make_agent(
         return OptimalAgent()
     if spec == "human":
         raise UsageError("a person plays in the terminal app only", fix="msgrpo play SCENARIO --agent human")
-    if spec == "nano" or (kind == "adapter" and rest):
+    if spec == "nano" or (kind in ("adapter", "nano") and rest):
+        folder = _shipped(rest) if kind == "nano" and rest else Path(rest)
         with needs(f"the agent {spec!r}", "train"):
             from msgrpo_agent.models import loading
-        model = loading.nano() if spec == "nano" else loading.adapted(Path(rest))
+        model = loading.nano() if spec == "nano" else loading.adapted(folder)
         return LanguageAgent(spec, model, sampling, show_probabilities=show_probabilities)
     if kind == "endpoint":
         if "#" not in rest:

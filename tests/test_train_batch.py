@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,8 @@ from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import ParseFailure
 from tests.train_helpers import taught
-from train import loop
-from train.batch import Sample, keep_indices, micro_batches, minibatches, select
+from train import loop, selection
+from train.batch import Sample, micro_batches, minibatches, select
 from train.collect import Group
 from train.config import TrainConfig, make_config
 from train.display import Quiet
@@ -31,22 +33,29 @@ from train.update import _accumulate
 CPU = torch.device("cpu")
 
 
-def turn(step: int, *ids: int) -> Turn:
+def turn(step: int, *ids: int, reward: float = 0.0) -> Turn:
     completion = Completion(
         "x", "stop", prompt_ids=(1, 2, step), token_ids=ids, logprobs=tuple(-0.1 * i for i in ids)
     )
-    return Turn(step=step, player="player", state="s", completion=completion)
+    return Turn(step=step, player="player", state=f"s{step}", reward=reward, completion=completion)
 
 
 def group(*returns: float) -> Group:
-    """One episode a return; the j-th has j + 1 turns, whose answers begin with the token 10 j."""
+    """One episode a return, paid at its end; the j-th has j + 1 turns, whose answers begin with the token 10 j."""
     returns_G = torch.tensor(returns, dtype=torch.float64)
-    turns = [[turn(step, 10 * j, step) for step in range(j + 1)] for j in range(len(returns))]
+    turns = [
+        [turn(step, 10 * j, step, reward=paid if step == j else 0.0) for step in range(j + 1)]
+        for j, paid in enumerate(returns)
+    ]
     return Group(0, turns, returns_G, group_advantages(returns_G))
 
 
 def config(**settings: object) -> TrainConfig:
     return make_config(settings=[f"{name}={value}" for name, value in settings.items()])
+
+
+def keep_indices(one: Group, settings: TrainConfig, draw: torch.Generator) -> list[int]:
+    return selection.keep_indices(one.advantages_G, one.returns_G, settings.selection, settings.keep, draw)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -56,8 +65,8 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_all_keeps_all_uniform_and_aaw_as_many_as_asked() -> None:
     one = group(0, 0, 0, 1)
     assert keep_indices(one, config(selection="all", group_size=4, keep=2), generator()) == [0, 1, 2, 3]
-    for selection in ("uniform", "aaw"):
-        kept = keep_indices(one, config(selection=selection, group_size=4, keep=2), generator())
+    for name in ("uniform", "aaw", "spread"):
+        kept = keep_indices(one, config(selection=name, group_size=4, keep=2), generator())
         assert len(set(kept)) == 2
         assert set(kept) <= {0, 1, 2, 3}
 
@@ -66,12 +75,12 @@ def test_uniform_does_not_look_at_the_advantage_and_aaw_does() -> None:
     """One winner of four: |A| is √3 against 1/√3, so AAW's first draw takes it with e^√3 / (e^√3 + 3 e^(1/√3))."""
     one = group(0, 0, 0, 1)
     first = {
-        selection: Counter(
-            keep_indices(one, config(selection=selection, group_size=4, keep=1), generator(seed))[0]
+        name: Counter(
+            keep_indices(one, config(selection=name, group_size=4, keep=1), generator(seed))[0]
             for seed in range(2000)
         )[3]
         / 2000
-        for selection in ("uniform", "aaw")
+        for name in ("uniform", "aaw")
     }
     assert first["uniform"] == pytest.approx(0.25, abs=0.03)
     assert first["aaw"] == pytest.approx(0.514, abs=0.035)
@@ -270,9 +279,9 @@ def test_minibatches_are_drawn_by_their_generator_alone() -> None:
     assert len({tuple(order) for order in [[one.tokens for one in samples], *orders]}) == 4
 
 
-@pytest.mark.parametrize("selection", ["uniform", "aaw"])
-def test_selection_is_drawn_by_its_generator_alone(selection: str) -> None:
-    group, settings = flat_or_not(0, 0, 1, 2, 3, 5, 8, 13), config(selection=selection, group_size=8, keep=4)
+@pytest.mark.parametrize("name", ["uniform", "aaw"])
+def test_selection_is_drawn_by_its_generator_alone(name: str) -> None:
+    group, settings = flat_or_not(0, 0, 1, 2, 3, 5, 8, 13), config(selection=name, group_size=8, keep=4)
     drawn = []
     for seed, others in ((0, 1), (0, 2), (1, 1), (2, 1)):
         torch.manual_seed(others)
@@ -289,6 +298,39 @@ def test_a_uniform_draw_takes_every_episode_as_often() -> None:
     for _ in range(2000):
         counts[keep_indices(group, settings, draw)] += 1
     assert (counts / 2000).tolist() == pytest.approx([0.5] * 4, abs=4.5 * 0.5 / 2000**0.5)
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]), min_size=3, max_size=7), st.integers(1, 7))
+def test_no_other_subset_has_a_larger_spread(returns: list[float], keep: int) -> None:
+    keep = min(keep, len(returns))
+    found = selection.largest_spread(torch.tensor(returns), keep)
+    assert len(set(found)) == keep
+
+    def variance(chosen: Sequence[int]) -> float:
+        return float(torch.tensor([returns[i] for i in chosen]).var(correction=0))
+
+    assert variance(found) == pytest.approx(max(map(variance, combinations(range(len(returns)), keep))))
+
+
+def test_the_largest_spread_is_not_the_largest_advantages() -> None:
+    """Wrong: the two with the largest |A|, which here are both the high ones."""
+    returns = torch.tensor([0.0, 0.0, 0.0, 0.0, 5.0, 6.0])
+    assert sorted(selection.largest_spread(returns, 2)) == [0, 5]
+    assert group_advantages(returns).abs().topk(2).indices.sort().values.tolist() == [4, 5]
+
+
+def test_each_turn_of_a_kept_episode_has_its_own_credit() -> None:
+    """One winner of four: with `state-action` only the turns at which they part have credit, and not all the same."""
+    one = group(0, 0, 0, 1)
+    by_episode, by_turn = (
+        {
+            sample.advantage
+            for sample in select([one], config(credit=name, selection="all", group_size=4, keep=2), generator())
+        }
+        for name in ("episode", "to-go")
+    )
+    assert by_episode == set(one.advantages_G.tolist())
+    assert by_turn != by_episode
 
 
 def test_flat_groups_take_no_draw() -> None:

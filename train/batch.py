@@ -14,7 +14,7 @@ from msgrpo_agent.models.shared_prefix import common_prefix_length
 from train.collect import Group
 from train.config import TrainConfig
 from train.credit import ESTIMATORS, Step
-from train.msgrpo import aaw_sample
+from train.selection import keep_indices
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,6 @@ class MicroBatch:
     advantages_N: Tensor
 
 
-def keep_indices(group: Group, config: TrainConfig, generator: torch.Generator) -> list[int]:
-    """Which of the G episodes the update sees: AAW, a uniform draw of as many, or all of them."""
-    size = len(group.advantages_G)
-    if config.selection == "all":
-        return list(range(size))
-    if config.selection == "uniform":
-        return torch.randperm(size, generator=generator)[: config.keep].tolist()
-    return aaw_sample(group.advantages_G, config.keep, generator).tolist()
-
-
 def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Generator) -> list[Sample]:
     """Every turn of every kept episode of every group that has something to teach, with its credit."""
     samples = []
@@ -68,7 +58,7 @@ def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Genera
         credits = turn_advantages(group, config)
         if not any(any(of_episode) for of_episode in credits):
             continue
-        for j in keep_indices(group, config, generator):
+        for j in keep_indices(group.advantages_G, group.returns_G, config.selection, config.keep, generator):
             for turn, advantage in zip(group.turns[j], credits[j], strict=True):
                 assert turn.completion is not None
                 samples.append(Sample(turn.completion, advantage))

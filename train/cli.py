@@ -1,4 +1,4 @@
-"""`msgrpo train`, `msgrpo train-dqn` and `msgrpo nano build`."""
+"""`msgrpo train`, `msgrpo train-dqn`, `msgrpo lab` and `msgrpo nano build`."""
 
 from __future__ import annotations
 
@@ -86,6 +86,39 @@ def train_dqn(
         from train import dqn
 
     dqn.train(scenario, out_dir, steps=steps, seed=seed, say=say)
+
+
+@commands.command()
+def lab(
+    study: Annotated[Path, typer.Argument(help="A study: a TOML file with arms, seeds and settings.")],
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Its folder; default: runs/lab/NAME.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Run a study: every arm with every seed, then a table, curves, paired comparisons. The same command goes on."""
+    with needs("msgrpo lab", "train"):
+        from train import lab as laboratory
+    from rich.table import Table
+
+    report = laboratory.run(
+        laboratory.load_study(study),
+        out_dir or Path("runs/lab") / study.stem,
+        workers,
+        say if not as_json else _silent,
+    )
+    if as_json:
+        print_json(report)
+        return
+    table = Table(title=report["study"]["question"], title_justify="left", caption=laboratory.caption(report))
+    for column in laboratory.COLUMNS:
+        table.add_column(column)
+    for line in laboratory.lines(report):
+        table.add_row(*line)
+    out.print(table)
+
+
+def _silent(text: str) -> None:
+    """For machines."""
 
 
 @nano.command("build")

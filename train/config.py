@@ -18,8 +18,7 @@ from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.games import get_scenario
 from train.credit import Credit
 from train.msgrpo import Aggregate
-
-Selection = Literal["aaw", "uniform", "all"]
+from train.selection import Selection
 
 
 class TrainConfig(BaseModel):
@@ -35,11 +34,12 @@ class TrainConfig(BaseModel):
     groups: int = Field(16, ge=1, description="groups (starts) an update; [P] has one")
     group_size: int = Field(24, ge=2, description="G, episodes of a group")
     keep: int = Field(8, ge=1, description="G′, episodes of a group that the update sees")
-    selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], uniform, or all G")
+    selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], or a rival of `train.selection`")
     credit: Credit = Field("episode", description="a turn's advantage: episode [P], or a rival of `train.credit`")
     gamma: float = Field(1.0, gt=0, le=1, description="discount of returns to go; `episode` has none")
     lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda")
     state_weight: float = Field(1.0, ge=0, description="of the advantage within a state, in credit=state")
+    gate: str | None = Field(None, description="module:function that accepts or rejects groups; see train.gates")
     format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
 
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
@@ -126,6 +126,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+# What was chosen for a scenario, on its validation starts, with nano. `msgrpo train SCENARIO` begins with it.
+CHOSEN: dict[str, dict[str, Any]] = {
+    "snake": {"groups": 4, "keep": 8, "steps": 40, "learning_rate": 2e-3, "kl_coef": 0.02, "eval_episodes": 100},
+}
+
+
 def make_config(
     preset: str | None = None,
     *,
@@ -134,23 +140,26 @@ def make_config(
     given: Mapping[str, Any] | None = None,
     held: TrainConfig | None = None,
 ) -> TrainConfig:
-    """The settings of the run that goes on (`held`), preset (`nano` without), JSON file, `key=value` settings, and
-    the options given by name: later ones win.
+    """The settings of the run that goes on (`held`), preset (`nano` without, with what was chosen for the scenario),
+    JSON file, `key=value` settings, and the options given by name: later ones win.
 
     Raises UsageError for an unknown preset, key or value, naming the nearest right one.
     """
     values: dict[str, Any] = {} if held is None else held.model_dump()
     if preset is not None and preset not in PRESETS:
         raise UsageError(f"no preset is named {preset!r}", fix=nearest(preset, PRESETS))
-    values |= PRESETS[preset or "nano"] if held is None or preset else {}
-    if file is not None:
-        values |= _read(file)
+    said: dict[str, Any] = _read(file) if file is not None else {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting!r} is not key=value", fix="for example --set learning_rate=1e-3")
-        values[key.strip()] = value.strip()
-    values |= {key: value for key, value in (given or {}).items() if value is not None}
+        said[key.strip()] = value.strip()
+    said |= {key: value for key, value in (given or {}).items() if value is not None}
+    if held is None or preset:
+        values |= PRESETS[preset or "nano"]
+        of_nano = preset in (None, "nano") and said.get("base", "nano") == "nano"
+        values |= CHOSEN.get(str(said.get("scenario")), {}) if of_nano else {}
+    values |= said
     for key in values:
         if key not in TrainConfig.model_fields:
             raise UsageError(f"no setting is named {key!r}", fix=nearest(key, TrainConfig.model_fields))

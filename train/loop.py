@@ -22,6 +22,7 @@ from train.config import TrainConfig
 from train.display import counter
 from train.engines import open_engine
 from train.evaluate import Evaluations, finish
+from train.gates import accepted, gate_named
 from train.policy import Policy
 from train.ranks import Ranks, open_ranks
 from train.rollouts import Pace, Rollouts
@@ -48,6 +49,7 @@ def train(
 
 def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks) -> dict[str, Any]:
     scenario = get_scenario(config.scenario)
+    gate_named(config.gate)  # a wrong name ends the run before anything is loaded
     report.doing(f"loading {config.base}")
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
@@ -159,7 +161,8 @@ def learn(
     """Select the episodes that teach, update on their turns, and say how long each part took."""
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(derive_seed("update", config.seed, step))
-    samples = select(rollouts.groups, config, generator)
+    groups = accepted(rollouts.groups, config.gate, get_scenario(config.scenario))
+    samples = select(groups, config, generator)
     now = f"update {step + 1} of {config.steps}: learning from {len(samples)} turns"
     report.doing(now)
     planned = config.epochs * config.minibatches
@@ -170,6 +173,7 @@ def learn(
     stats = update(policy, optimizer, samples, config, generator, step, ranks, done)
     check_mismatch(stats, rollouts.staleness, policy.model.dtype)
     return stats | {
+        "rollout/gated_groups": 1 - len(groups) / len(rollouts.groups),
         "rollout/staleness": float(rollouts.staleness),
         "time/rollout": rollouts.played_s,
         "time/wait": rollouts.waited_s,

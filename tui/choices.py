@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from msgrpo_agent.errors import MissingExtraError
+from msgrpo_agent.models.paths import shipped_adapters
 
 RUNS = Path("runs")
 
@@ -61,8 +62,10 @@ def run_choices(runs: Path) -> list[Choice]:
 
 def agent_choices(runs: Path = RUNS) -> list[Choice]:
     """nano, the trained runs, the references."""
+    missing = missing_extra("adapter")
     return [
         Choice("nano", "nano (embedded)", missing_extra("nano")),
+        *(Choice(f"nano:{name}", f"nano, trained on {name}", missing) for name in shipped_adapters()),
         *run_choices(runs),
         Choice("optimal", "optimal"),
         Choice("random", "random"),

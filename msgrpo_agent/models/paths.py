@@ -18,6 +18,11 @@ def base_path(base: str) -> str:
     return str(NANO_DIR) if base == NANO else str(Path(base).expanduser()) if base.startswith("~") else base
 
 
+def shipped_adapters() -> dict[str, Path]:
+    """The adapters that come with nano, by the scenario that they were trained on."""
+    return {path.parent.name: path.parent for path in sorted(NANO_DIR.glob(f"adapters/*/{ADAPTER_WEIGHTS}"))}
+
+
 def is_folder(name: str | Path) -> bool:
     """Whether there is such a folder; names that no file can have are none."""
     try:

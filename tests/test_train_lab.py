@@ -1,0 +1,157 @@
+"""The laboratory with real runs: what a study's file may say, that a killed study goes on, what its report holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgrpo_agent.errors import UsageError
+from train.lab import Study, load_study, markdown, reported
+from train.metrics import read
+
+STUDY = """
+question = "Is a uniform draw as good?"
+scenario = "frozen-lake"
+seeds = 2
+test_episodes = 4
+[settings]
+steps = 2
+groups = 2
+group_size = 4
+keep = 2
+eval_episodes = 4
+eval_every = 1
+[arms.aaw]
+[arms.uniform]
+selection = "uniform"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "draws.toml"
+    path.write_text(STUDY)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("seeds = 2", "", "seeds: Field required"),
+        ("seeds = 2", "seeds = 0", "seeds"),
+        ("question =", "answer =", "question"),
+        ('scenario = "frozen-lake"', 'scenario = "frozen-lak"', "frozen-lake"),
+        ("groups = 2", "groop = 2", "groups"),
+        ('selection = "uniform"', 'selection = "unifrom"', "unifrom"),
+        ("[arms.uniform]", '[arms."../out"]', "names a folder"),
+        ("[arms.aaw]", "[arms.aaw", "not TOML"),
+    ],
+)
+def test_a_wrong_study_is_refused_with_what_is_wrong(file: Path, old: str, new: str, says: str) -> None:
+    file.write_text(STUDY.replace(old, new))
+    with pytest.raises(UsageError, match=says):
+        load_study(file)
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_study(file.parent / "none.toml")
+
+
+def test_an_arm_has_the_studys_settings_and_its_own() -> None:
+    study = Study(
+        question="?", scenario="snake", seeds=1, settings={"steps": 3, "keep": 4}, arms={"a": {}, "b": {"keep": 2}}
+    )
+    assert [(study.config(arm, 7).keep, study.config(arm, 7).steps) for arm in "ab"] == [(4, 3), (2, 3)]
+    assert study.config("a", 7).seed == 7
+
+
+def command(file: Path, out: Path) -> list[str]:
+    return [sys.executable, "-m", "msgrpo_agent.cli", "lab", str(file), "--out", str(out), "--json"]
+
+
+def done(out: Path) -> int:
+    return sum(row["kind"] == "train" for run in out.glob("*/seed-?") for row in read(run))
+
+
+def processes_in(out: Path) -> list[int]:
+    """Processes whose command names the study's folder."""
+    found = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split() if int(pid) != os.getpid()]
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_goes_on_and_reports_every_arm(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = subprocess.Popen(command(file, out), start_new_session=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while done(out) < 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    first.kill()
+    first.wait()
+    for pid in processes_in(out):  # runs have sessions of their own: they would have gone on to their end
+        os.kill(pid, signal.SIGKILL)
+    again = subprocess.run(command(file, out), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    report = json.loads(again.stdout)
+    assert list(report["arms"]) == ["aaw", "uniform"]
+    for arm, found in report["arms"].items():
+        assert [len(values) for values in found["values"]] == [4, 4]
+        assert found["test"]["mean"] == pytest.approx(sum(map(sum, found["values"])) / 8)
+        assert [one["updates"] for one in found["curves"]] == [[0, 1, 2]] * 2
+        assert (found["difference"] is None) == (arm == "aaw")
+    assert report["budget"]["answers"] == min(
+        one["answers"][-1] for found in report["arms"].values() for one in found["curves"]
+    )
+    assert (out / "curves.png").stat().st_size > 10_000
+    assert "| uniform |" in (out / "report.md").read_text()
+    assert processes_in(out) == []
+    said = subprocess.run(command(file, out), capture_output=True, text=True, check=False)  # nothing is left to run
+    assert json.loads(said.stdout) == report
+    file.write_text(STUDY.replace("steps = 2", "steps = 3"))
+    refused = subprocess.run(command(file, out), capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "other arms, seeds or settings" in refused.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_run_behind_and_a_run_that_fails_is_named(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    study = subprocess.Popen(command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while done(out) < 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    study.send_signal(signal.SIGINT)
+    study.communicate(timeout=120)
+    assert study.returncode != 0
+    assert processes_in(out) == []
+    folder = next(run for run in sorted(out.glob("*/seed-?")) if done(out))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"learning_rate": 0.5}))
+    (folder / "summary.json").unlink(missing_ok=True)
+    failed = subprocess.run(command(file, out), capture_output=True, text=True, check=False)
+    assert failed.returncode == 2
+    assert "ended with 2" in failed.stderr
+    assert "learning_rate" in failed.stderr
+
+
+def run_of(scores: list[float]) -> dict[str, Any]:
+    return {"updates": [0, 1], "answers": [0, 10], "seconds": [0, 1], "score": scores}
+
+
+def test_equal_seeds_of_two_arms_differ_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from train import lab
+
+    study = Study(question="?", scenario="frozen-lake", seeds=2, arms={"a": {}, "b": {}}, test_episodes=3)
+    jobs = [lab.Job(arm, seed, Path(arm) / str(seed), study.config(arm, seed)) for seed in (0, 1) for arm in "ab"]
+    monkeypatch.setattr(lab.Job, "test_values", lambda job: [0.0, 1.0, float(job.seed)])
+    monkeypatch.setattr(lab, "curve", lambda folder: run_of([0.0, 1.0]))
+    report = reported(study, jobs)
+    assert report["arms"]["b"]["difference"] == {"mean": 0.0, "interval": (0.0, 0.0)}
+    assert report["arms"]["a"]["by_seed"] == pytest.approx([1 / 3, 2 / 3])
+    assert "| b |" in markdown(report)

@@ -1,0 +1,314 @@
+"""The laboratory: a study is one TOML file with arms, seeds and a budget; `msgrpo lab FILE` runs and reports all of
+it.
+
+    question = "Does credit by state and action learn faster than the whole episode's?"
+    scenario = "frozen-lake"
+    seeds = 8
+    [settings]                 # of every arm
+    steps = 20
+    [arms.episode]             # the first arm is the one that the others are compared with
+    [arms.state-action]
+    credit = "state-action"
+
+Each run is one `msgrpo train` in a process of its own, on one thread; the arms of a seed come one after the other, so
+that whatever else the machine does meets all of them. When all have ended, each adapter is evaluated once on the test
+starts. A study that was cut off, by kill -9 too, goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evals.record import folder_name
+from evals.stats import bootstrap_mean, crossed_bootstrap
+from msgrpo_agent.episode import read_episodes
+from msgrpo_agent.errors import RunError, UsageError
+from train.config import TrainConfig, make_config
+from train.metrics import read
+
+Say = Callable[[str], None]
+
+
+class Study(BaseModel):
+    """What a study's file says. Unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    question: str
+    scenario: str
+    seeds: int = Field(ge=1)
+    settings: dict[str, Any] = {}
+    arms: dict[str, dict[str, Any]] = Field(min_length=1)
+    test_episodes: int = Field(200, ge=1)
+
+    @model_validator(mode="after")
+    def _arms_are_runs(self) -> Self:
+        for name in self.arms:
+            if not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"the arm {name!r} names a folder: letters, digits, - and _ only")
+            self.config(name, 0)
+        return self
+
+    def config(self, arm: str, seed: int) -> TrainConfig:
+        """The whole settings of one run."""
+        return make_config(given={"scenario": self.scenario, **self.settings, **self.arms[arm], "seed": seed})
+
+
+def load_study(file: Path) -> Study:
+    """Raises UsageError for a file that is no study, with the key that is wrong."""
+    try:
+        return Study.model_validate(tomllib.loads(file.read_text()))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the study"
+        raise UsageError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study: an arm with a seed, in its own folder."""
+
+    arm: str
+    seed: int
+    folder: Path
+    config: TrainConfig
+
+    @property
+    def test(self) -> Path:
+        return self.folder / "test"
+
+    @property
+    def steps_done(self) -> int:
+        return max((row["step"] for row in read(self.folder) if row["kind"] == "train"), default=0)
+
+    def commands(self, episodes: int) -> list[list[str]]:
+        """What is still to be started: the training (it goes on where it was), and the one look at the test
+        starts.
+        """
+        msgrpo = [sys.executable, "-P", "-m", "msgrpo_agent.cli"]
+        settings = self.folder.with_suffix(".json")
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(self.config.model_dump_json(indent=2) + "\n")
+        train = [*msgrpo, "train", "--config", str(settings), "--out", str(self.folder), "--resume", "--json"]
+        evaluate = [*msgrpo, "eval", f"adapter:{self.folder}", "--scenario", self.config.scenario, "--json"]
+        evaluate += ["--episodes", str(episodes), "--out", str(self.test)]
+        evaluate += ["--temperature", str(self.config.temperature), "--max-tokens", str(self.config.max_tokens)]
+        trained, tested = (self.folder / "summary.json").exists(), len(self.test_values()) == episodes
+        return [*([] if trained else [train]), *([] if trained and tested else [evaluate])]
+
+    def test_values(self) -> list[float]:
+        """Success where there is a goal, else the return, of every test episode so far, in the suite's order."""
+        files = self.test.glob(f"{folder_name(f'adapter:{self.folder}')}/*.jsonl")
+        episodes = {e.start_seed: e for file in files for e in read_episodes(file) if e.error is None}
+        return [
+            float(e.success) if e.success is not None else sum(e.returns.values()) / len(e.returns)
+            for _, e in sorted(episodes.items())
+        ]
+
+
+def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
+    """Run what is not there yet, `workers` runs at a time, and return the report, which is also written to `out`."""
+    _same_study(study, out)
+    jobs = [
+        Job(arm, seed, out / arm / f"seed-{seed}", study.config(arm, seed))
+        for seed in range(study.seeds)
+        for arm in study.arms
+    ]
+    _Crew(jobs, study.test_episodes, say).work(workers)
+    report = reported(study, jobs)
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    (out / "report.md").write_text(markdown(report))
+    draw(report, out / "curves.png")
+    return report
+
+
+def _same_study(study: Study, out: Path) -> None:
+    """A folder holds one study. Its arms and settings were fixed before the first run, and stay."""
+    file = out / "study.json"
+    text = study.model_dump_json(indent=2) + "\n"
+    if file.exists() and json.loads(file.read_text()) != json.loads(text):
+        raise UsageError(f"{out} holds a study with other arms, seeds or settings", fix="choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+class _Crew:
+    """Processes that run the jobs; when one fails or somebody stops them, none is left behind."""
+
+    def __init__(self, jobs: Sequence[Job], episodes: int, say: Say) -> None:
+        self._jobs, self._episodes, self._say = jobs, episodes, say
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock, self._stopped, self._done = threading.Lock(), False, 0
+
+    def work(self, workers: int) -> None:
+        pool = ThreadPoolExecutor(workers)
+        try:
+            for ended in [pool.submit(self._run, job) for job in self._jobs]:
+                ended.result()
+        except BaseException:
+            with self._lock:
+                self._stopped = True
+                for process in self._running:
+                    process.terminate()  # a run saves its last whole update
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _run(self, job: Job) -> None:
+        for command in job.commands(self._episodes):
+            self._call(command, job)
+        self._done += 1
+        self._say(f"{self._done} of {len(self._jobs)} runs: {job.arm}, seed {job.seed} is done")
+
+    def _call(self, command: list[str], job: Job) -> None:
+        file = job.folder.with_suffix(".log")
+        with file.open("ab") as log:
+            with self._lock:
+                if self._stopped:
+                    raise RunError("the study was stopped", fix="the same command goes on")
+                process = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True
+                )
+                self._running.add(process)
+            code = process.wait()
+            with self._lock:
+                self._running.discard(process)
+        if code:
+            last = file.read_text(errors="replace").strip().splitlines()[-2:]
+            raise RunError(
+                f"{job.arm}, seed {job.seed} ended with {code}: {' '.join(last)}",
+                fix=f"{file} says more; the same command goes on with what is left",
+            )
+
+
+def reported(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
+    """Every arm: its test score over all seeds, what it had reached at equal answers and seconds, and its difference
+    from the first arm on the same seeds and starts."""
+    runs = {arm: [job for job in jobs if job.arm == arm] for arm in study.arms}
+    values = {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()}
+    curves = {arm: [curve(job.folder) for job in of_arm] for arm, of_arm in runs.items()}
+    first = next(iter(study.arms))
+    budget = {
+        axis: min(float(one[axis][-1]) for of_arm in curves.values() for one in of_arm)
+        for axis in ("answers", "seconds")
+    }
+    arms: dict[str, Any] = {}
+    for arm in study.arms:
+        difference = [list(np.subtract(a, b)) for a, b in zip(values[arm], values[first], strict=True)]
+        arms[arm] = {
+            "test": _crossed(values[arm]),
+            "difference": None if arm == first else _crossed(difference),
+            "by_seed": [float(np.mean(one)) for one in values[arm]],
+            "values": values[arm],
+            "curves": curves[arm],
+            **{f"at_equal_{axis}": _at(curves[arm], axis, limit) for axis, limit in budget.items()},
+        }
+    return {"study": study.model_dump(), "budget": budget, "first": first, "arms": arms}
+
+
+def _crossed(values: Sequence[Sequence[float]]) -> dict[str, Any]:
+    return {"mean": float(np.mean(values)), "interval": crossed_bootstrap(values, seed=0)}
+
+
+def _at(curves: Sequence[Mapping[str, list[float]]], axis: str, limit: float) -> dict[str, Any]:
+    """The validation score where `limit` answers or seconds were spent, between evaluations in a straight line."""
+    found = [float(np.interp(limit, one[axis], one["score"])) for one in curves]
+    return {"mean": float(np.mean(found)), "interval": bootstrap_mean(found, seed=0)}
+
+
+def curve(folder: Path) -> dict[str, list[float]]:
+    """At each evaluation of a run: updates, answers generated so far, seconds of training, and the validation
+    score.
+    """
+    rows = read(folder)
+    answers, seconds = {0: 0.0}, {0: 0.0}
+    for row in rows:
+        if row["kind"] == "train":
+            answers[row["step"]] = answers[row["step"] - 1] + row["rollout/turns"]
+            seconds[row["step"]] = row["time/total"]
+    seen = [row for row in rows if row["kind"] == "eval"]
+    steps = [row["step"] for row in seen]
+    return {
+        "updates": [float(step) for step in steps],
+        "answers": [answers[step] for step in steps],
+        "seconds": [seconds[step] for step in steps],
+        "score": [float(row[row["score"]]) for row in seen],
+    }
+
+
+COLUMNS = ("arm", "test score", "− first arm", "seeds from … to", "at equal answers", "at equal seconds")
+
+
+def lines(report: Mapping[str, Any]) -> list[list[str]]:
+    """The table: one line an arm."""
+
+    def shown(found: Mapping[str, Any] | None, sign: str = "") -> str:
+        if found is None:
+            return "–"
+        low, high = found["interval"]
+        return f"{found['mean']:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+    return [
+        [
+            arm,
+            shown(found["test"]),
+            shown(found["difference"], "+"),
+            f"{min(found['by_seed']):.3f} … {max(found['by_seed']):.3f}",
+            shown(found["at_equal_answers"]),
+            shown(found["at_equal_seconds"]),
+        ]
+        for arm, found in report["arms"].items()
+    ]
+
+
+def caption(report: Mapping[str, Any]) -> str:
+    study, budget = report["study"], report["budget"]
+    return (
+        f"{study['scenario']}, {study['seeds']} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
+        f"over seeds and starts. Equal answers: {budget['answers']:,.0f}; equal seconds: {budget['seconds']:,.0f}; "
+        "both on the validation starts, intervals over seeds only."
+    )
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    table = [COLUMNS, ["---"] * len(COLUMNS), *lines(report)]
+    rows = "\n".join("| " + " | ".join(line) + " |" for line in table)
+    return f"{report['study']['question']}\n\n{rows}\n\n{caption(report)}\n"
+
+
+def draw(report: Mapping[str, Any], file: Path) -> None:
+    """Learning curves over answers and over seconds: the mean over seeds, and a band from the lowest to the
+    highest.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("answers", "seconds"), strict=True):
+        for arm, found in report["arms"].items():
+            limit = min(one[axis][-1] for one in found["curves"])
+            xs = np.linspace(0, limit, 60)
+            ys = np.stack([np.interp(xs, one[axis], one["score"]) for one in found["curves"]])
+            (line,) = axes.plot(xs, ys.mean(axis=0), label=arm)
+            axes.fill_between(xs, ys.min(axis=0), ys.max(axis=0), alpha=0.12, color=line.get_color())
+        axes.set(xlabel=axis, ylabel="validation score")
+        axes.grid(alpha=0.25)
+    figure.axes[0].legend(frameon=False)
+    figure.suptitle(report["study"]["question"], fontsize=10)
+    figure.savefig(file, dpi=140)
