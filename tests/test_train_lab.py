@@ -20,7 +20,7 @@ from train.metrics import read
 STUDY = """
 question = "Is a uniform draw as good?"
 scenario = "frozen-lake"
-seeds = 2
+seeds = 1
 test_episodes = 4
 [settings]
 steps = 2
@@ -45,8 +45,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("seeds = 2", "", "seeds: Field required"),
-        ("seeds = 2", "seeds = 0", "seeds"),
+        ("seeds = 1", "", "seeds: Field required"),
+        ("seeds = 1", "seeds = 0", "seeds"),
         ("question =", "answer =", "question"),
         ('scenario = "frozen-lake"', 'scenario = "frozen-lak"', "frozen-lake"),
         ("groups = 2", "groop = 2", "groups"),
@@ -101,9 +101,9 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_arm(file: Path, tmp_p
     report = json.loads(again.stdout)
     assert list(report["arms"]) == ["aaw", "uniform"]
     for arm, found in report["arms"].items():
-        assert [len(values) for values in found["values"]] == [4, 4]
-        assert found["test"]["mean"] == pytest.approx(sum(map(sum, found["values"])) / 8)
-        assert [one["updates"] for one in found["curves"]] == [[0, 1, 2]] * 2
+        assert [len(values) for values in found["values"]] == [4]
+        assert found["test"]["mean"] == pytest.approx(sum(map(sum, found["values"])) / 4)
+        assert [one["updates"] for one in found["curves"]] == [[0, 1, 2]]
         assert (found["difference"] is None) == (arm == "aaw")
     assert report["budget"]["answers"] == min(
         one["answers"][-1] for found in report["arms"].values() for one in found["curves"]
