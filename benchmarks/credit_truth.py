@@ -157,6 +157,25 @@ def _error(estimate: np.ndarray, truth: np.ndarray, places: np.ndarray) -> dict[
     }
 
 
+def draw(scenarios: dict[str, Any], file: Path) -> None:
+    """Correlation with the exact advantage over the size of the group, a panel a scenario."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(scenarios), 4), layout="constrained")
+    panels = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)[0]
+    for axes, (name, found) in zip(panels, scenarios.items(), strict=True):
+        sizes = list(found["sizes"])
+        for credit in CREDITS:
+            axes.plot(sizes, [found["sizes"][size][credit]["correlation"] for size in sizes], "o-", label=credit)
+        axes.set(title=name, xlabel="episodes of a group", xscale="log", ylim=(0, 1))
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("correlation with the exact advantage")
+    panels[0].legend(frameon=False)
+    figure.savefig(file, dpi=140)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano", help="nano, adapter:DIR, or a folder with a base model")
@@ -165,8 +184,12 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=64, help="sampled in every state")
     parser.add_argument("--groups", type=int, default=100, help="groups of each start and size")
     parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    result: dict[str, Any] = {"machine": facts(), **{k: v for k, v in vars(given).items() if k != "result"}}
+    result: dict[str, Any] = {
+        "machine": facts(),
+        **{k: v for k, v in vars(given).items() if k not in ("result", "picture")},
+    }
     result["scenarios"] = {}
     model = load(given.model)
     for name in given.scenario or ("frozen-lake", "frozen-lake-slippery"):
@@ -187,6 +210,8 @@ def main() -> None:
                 print(f"  G={size:<4} {credit:13}", *(f"{key} {value:.3f}" for key, value in scores.items()))
         given.result.parent.mkdir(parents=True, exist_ok=True)
         given.result.write_text(json.dumps(result, indent=2) + "\n")
+    if given.picture:
+        draw(result["scenarios"], given.picture)
 
 
 if __name__ == "__main__":

@@ -260,11 +260,11 @@ class Told(Quiet):
 
 def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> None:
     told = Told()
-    loop.train(tiny(steps=1), tmp_path / "run", report=told)
+    loop.train(tiny(steps=1, group_size=16), tmp_path / "run", report=told)
     assert told.said[0] == "loading nano"
     said = "\n".join(told.said)
     assert "evaluation after 0 updates: 6 of 6 episodes played" in said
-    assert re.search(r"update 1 of 1: 8 of 8 episodes played, [\d,]+ tokens/s", said)
+    assert re.search(r"update 1 of 1: 32 of 32 episodes played, [\d,]+ tokens/s", said)
     assert re.search(r"update 1 of 1: learning from \d+ turns, 2 of 2 steps", said)
 
 
