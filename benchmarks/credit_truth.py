@@ -8,11 +8,10 @@ programming over Gymnasium's own transition table, the format penalty included. 
 from that policy and credited by each estimator of `train.credit`. All of them see the same groups, so the budget,
 answers generated, is equal.
 
-An estimator's scale is arbitrary (a learning rate takes it up), so each is first multiplied by the one number that
-fits it best. Then, over all turns of all groups, each turn counting once: the correlation with A; the share of
-turns whose sign is right, where A is not 0 (an estimate of 0 counts as half right); and the mean square error in
-two parts, the squared bias of the mean estimate in each (state, action) and the variance around it, both as shares
-of the mean square of A. A silent estimator has error 1.
+Over all turns of all groups, each turn counting once: the correlation with A, and the share of turns whose sign is
+right, where A is not 0 (an estimate of 0 counts as half right). Then an estimator is multiplied by the one number that
+brings its mean in each (state, action) nearest to A (its own scale is arbitrary: a learning rate takes it up), and
+two more are shares of the mean square of A: the squared bias of those means, and the variance around them.
 """
 
 from __future__ import annotations
@@ -144,8 +143,9 @@ def compared(lakes: list[Lake], size: int, groups: int, seed: int) -> dict[str, 
 
 
 def _error(estimate: np.ndarray, truth: np.ndarray, places: np.ndarray) -> dict[str, float]:
-    scaled = estimate * float(estimate @ truth) / max(float(estimate @ estimate), 1e-12)
-    means = (np.bincount(places, scaled) / np.bincount(places))[places]
+    means = (np.bincount(places, estimate) / np.bincount(places))[places]
+    fit = float(means @ truth) / max(float(means @ means), 1e-12)
+    scaled, means = estimate * fit, means * fit
     whole = float((truth**2).mean())
     decided = np.abs(truth) > 1e-9
     right = np.sign(estimate[decided]) * np.sign(truth[decided])
@@ -182,7 +182,9 @@ def main() -> None:
     parser.add_argument("--scenario", action="append", default=[], help="default: both 4x4 lakes")
     parser.add_argument("--starts", type=int, default=16, help="validation starts")
     parser.add_argument("--answers", type=int, default=64, help="sampled in every state")
-    parser.add_argument("--groups", type=int, default=100, help="groups of each start and size")
+    parser.add_argument(
+        "--groups", type=int, default=100, help="groups of eight of each start; of larger ones as many episodes"
+    )
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()

@@ -24,8 +24,10 @@ DEFAULT_SAMPLING = Sampling()
 def _shipped(scenario: str) -> Path:
     there = shipped_adapters()
     if scenario not in there:
-        known = ", ".join(f"nano:{name}" for name in there)
-        raise UsageError(f"nano comes with no adapter for {scenario!r}", fix=f"one of {known}")
+        known = f"one of {', '.join(f'nano:{name}' for name in there)}; or " if there else ""
+        raise UsageError(
+            f"nano comes with no adapter for {scenario!r}", fix=f"{known}train one: msgrpo train {scenario} --out DIR"
+        )
     return there[scenario]
 
 

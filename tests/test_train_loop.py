@@ -107,7 +107,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(finished: Path, tmp_path
     running.communicate()
     assert running.returncode == -signal.SIGKILL
     done = subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "evaluation starts" in done.stdout
+    assert "validation starts" in done.stdout
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
     whole, resumed = (json.loads((run / "summary.json").read_text()) for run in (finished, out))
     assert {**whole, "training_seconds": 0} == {**resumed, "training_seconds": 0} | {
@@ -131,7 +131,7 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     assert hint is not None
     go_on = [sys.executable, "-m", "msgrpo_agent.cli", *hint[1].split()]  # what it prints can be pasted
     done = subprocess.run(go_on, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "6 evaluation starts" in done.stdout
+    assert "6 validation starts" in done.stdout
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished: Path, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
     shutil.copytree(finished, out)
     resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out)]
     done = subprocess.run([*resume, "--steps", "5"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "6 evaluation starts" in done.stdout
+    assert "6 validation starts" in done.stdout
     assert read(out)[-1]["step"] == 5
     refused = subprocess.run([*resume, "--set", "keep=3"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2

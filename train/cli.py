@@ -10,6 +10,7 @@ import typer
 
 from msgrpo_agent.extras import needs
 from msgrpo_agent.output import Json, err, out, print_json, say
+from msgrpo_agent.signals import ending_as_interrupt
 
 commands = typer.Typer()
 nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
@@ -100,12 +101,9 @@ def lab(
         from train import lab as laboratory
     from rich.table import Table
 
-    report = laboratory.run(
-        laboratory.load_study(study),
-        out_dir or Path("runs/lab") / study.stem,
-        workers,
-        say if not as_json else _silent,
-    )
+    planned, folder = laboratory.load_study(study), out_dir or Path("runs/lab") / study.stem
+    with ending_as_interrupt():
+        report = laboratory.run(planned, folder, workers, say if not as_json else _silent)
     if as_json:
         print_json(report)
         return
@@ -127,8 +125,8 @@ def nano_build(
         "runs/nano"
     ),
     seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 2400 without.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the steps: it reads worse.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 6000 without.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Half the steps: it reads worse.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train the embedded model again from nothing (about an hour). The same command goes on after a stop."""

@@ -147,7 +147,7 @@ def closing_line(summary: dict[str, Any]) -> str:
     change = summary["change"]
     p = f", McNemar p = {summary['mcnemar_p']:.2g}" if "mcnemar_p" in summary else ""
     return (
-        f"{summary['base']} on {summary['scenario']}, {summary['episodes']} evaluation starts: "
+        f"{summary['base']} on {summary['scenario']}, {summary['episodes']} validation starts: "
         f"{score_text(summary['before'])} → {score_text(summary['after'])}; "
         f"change {change['mean']:+.3f}, 95 % interval [{change['low']:+.3f}, {change['high']:+.3f}]{p}; "
         f"{summary['training_seconds']:.0f} s of training"

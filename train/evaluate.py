@@ -1,4 +1,4 @@
-"""What a run looks at while it trains: the same evaluation starts every time, and what changed on them."""
+"""What a run looks at while it trains: the same validation starts every time, and what changed on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
-from evals.suites import episode_seeds
+from evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo_agent.agent import LanguageAgent, LanguageModel
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
@@ -28,7 +28,7 @@ HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the s
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One score an episode, on the evaluation starts: success where the scenario has a goal, else the return."""
+    """One score an episode, on the validation starts: success where the scenario has a goal, else the return."""
 
     score: str
     values: list[float]
@@ -74,6 +74,12 @@ class Evaluations:
             raise RunError(
                 f"{out / METRICS} lacks the evaluation before training", fix="start again in another --out"
             )
+        versions = {row.get("suite_version", 1) for row in self.done.values()} - {SUITE_VERSION}
+        if versions:
+            raise RunError(
+                f"{out} was begun with the starts of suite version {versions.pop()}, this is {SUITE_VERSION}",
+                fix="start again in another --out",
+            )
         self._scenario, self._config, self._ranks = scenario, config, ranks
 
     def due(self, step: int) -> bool:
@@ -98,7 +104,13 @@ class Evaluations:
         began = time.perf_counter()
         ended = counter(report, f"evaluation after {step} updates")
         found = evaluate(model, self._scenario, self._config, self._ranks, ended)
-        row = {"score": found.score, **found.summary(), "eval_s": time.perf_counter() - began, "values": found.values}
+        row = {
+            "score": found.score,
+            "suite_version": SUITE_VERSION,  # another one has other starts
+            **found.summary(),
+            "eval_s": time.perf_counter() - began,
+            "values": found.values,
+        }
         self.done[step] = {"step": step, **row}
         return row
 

@@ -28,7 +28,7 @@ def gate_named(spec: str | None) -> Gate:
     module, _, name = spec.partition(":")
     try:
         found = getattr(import_module(module), name)
-    except (ImportError, ValueError, AttributeError) as error:
+    except (ImportError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"gate {spec!r} cannot be imported: {error}", fix=f"module:function, like {EXAMPLE}"
         ) from error

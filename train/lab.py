@@ -11,20 +11,22 @@ it.
     credit = "state-action"
 
 Each run is one `msgrpo train` in a process of its own, on one thread; the arms of a seed come one after the other, so
-that whatever else the machine does meets all of them. When all have ended, each adapter is evaluated once on the test
+that whatever else the machine does meets all of them. After its training each adapter is evaluated once on the test
 starts. A study that was cut off, by kill -9 too, goes on with the same command.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -33,9 +35,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evals.record import folder_name
-from evals.stats import bootstrap_mean, crossed_bootstrap
+from evals.stats import crossed_bootstrap
+from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RunError, UsageError
+from train.checkpoint import replace_text
 from train.config import TrainConfig, make_config
 from train.metrics import read
 
@@ -56,10 +60,17 @@ class Study(BaseModel):
 
     @model_validator(mode="after")
     def _arms_are_runs(self) -> Self:
+        for name, settings in {"settings": self.settings, **self.arms}.items():
+            shared = {"scenario", "seed"} | ({"base"} if name != "settings" else set())
+            if taken := shared & set(settings):
+                raise ValueError(f"{name} sets {', '.join(sorted(taken))}, which is the same for all arms")
         for name in self.arms:
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"the arm {name!r} names a folder: letters, digits, - and _ only")
-            self.config(name, 0)
+            try:
+                self.config(name, 0)
+            except UsageError as error:
+                raise ValueError(f"arm {name}: {error}") from error
         return self
 
     def config(self, arm: str, seed: int) -> TrainConfig:
@@ -94,10 +105,6 @@ class Job:
     def test(self) -> Path:
         return self.folder / "test"
 
-    @property
-    def steps_done(self) -> int:
-        return max((row["step"] for row in read(self.folder) if row["kind"] == "train"), default=0)
-
     def commands(self, episodes: int) -> list[list[str]]:
         """What is still to be started: the training (it goes on where it was), and the one look at the test
         starts.
@@ -125,42 +132,57 @@ class Job:
 
 def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
     """Run what is not there yet, `workers` runs at a time, and return the report, which is also written to `out`."""
-    _same_study(study, out)
-    jobs = [
-        Job(arm, seed, out / arm / f"seed-{seed}", study.config(arm, seed))
-        for seed in range(study.seeds)
-        for arm in study.arms
-    ]
-    _Crew(jobs, study.test_episodes, say).work(workers)
-    report = reported(study, jobs)
-    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    (out / "report.md").write_text(markdown(report))
-    draw(report, out / "curves.png")
+    out.mkdir(parents=True, exist_ok=True)
+    with _alone(out, say) as lock:
+        _same_study(study, out)
+        jobs = [
+            Job(arm, seed, out / arm / f"seed-{seed}", study.config(arm, seed))
+            for seed in range(study.seeds)
+            for arm in study.arms
+        ]
+        _Crew(jobs, study.test_episodes, say, lock).work(workers)
+        report = reported(study, jobs)
+        replace_text(out / "report.json", json.dumps(report, indent=2) + "\n")
+        replace_text(out / "report.md", markdown(report))
+        draw(report, out / "curves.png")
     return report
 
 
+@contextmanager
+def _alone(out: Path, say: Say) -> Iterator[int]:
+    """One lab in a folder. Its runs hold the same lock: those that a killed lab left behind are waited for."""
+    with (out / "lab.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting: another lab works in {out}, or a run that a killed one left behind has not ended yet")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
 def _same_study(study: Study, out: Path) -> None:
-    """A folder holds one study. Its arms and settings were fixed before the first run, and stay."""
+    """A folder holds one study. What its arms are was fixed before the first run, defaults included, and stays."""
     file = out / "study.json"
-    text = study.model_dump_json(indent=2) + "\n"
-    if file.exists() and json.loads(file.read_text()) != json.loads(text):
+    arms = {arm: study.config(arm, 0).model_dump(mode="json") for arm in study.arms}
+    fixed = {"suite_version": SUITE_VERSION, "seeds": study.seeds, "test_episodes": study.test_episodes, "arms": arms}
+    if not file.exists():
+        replace_text(file, json.dumps(fixed, indent=2) + "\n")
+    elif json.loads(file.read_text()) != fixed:
         raise UsageError(f"{out} holds a study with other arms, seeds or settings", fix="choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
 
 
 class _Crew:
     """Processes that run the jobs; when one fails or somebody stops them, none is left behind."""
 
-    def __init__(self, jobs: Sequence[Job], episodes: int, say: Say) -> None:
-        self._jobs, self._episodes, self._say = jobs, episodes, say
+    def __init__(self, jobs: Sequence[Job], episodes: int, say: Say, lock: int) -> None:
+        self._jobs, self._episodes, self._say, self._held = jobs, episodes, say, lock
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock, self._stopped, self._done = threading.Lock(), False, 0
 
     def work(self, workers: int) -> None:
         pool = ThreadPoolExecutor(workers)
         try:
-            for ended in [pool.submit(self._run, job) for job in self._jobs]:
+            for ended in as_completed([pool.submit(self._run, job) for job in self._jobs]):
                 ended.result()
         except BaseException:
             with self._lock:
@@ -174,24 +196,35 @@ class _Crew:
     def _run(self, job: Job) -> None:
         for command in job.commands(self._episodes):
             self._call(command, job)
+        if (found := len(job.test_values())) != self._episodes:
+            raise RunError(
+                f"{job.arm}, seed {job.seed} has {found} of {self._episodes} test episodes",
+                fix="the same command goes on",
+            )
         self._done += 1
         self._say(f"{self._done} of {len(self._jobs)} runs: {job.arm}, seed {job.seed} is done")
 
     def _call(self, command: list[str], job: Job) -> None:
         file = job.folder.with_suffix(".log")
         with file.open("ab") as log:
+            begin = log.tell()
             with self._lock:
                 if self._stopped:
                     raise RunError("the study was stopped", fix="the same command goes on")
                 process = subprocess.Popen(
-                    command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                    start_new_session=True,
+                    pass_fds=[self._held],
                 )
                 self._running.add(process)
             code = process.wait()
             with self._lock:
                 self._running.discard(process)
         if code:
-            last = file.read_text(errors="replace").strip().splitlines()[-2:]
+            last = file.read_bytes()[begin:].decode(errors="replace").strip().splitlines()[-2:]
             raise RunError(
                 f"{job.arm}, seed {job.seed} ended with {code}: {' '.join(last)}",
                 fix=f"{file} says more; the same command goes on with what is left",
@@ -230,7 +263,7 @@ def _crossed(values: Sequence[Sequence[float]]) -> dict[str, Any]:
 def _at(curves: Sequence[Mapping[str, list[float]]], axis: str, limit: float) -> dict[str, Any]:
     """The validation score where `limit` answers or seconds were spent, between evaluations in a straight line."""
     found = [float(np.interp(limit, one[axis], one["score"])) for one in curves]
-    return {"mean": float(np.mean(found)), "interval": bootstrap_mean(found, seed=0)}
+    return {"mean": float(np.mean(found)), "by_seed": found}
 
 
 def curve(folder: Path) -> dict[str, list[float]]:
@@ -259,6 +292,9 @@ COLUMNS = ("arm", "test score", "− first arm", "seeds from … to", "at equal 
 def lines(report: Mapping[str, Any]) -> list[list[str]]:
     """The table: one line an arm."""
 
+    def span(found: Mapping[str, Any]) -> str:
+        return f"{np.mean(found['by_seed']):.3f} ({min(found['by_seed']):.3f} … {max(found['by_seed']):.3f})"
+
     def shown(found: Mapping[str, Any] | None, sign: str = "") -> str:
         if found is None:
             return "–"
@@ -271,8 +307,8 @@ def lines(report: Mapping[str, Any]) -> list[list[str]]:
             shown(found["test"]),
             shown(found["difference"], "+"),
             f"{min(found['by_seed']):.3f} … {max(found['by_seed']):.3f}",
-            shown(found["at_equal_answers"]),
-            shown(found["at_equal_seconds"]),
+            span(found["at_equal_answers"]),
+            span(found["at_equal_seconds"]),
         ]
         for arm, found in report["arms"].items()
     ]
@@ -282,8 +318,9 @@ def caption(report: Mapping[str, Any]) -> str:
     study, budget = report["study"], report["budget"]
     return (
         f"{study['scenario']}, {study['seeds']} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
-        f"over seeds and starts. Equal answers: {budget['answers']:,.0f}; equal seconds: {budget['seconds']:,.0f}; "
-        "both on the validation starts, intervals over seeds only."
+        "over seeds and starts (with few seeds too narrow on their side). "
+        f"At {budget['answers']:,.0f} answers and at {budget['seconds']:,.0f} seconds: the mean on the validation "
+        "starts, and the lowest and the highest seed."
     )
 
 

@@ -28,6 +28,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from evals.suites import SUITE_VERSION
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Game, Outcome, Scenario, stream
 from msgrpo_agent.games import SCENARIOS
@@ -359,6 +360,7 @@ class Build:
             "rows": self.rows,
             "loss": round(sum(self.recent) / len(self.recent), 4),
             "minutes": round(self.seconds / 60, 1),
+            "suite_version": SUITE_VERSION,  # whose training starts its text is made of
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
@@ -393,7 +395,7 @@ def build(
     number of threads. Raises UsageError if `out` holds something else.
     """
     begun = out / "build.pt"
-    if out.exists() and any(out.iterdir()) and not begun.exists():
+    if out.exists() and {file.name for file in out.iterdir()} - {"build.pt", "build.part"} and not begun.exists():
         raise UsageError(f"--out {out} is not empty", fix="choose another --out")
     made = Build(seed, steps)
     if begun.exists():
@@ -407,4 +409,5 @@ def build(
     facts = made.facts()
     (out / "build.json").write_text(json.dumps(facts, indent=2) + "\n")
     begun.unlink()
+    begun.with_suffix(".part").unlink(missing_ok=True)
     return facts

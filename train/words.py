@@ -185,7 +185,7 @@ class Words:
     at: Cell
     beside: Mapping[str, tuple[Cell | None, str]]
     target: tuple[str, Cell, str] | None  # name, cell and the directions that lead there
-    path: tuple[Cell, ...] | None
+    path: tuple[Cell, ...] | None  # empty where it says that there is none
     chances: Mapping[str, int] | None
 
     @classmethod
@@ -197,11 +197,11 @@ class Words:
         beside = {a: (_cell(place) if place else None, seen) for a, place, seen in _BESIDE.findall(found["beside"])}
         name = found["name"]
         target = (name, _cell(found["target"]), found["way"].strip()) if name else None
-        path = found["path"] and tuple(_cells(found["path"]))
-        chances = found["chances"] and {a: int(n) for a, n in _CHANCE.findall(found["chances"])}
-        if set(beside) != set(DELTA) or (chances and set(chances) != set(DELTA)):
+        path = None if found["path"] is None else tuple(_cells(found["path"]))
+        chances = None if found["chances"] is None else {a: int(n) for a, n in _CHANCE.findall(found["chances"])}
+        if set(beside) != set(DELTA) or (chances is not None and set(chances) != set(DELTA)):
             return None
-        return cls((int(found[1]), int(found[2])), beside, target, path or None, chances or None)
+        return cls((int(found[1]), int(found[2])), beside, target, path, chances)
 
     @property
     def looks_ahead(self) -> bool:
@@ -254,13 +254,18 @@ def truth(words: Words | None, game: Game, player: str) -> Truth:
 
 
 def _leads(path: tuple[Cell, ...], sight: Sight) -> bool:
-    """Each cell beside the one before and safe; at the end the goal, or nearer to something good."""
+    """Each cell beside the one before and safe; it ends at something good, or as much nearer to it as it is long.
+
+    No path is true where there is none.
+    """
+    if not path:
+        return not sight.path()
     before = (sight.at, *path)
     if any(gap(a, b) != 1 for a, b in zip(before, path, strict=False)) or set(path) & sight.blocked:
         return False
     targets = sight.good
-    if isinstance(sight.game, FrozenLake):
-        return path[-1] in targets or len(path) == LONGEST_PATH
+    if isinstance(sight.game, FrozenLake) and path[-1] not in targets and len(path) < LONGEST_PATH:
+        return False  # it stops on the way
     after = Sight(sight.game, sight.player, path[-1])
     return any(
         path[-1] == target
