@@ -9,9 +9,9 @@ from that policy and credited by each estimator of `train.credit`. All of them s
 answers generated, is equal.
 
 Over all turns of all groups, each turn counting once: the correlation with A, and the share of turns whose sign is
-right, where A is not 0 (an estimate of 0 counts as half right). Then an estimator is multiplied by the one number that
-brings its mean in each (state, action) nearest to A (its own scale is arbitrary: a learning rate takes it up), and
-two more are shares of the mean square of A: the squared bias of those means, and the variance around them.
+right, where A is not 0 (an estimate of 0 counts as half right). Then an estimator is multiplied by the one number
+that brings its mean in each (state, action) nearest to A (its own scale is arbitrary: a learning rate takes it up),
+and two more are shares of the mean square of A: the squared bias of those means, and the variance around them.
 """
 
 from __future__ import annotations

@@ -128,6 +128,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # What was chosen for a scenario, on its validation starts, with nano. `msgrpo train SCENARIO` begins with it.
 CHOSEN: dict[str, dict[str, Any]] = {
+    "frozen-lake": {"steps": 40},
     "snake": {"groups": 4, "keep": 8, "steps": 40, "learning_rate": 2e-3, "kl_coef": 0.02, "eval_episodes": 100},
 }
 
@@ -158,7 +159,9 @@ def make_config(
     if held is None or preset:
         values |= PRESETS[preset or "nano"]
         of_nano = preset in (None, "nano") and said.get("base", "nano") == "nano"
-        values |= CHOSEN.get(str(said.get("scenario")), {}) if of_nano else {}
+        values |= (
+            CHOSEN.get(said.get("scenario", TrainConfig.model_fields["scenario"].default), {}) if of_nano else {}
+        )
     values |= said
     for key in values:
         if key not in TrainConfig.model_fields:
