@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.train
-	$(BIN)/msgrpo train frozen-lake --steps 32 --out runs/demo --resume
+	$(BIN)/msgrpo train frozen-lake --steps 20 --out runs/demo --resume
 	$(BIN)/msgrpo eval nano adapter:runs/demo random optimal --scenario frozen-lake --out runs/demo/eval
 	@echo
 	@echo "Learning curve: runs/demo/curve.png. Next:"

@@ -154,7 +154,7 @@ def in_process(folder: Path, name: str, prompts: list[Prompt]) -> list[Completio
     from msgrpo_agent.models import loading
 
     model = loading.nano() if name == "nano" else loading.adapted(folder / name)
-    sampling = Sampling(temperature=0, max_tokens=24)
+    sampling = Sampling(temperature=0, max_tokens=40)
     return [model.generate([prompt], sampling, [0])[0] for prompt in prompts]
 
 
@@ -165,7 +165,7 @@ def through_server(server: Running, name: str, prompt: Prompt, **settings: Any) 
         messages=prompt.messages,  # type: ignore[arg-type]
         logprobs=True,
         extra_body={"return_token_ids": True},
-        **({"temperature": 0, "max_tokens": 24} | settings),
+        **({"temperature": 0, "max_tokens": 40} | settings),
     )
     found = answer.model_dump()
     return found["choices"][0] | {"prompt_ids": found["prompt_token_ids"]}
@@ -208,7 +208,7 @@ async def test_128_concurrent_seeded_requests_are_answered_and_repeatable(
                 messages=prompts[seed // 3 % 3].messages,  # type: ignore[arg-type]
                 seed=seed,
                 temperature=1.0,
-                max_tokens=12,
+                max_tokens=28,
             )
             return answer.choices[0].message.content or ""
 
@@ -231,7 +231,7 @@ def test_sampling_is_honoured(server: Running, prompts: list[Prompt]) -> None:
 def test_n_stop_and_logprobs_are_honoured(server: Running, prompts: list[Prompt]) -> None:
     client, messages = server.client(), prompts[0].messages
     several = client.chat.completions.create(
-        model="fl", messages=messages, n=4, seed=5, temperature=1.5, max_tokens=16
+        model="fl", messages=messages, n=4, seed=5, temperature=1.5, max_tokens=40
     )  # type: ignore[call-overload]
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
     assert len({choice.message.content for choice in several.choices}) > 1
@@ -249,7 +249,7 @@ def test_n_stop_and_logprobs_are_honoured(server: Running, prompts: list[Prompt]
 def test_a_stream_holds_the_same_answer(server: Running, prompts: list[Prompt]) -> None:
     whole = through_server(server, "snake", prompts[2])["message"]["content"]
     stream = server.client().chat.completions.create(
-        model="snake", messages=prompts[2].messages, temperature=0, max_tokens=24, stream=True
+        model="snake", messages=prompts[2].messages, temperature=0, max_tokens=40, stream=True
     )  # type: ignore[call-overload]
     parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert len([part for part in parts if part]) > 1

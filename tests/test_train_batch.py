@@ -167,7 +167,7 @@ def test_the_size_of_a_micro_batch_changes_no_gradient(policy: Policy, samples: 
     assert in_parts == pytest.approx(totals, rel=1e-4, abs=1e-6)
     each = [gradient(policy, [sample], config(aggregate=aggregate))[0] for sample in samples]
     equal_weights = torch.stack(each).mean(0)
-    assert (apart(equal_weights, whole) < 1e-3) == (aggregate == "turn")
+    assert (apart(equal_weights, whole) < 1e-2) == (aggregate == "turn")
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:
