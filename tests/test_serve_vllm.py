@@ -194,7 +194,7 @@ def test_base_and_adapters_differ(server: Running, prompts: list[Prompt]) -> Non
         for name in MODELS
     }
     for one, other in (("nano", "fl"), ("nano", "snake"), ("fl", "snake")):
-        assert answers[one] != pytest.approx(answers[other], abs=1e-2)
+        assert answers[one] != pytest.approx(answers[other], abs=1e-4)  # the thought is certain, the action is not
 
 
 async def test_128_concurrent_seeded_requests_are_answered_and_repeatable(
