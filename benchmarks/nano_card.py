@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import facts
-from words import SAMPLING, Continued, play
+from words import SAMPLING, Continued, load, play
 
 from evals.stats import bootstrap_mean, mcnemar_exact, wilson
 from msgrpo_agent.agent import Decision, LanguageAgent, OnText, View
@@ -49,7 +49,7 @@ class AnothersThought:
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         prompt = PromptTemplate().render(view.scenario, view.observation)
         said = self.elsewhere[derive_seed("another", prompt.state) % len(self.elsewhere)] + "<action>"
-        answer = await self.model.complete(prompt, SAMPLING, view.seed, said=said)
+        answer = await self.model.answer(prompt, view.seed, said)
         return Decision(parse_action(answer.text, view.game.actions).action, None, prompt, answer)
 
     async def close(self) -> None:
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     names = given.scenario or [name for name, s in SCENARIOS.items() if s.step_limit <= 20]
-    model = Continued("nano")
+    model, continued = load("nano"), Continued("nano")
     agents = {
         "nano": LanguageAgent("nano", model, SAMPLING),
         "nano, greedy": LanguageAgent("nano", model, SAMPLING.model_copy(update={"temperature": 0.0})),
@@ -107,7 +107,7 @@ def main() -> None:
     }
     result: dict[str, Any] = {"machine": facts(), "episodes": given.episodes, "scenarios": {}}
     for name in names:
-        another = AnothersThought(model, thoughts(SCENARIOS[name], 500))
+        another = AnothersThought(continued, thoughts(SCENARIOS[name], 500))
         playing = agents | {ANOTHERS: another}
         played = {label: play(agent, SCENARIOS[name], given.episodes, "test") for label, agent in playing.items()}
         rows: dict[str, Any] = {label: score(episodes) for label, episodes in played.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,6 @@ class Continued:
 
     def __init__(self, name: str) -> None:
         self.name, self._model = name, load(name)
-        self.extra_settings: Mapping[str, Any] = {}
         chat = self._model.chat
         self._head, self._tail = chat._head, chat._tail
         chat.ids = self._ids  # type: ignore[method-assign]
@@ -61,24 +60,11 @@ class Continued:
         encoded: list[list[int]] = self._model.chat.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return encoded
 
-    async def complete(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        seed: int,
-        *,
-        actions: Sequence[str] = (),
-        on_text: OnText | None = None,
-        said: str = "",
-    ) -> Completion:
+    async def answer(self, prompt: Prompt, seed: int, said: str = "") -> Completion:
         """The whole answer: `said`, and how the model goes on."""
-        continued = await self._model.complete(
-            Prompt(prompt.prefix, prompt.state + self._tail + said), sampling, seed
-        )
+        begun = Prompt(prompt.prefix, prompt.state + self._tail + said)
+        continued = await self._model.complete(begun, SAMPLING, seed)
         return replace(continued, text=said + continued.text)
-
-    async def close(self) -> None:
-        await self._model.close()
 
 
 @dataclass
@@ -95,11 +81,11 @@ class Follower:
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         sight = Sight(view.game, view.player)
         prompt = PromptTemplate().render(view.scenario, view.observation)
-        answer = await self.model.complete(prompt, SAMPLING, view.seed)
+        answer = await self.model.answer(prompt, view.seed)
         words = Words.read(answer.text)
         if self.further and words is not None and not words.looks_ahead:
             said = answer.text.partition("<action>")[0] + (" chances" if sight.slippery else " path")
-            answer = await self.model.complete(prompt, SAMPLING, view.seed, said=said)
+            answer = await self.model.answer(prompt, view.seed, said)
             words = Words.read(answer.text) or words
         if words is not None and not self.further:
             words = replace(words, path=None, chances=None)
@@ -125,11 +111,10 @@ def play(agent: Agent, scenario: Scenario, episodes: int, split: HeldOut) -> lis
 
 def score(episodes: list[Episode]) -> dict[str, Any]:
     """Success where there is a goal, else the return (of all players together), with its interval."""
-    if episodes[0].success is not None:
-        wins = sum(bool(episode.success) for episode in episodes)
-        return {"mean": wins / len(episodes), "interval": wilson(wins, len(episodes))}
-    returns = [sum(episode.returns.values()) / len(episode.returns) for episode in episodes]
-    return {"mean": sum(returns) / len(returns), "interval": bootstrap_mean(returns, seed=0)}
+    scores = [episode.score for episode in episodes]
+    goal = episodes[0].success is not None
+    interval = wilson(round(sum(scores)), len(scores)) if goal else bootstrap_mean(scores, seed=0)
+    return {"mean": sum(scores) / len(scores), "interval": interval}
 
 
 def truths(scenario: Scenario, episodes: list[Episode]) -> dict[str, Any]:
@@ -157,7 +142,7 @@ def truths(scenario: Scenario, episodes: list[Episode]) -> dict[str, Any]:
 
 def measured(model: Continued, scenario: Scenario, episodes: int, split: HeldOut) -> dict[str, Any]:
     """What it plays, what its words are worth, and how true they are: where it comes, and where a follower comes."""
-    own = play(LanguageAgent(model.name, model, SAMPLING), scenario, episodes, split)
+    own = play(LanguageAgent(model.name, load(model.name), SAMPLING), scenario, episodes, split)
     short = play(Follower(model, further=False), scenario, episodes, split)
     further = play(Follower(model, further=True), scenario, episodes, split)
     return {

@@ -66,6 +66,13 @@ class Episode(BaseModel):
     error_message: Clean | None = None
     versions: dict[str, str] = {}
 
+    @property
+    def score(self) -> float:
+        """Success, as 0 or 1, where the game has a goal; else the return, of several players their mean."""
+        if self.success is not None:
+            return float(self.success)
+        return sum(self.returns.values()) / len(self.returns)
+
     def turns_of(self, player: str) -> list[Turn]:
         return [turn for turn in self.turns if turn.player == player]
 

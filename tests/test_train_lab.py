@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from msgrpo_agent.errors import UsageError
-from train.lab import Study, _alone, load_study, markdown, reported
+from train.lab import Study, _alone, load_study
+from train.lab_report import markdown, reported
 from train.metrics import read
 
 STUDY = """
@@ -152,18 +152,13 @@ def test_ctrl_c_leaves_no_run_behind_and_a_run_that_fails_is_named(file: Path, t
     assert "learning_rate" in failed.stderr
 
 
-def run_of(scores: list[float]) -> dict[str, Any]:
-    return {"updates": [0, 1], "answers": [0, 10], "seconds": [0, 1], "score": scores}
-
-
-def test_equal_seeds_of_two_arms_differ_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from train import lab
-
-    study = Study(question="?", scenario="frozen-lake", seeds=2, arms={"a": {}, "b": {}}, test_episodes=3)
-    jobs = [lab.Job(arm, seed, Path(arm) / str(seed), study.config(arm, seed)) for seed in (0, 1) for arm in "ab"]
-    monkeypatch.setattr(lab.Job, "test_values", lambda job: [0.0, 1.0, float(job.seed)])
-    monkeypatch.setattr(lab, "curve", lambda folder: run_of([0.0, 1.0]))
-    report = reported(study, jobs)
+def test_equal_seeds_of_two_arms_differ_by_nothing_and_budgets_are_the_smallest() -> None:
+    short, long = ({"updates": [0, 1], "answers": [0, n], "seconds": [0, 1], "score": [0.0, 1.0]} for n in (10, 20))
+    values = {"a": [[0.0, 1.0, 0.0], [0.0, 1.0, 1.0]], "b": [[0.0, 1.0, 0.0], [0.0, 1.0, 1.0]]}
+    study = {"question": "?", "scenario": "frozen-lake", "seeds": 2, "test_episodes": 3}
+    report = reported(study, values, {"a": [short, short], "b": [long, long]})
     assert report["arms"]["b"]["difference"] == {"mean": 0.0, "interval": (0.0, 0.0)}
     assert report["arms"]["a"]["by_seed"] == pytest.approx([1 / 3, 2 / 3])
+    assert report["budget"] == {"answers": 10, "seconds": 1}
+    assert report["arms"]["b"]["at_equal_answers"] == {"mean": 0.5, "by_seed": [0.5, 0.5]}
     assert "| b |" in markdown(report)

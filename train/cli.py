@@ -99,6 +99,7 @@ def lab(
     """Run a study: every arm with every seed, then a table, curves, paired comparisons. The same command goes on."""
     with needs("msgrpo lab", "train"):
         from train import lab as laboratory
+        from train import lab_report
     from rich.table import Table
 
     planned, folder = laboratory.load_study(study), out_dir or Path("runs/lab") / study.stem
@@ -107,10 +108,10 @@ def lab(
     if as_json:
         print_json(report)
         return
-    table = Table(title=report["study"]["question"], title_justify="left", caption=laboratory.caption(report))
-    for column in laboratory.COLUMNS:
+    table = Table(title=report["study"]["question"], title_justify="left", caption=lab_report.caption(report))
+    for column in lab_report.COLUMNS:
         table.add_column(column)
-    for line in laboratory.lines(report):
+    for line in lab_report.lines(report):
         table.add_row(*line)
     out.print(table)
 

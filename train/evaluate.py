@@ -54,12 +54,7 @@ def evaluate(
     seeds = ranks.share(episode_seeds(scenario, config.eval_episodes, "val"))
     episodes = ranks.gather(asyncio.run(play_episodes(agent, scenario, seeds, Shaping(), ended)))
     turns = [turn for episode in episodes for turn in episode.turns]
-    values = [
-        float(episode.success)
-        if episode.success is not None
-        else sum(episode.returns.values()) / len(episode.returns)
-        for episode in episodes
-    ]
+    values = [episode.score for episode in episodes]
     invalid = sum(turn.failure is not None for turn in turns) / len(turns)
     return Evaluation("success" if scenario.goal else "return", values, invalid)
 

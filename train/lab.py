@@ -24,24 +24,22 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evals.record import folder_name
-from evals.stats import crossed_bootstrap
 from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RunError, UsageError
 from train.checkpoint import replace_text
 from train.config import TrainConfig, make_config
-from train.metrics import read
+from train.lab_report import curve, draw, markdown, reported
 
 Say = Callable[[str], None]
 
@@ -121,13 +119,10 @@ class Job:
         return [*([] if trained else [train]), *([] if trained and tested else [evaluate])]
 
     def test_values(self) -> list[float]:
-        """Success where there is a goal, else the return, of every test episode so far, in the suite's order."""
+        """The score of every test episode so far, in the suite's order."""
         files = self.test.glob(f"{folder_name(f'adapter:{self.folder}')}/*.jsonl")
         episodes = {e.start_seed: e for file in files for e in read_episodes(file) if e.error is None}
-        return [
-            float(e.success) if e.success is not None else sum(e.returns.values()) / len(e.returns)
-            for _, e in sorted(episodes.items())
-        ]
+        return [episode.score for _, episode in sorted(episodes.items())]
 
 
 def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
@@ -141,7 +136,12 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
             for arm in study.arms
         ]
         _Crew(jobs, study.test_episodes, say, lock).work(workers)
-        report = reported(study, jobs)
+        runs = {arm: [job for job in jobs if job.arm == arm] for arm in study.arms}
+        report = reported(
+            study.model_dump(),
+            {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()},
+            {arm: [curve(job.folder) for job in of_arm] for arm, of_arm in runs.items()},
+        )
         replace_text(out / "report.json", json.dumps(report, indent=2) + "\n")
         replace_text(out / "report.md", markdown(report))
         draw(report, out / "curves.png")
@@ -229,123 +229,3 @@ class _Crew:
                 f"{job.arm}, seed {job.seed} ended with {code}: {' '.join(last)}",
                 fix=f"{file} says more; the same command goes on with what is left",
             )
-
-
-def reported(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
-    """Every arm: its test score over all seeds, what it had reached at equal answers and seconds, and its difference
-    from the first arm on the same seeds and starts."""
-    runs = {arm: [job for job in jobs if job.arm == arm] for arm in study.arms}
-    values = {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()}
-    curves = {arm: [curve(job.folder) for job in of_arm] for arm, of_arm in runs.items()}
-    first = next(iter(study.arms))
-    budget = {
-        axis: min(float(one[axis][-1]) for of_arm in curves.values() for one in of_arm)
-        for axis in ("answers", "seconds")
-    }
-    arms: dict[str, Any] = {}
-    for arm in study.arms:
-        difference = [list(np.subtract(a, b)) for a, b in zip(values[arm], values[first], strict=True)]
-        arms[arm] = {
-            "test": _crossed(values[arm]),
-            "difference": None if arm == first else _crossed(difference),
-            "by_seed": [float(np.mean(one)) for one in values[arm]],
-            "values": values[arm],
-            "curves": curves[arm],
-            **{f"at_equal_{axis}": _at(curves[arm], axis, limit) for axis, limit in budget.items()},
-        }
-    return {"study": study.model_dump(), "budget": budget, "first": first, "arms": arms}
-
-
-def _crossed(values: Sequence[Sequence[float]]) -> dict[str, Any]:
-    return {"mean": float(np.mean(values)), "interval": crossed_bootstrap(values, seed=0)}
-
-
-def _at(curves: Sequence[Mapping[str, list[float]]], axis: str, limit: float) -> dict[str, Any]:
-    """The validation score where `limit` answers or seconds were spent, between evaluations in a straight line."""
-    found = [float(np.interp(limit, one[axis], one["score"])) for one in curves]
-    return {"mean": float(np.mean(found)), "by_seed": found}
-
-
-def curve(folder: Path) -> dict[str, list[float]]:
-    """At each evaluation of a run: updates, answers generated so far, seconds of training, and the validation
-    score.
-    """
-    rows = read(folder)
-    answers, seconds = {0: 0.0}, {0: 0.0}
-    for row in rows:
-        if row["kind"] == "train":
-            answers[row["step"]] = answers[row["step"] - 1] + row["rollout/turns"]
-            seconds[row["step"]] = row["time/total"]
-    seen = [row for row in rows if row["kind"] == "eval"]
-    steps = [row["step"] for row in seen]
-    return {
-        "updates": [float(step) for step in steps],
-        "answers": [answers[step] for step in steps],
-        "seconds": [seconds[step] for step in steps],
-        "score": [float(row[row["score"]]) for row in seen],
-    }
-
-
-COLUMNS = ("arm", "test score", "− first arm", "seeds from … to", "at equal answers", "at equal seconds")
-
-
-def lines(report: Mapping[str, Any]) -> list[list[str]]:
-    """The table: one line an arm."""
-
-    def span(found: Mapping[str, Any]) -> str:
-        return f"{np.mean(found['by_seed']):.3f} ({min(found['by_seed']):.3f} … {max(found['by_seed']):.3f})"
-
-    def shown(found: Mapping[str, Any] | None, sign: str = "") -> str:
-        if found is None:
-            return "–"
-        low, high = found["interval"]
-        return f"{found['mean']:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
-
-    return [
-        [
-            arm,
-            shown(found["test"]),
-            shown(found["difference"], "+"),
-            f"{min(found['by_seed']):.3f} … {max(found['by_seed']):.3f}",
-            span(found["at_equal_answers"]),
-            span(found["at_equal_seconds"]),
-        ]
-        for arm, found in report["arms"].items()
-    ]
-
-
-def caption(report: Mapping[str, Any]) -> str:
-    study, budget = report["study"], report["budget"]
-    return (
-        f"{study['scenario']}, {study['seeds']} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
-        "over seeds and starts (with few seeds too narrow on their side). "
-        f"At {budget['answers']:,.0f} answers and at {budget['seconds']:,.0f} seconds: the mean on the validation "
-        "starts, and the lowest and the highest seed."
-    )
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    table = [COLUMNS, ["---"] * len(COLUMNS), *lines(report)]
-    rows = "\n".join("| " + " | ".join(line) + " |" for line in table)
-    return f"{report['study']['question']}\n\n{rows}\n\n{caption(report)}\n"
-
-
-def draw(report: Mapping[str, Any], file: Path) -> None:
-    """Learning curves over answers and over seconds: the mean over seeds, and a band from the lowest to the
-    highest.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("answers", "seconds"), strict=True):
-        for arm, found in report["arms"].items():
-            limit = min(one[axis][-1] for one in found["curves"])
-            xs = np.linspace(0, limit, 60)
-            ys = np.stack([np.interp(xs, one[axis], one["score"]) for one in found["curves"]])
-            (line,) = axes.plot(xs, ys.mean(axis=0), label=arm)
-            axes.fill_between(xs, ys.min(axis=0), ys.max(axis=0), alpha=0.12, color=line.get_color())
-        axes.set(xlabel=axis, ylabel="validation score")
-        axes.grid(alpha=0.25)
-    figure.axes[0].legend(frameon=False)
-    figure.suptitle(report["study"]["question"], fontsize=10)
-    figure.savefig(file, dpi=140)

@@ -26,7 +26,6 @@ from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
 from msgrpo_agent.references import optimal_values
 
-AHEAD = ("path", "chances")  # the words with which looking ahead begins
 LONGEST_PATH = 12  # cells: what fits into an answer
 CLOSE = 5  # percent: a chance that is this near the exact one is true
 DEADLY = ("hole", "edge", "wall", "body")
@@ -76,13 +75,8 @@ class Sight:
     @cached_property
     def nearest(self) -> tuple[str, Cell] | None:
         """The goal, or the nearest thing worth more than nothing."""
-        good = [
-            (cell, name) for cell, name in self.things.items() if self.values.get(name, 0) > 0 and cell != self.at
-        ]
-        if not good:
-            return None
-        cell, name = min(good, key=lambda found: (gap(self.at, found[0]), found[0]))
-        return name, cell
+        cell = min(set(self.good) - {self.at}, key=lambda cell: (gap(self.at, cell), cell), default=None)
+        return None if cell is None else (self.things[cell], cell)
 
     @property
     def blocked(self) -> set[Cell]:
