@@ -186,9 +186,9 @@ def _speed(used: Sequence[Served], folder: Path, out: Path, rounds: int) -> dict
     try:
         for n in range(rounds + 1):
             model = engine.load(2 * n)
-            starts, first = next_starts(scenario, config, first)
+            starts, first = next_starts(config, first)
             began = time.perf_counter()
-            episodes = asyncio.run(play_groups(model, scenario, config, n, starts))
+            episodes = asyncio.run(play_groups(model, config, n, starts, config.sampling))
             through = time.perf_counter() - began
             turns = sum(len(episode.turns) for episode in episodes)
             model = engine.load(2 * n + 1)  # the same weights under another name: nothing of it is cached there

@@ -83,7 +83,7 @@ def plain_logprobs(policy: Policy, part: MicroBatch) -> tuple[Tensor, Tensor]:
 def forward_backward(policy: Policy, parts: list[MicroBatch], *, shared: bool) -> None:
     for part in parts:
         logprobs, mask = policy.logprobs(part.prefix, part.pairs) if shared else plain_logprobs(policy, part)
-        (logprobs * part.advantages_N[:, None]).sum().div(mask.sum()).backward()
+        (logprobs * part.advantages_NT).sum().div(mask.sum()).backward()
     policy.model.zero_grad()
 
 
@@ -109,9 +109,9 @@ def main() -> None:
     for step in range(given.rounds + 1):
         recorder.batches = []
         began = time.perf_counter()
-        starts, first = next_starts(scenario, config, first)
-        episodes = asyncio.run(play_groups(model, scenario, config, step, starts))
-        groups = grouped(episodes, scenario, config, starts)
+        starts, first = next_starts(config, first)
+        episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
+        groups = grouped(episodes, config.group_size, starts)
         rollout = time.perf_counter() - began
         samples = select(groups, config, generator)
         parts = list(micro_batches(samples, config.micro_batch_tokens, policy.model.device))

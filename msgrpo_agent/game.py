@@ -111,6 +111,21 @@ class Game(ABC):
         """An independent game in the same state with the same luck ahead."""
         return copy.deepcopy(self)
 
+    def with_luck(self, chance_seed: int) -> Game:
+        """An independent game in the same state, with the luck of `chance_seed` ahead.
+
+        Raises GameError for a game that does not implement `_draw_luck`.
+        """
+        twin = self.copy()
+        twin._draw_luck(chance_seed)
+        return twin
+
+    def _draw_luck(self, chance_seed: int) -> None:
+        """Replace every generator of luck by that of a fresh game with this chance seed."""
+        raise GameError(
+            f"{type(self).__name__} cannot draw new luck in mid-game", fix="define its _draw_luck(chance_seed)"
+        )
+
 
 @dataclass(frozen=True)
 class Scenario:

@@ -106,8 +106,16 @@ async def play_episode(
     """
     game = scenario.new(start_seed, chance_seed)
     episode = new_episode(scenario, agents, start_seed, chance_seed, sampling_seed)
+    await play_on(game, episode, scenario, agents, shaping)
+    return episode
+
+
+async def play_on(
+    game: Game, episode: Episode, scenario: Scenario, agents: Mapping[str, Agent], shaping: Shaping = NO_SHAPING
+) -> None:
+    """Play from where the game stands to its end, and write the turns into the episode."""
     while game.outcome is Outcome.PLAYING:
-        views = {player: view_of(game, scenario, player, sampling_seed) for player in game.players}
+        views = {player: view_of(game, scenario, player, episode.sampling_seed) for player in game.players}
         try:
             decisions = await decide(agents, views)
         except EndpointError as error:
@@ -116,4 +124,11 @@ async def play_episode(
             episode.error, episode.error_message = error.kind, error.message
             break
         apply_turn(episode, game, views, decisions, shaping)
-    return episode
+
+
+def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:
+    """The game of an episode as it stood after so many steps, from its seeds and actions."""
+    game = scenario.new(episode.start_seed, episode.chance_seed)
+    for step in range(steps):
+        game.step({turn.player: turn.action for turn in episode.turns if turn.step == step})
+    return game

@@ -31,6 +31,7 @@ from train.rollouts import Rollouts
 from train.update import _accumulate
 
 CPU = torch.device("cpu")
+START = get_scenario("frozen-lake").new(0, 0)
 
 
 def turn(step: int, *ids: int, reward: float = 0.0) -> Turn:
@@ -47,7 +48,7 @@ def group(*returns: float) -> Group:
         [turn(step, 10 * j, step, reward=paid if step == j else 0.0) for step in range(j + 1)]
         for j, paid in enumerate(returns)
     ]
-    return Group(0, turns, returns_G, group_advantages(returns_G))
+    return Group(START, turns, returns_G, group_advantages(returns_G))
 
 
 def config(**settings: object) -> TrainConfig:
@@ -117,14 +118,15 @@ def test_micro_batches_lose_nothing_and_keep_their_bound(rows: list[tuple[list[i
         longest = max(len(rest) + len(answer) for rest, answer in micro.pairs)
         assert len(micro.pairs) == 1 or len(micro.pairs) * longest <= most
         for (rest, answer), old, advantage in zip(
-            micro.pairs, micro.old_logprobs_NT, micro.advantages_N, strict=True
+            micro.pairs, micro.old_logprobs_NT, micro.advantages_NT, strict=True
         ):
-            sample = samples[int(advantage)]
+            sample = samples[int(advantage[-1])]
             assert (*micro.prefix, *rest) == sample.prompt_ids
             assert tuple(answer) == sample.answer_ids
             assert old[width - len(answer) :].tolist() == list(sample.old_logprobs)  # answers end together
             assert not old[: width - len(answer)].any()
-            seen.append(int(advantage))
+            assert advantage[width - len(answer) :].tolist() == [sample.advantage] * len(answer)
+            seen.append(int(advantage[-1]))
     assert sorted(seen) == list(range(len(samples)))
 
 
@@ -193,10 +195,10 @@ def test_describe_by_hand() -> None:
     cut = Turn(step=0, player="player", state="s", completion_tokens=30, finish_reason="length")
     bad = cut.model_copy(update={"failure": ParseFailure.NO_TAG})
     episodes = [episode(True, good, cut), episode(False, bad, good)]
-    found = loop.describe(Rollouts([group(0, 1), group(1, 1)], episodes, 0, 0, 0.0, 0.0))
+    found = loop.describe(Rollouts([group(0, 1), group(1, 1)], episodes, [], 0, 0, 0.0, 0.0))
     assert found == {
         "rollout/return": 0.5, "rollout/success": 0.5, "rollout/invalid": 0.25, "rollout/truncated": 0.5,
-        "rollout/turns": 4.0, "rollout/tokens": 80.0, "rollout/flat_groups": 0.5,
+        "rollout/turns": 4.0, "rollout/tokens": 80.0, "rollout/flat_groups": 0.5, "rollout/entropy": 0.0,
     }  # fmt: skip
 
 
@@ -219,7 +221,7 @@ def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> No
 
 def flat_or_not(*returns: float) -> Group:
     returns_G = torch.tensor(returns, dtype=torch.float64)
-    return Group(0, [[] for _ in returns], returns_G, group_advantages(returns_G))
+    return Group(START, [[] for _ in returns], returns_G, group_advantages(returns_G))
 
 
 def sample(own: int, answer: int, advantage: float = 0.0) -> Sample:
@@ -249,7 +251,7 @@ def test_micro_batches_are_filled_up_from_short_to_long(most: int, sizes: list[i
     samples = [sample(2, 4, 6.0), sample(1, 2, 3.0), sample(6, 1, 7.0), sample(3, 1, 4.0)]
     parts = list(micro_batches(samples, most, CPU))
     assert [len(part.pairs) for part in parts] == sizes
-    assert [value for part in parts for value in part.advantages_N.tolist()] == [3.0, 4.0, 6.0, 7.0]
+    assert [value for part in parts for value in part.advantages_NT[:, -1].tolist()] == [3.0, 4.0, 6.0, 7.0]
 
 
 def test_a_micro_batch_by_hand() -> None:
@@ -259,7 +261,7 @@ def test_a_micro_batch_by_hand() -> None:
     assert part.prefix == [7, 7]
     assert part.pairs == [([1], [5, 6]), ([2, 2, 2], [8])]
     assert part.old_logprobs_NT.tolist() == [[-0.5, -0.25], [0.0, -2.0]]
-    assert part.advantages_N.tolist() == [1.0, -1.0]
+    assert part.advantages_NT.tolist() == [[1.0, 1.0], [0.0, -1.0]]
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (7, [1] * 7), (9, [1] * 7)])

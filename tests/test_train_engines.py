@@ -447,13 +447,15 @@ def test_rollouts_that_failed_ahead_fail_where_they_are_asked_for(
     server = FakeVllm(root)
     monkeypatch.setattr(pool, "COME_BACK_S", 0.5)
     with serving(server) as urls, engine_at(urls, root, ahead=1) as (engine, _, config):
-        pace = Pace(LAKE, config, ALONE)
+        pace = Pace(config, ALONE)
         model = engine.load(0)
         progress = checkpoint.Progress()
-        pace.next(progress, model, lambda done, planned, tokens: None)
+        pace.next(progress, model, config.sampling, lambda *counts: None)
         server.models.clear()
         with pytest.raises(RunError, match="no server is left"):
-            pace.next(checkpoint.Progress(step=1, next_start=9), model, lambda done, planned, tokens: None)
+            pace.next(
+                checkpoint.Progress(step=1, next_start=9), model, config.sampling, lambda done, planned, tokens: None
+            )
         pace.close()
 
 
@@ -527,10 +529,10 @@ def test_a_version_that_was_refused_is_forgotten_with_the_engine(root: Path) -> 
 def test_a_stop_while_waiting_for_what_is_played_ahead_gives_it_up(root: Path) -> None:
     server = FakeVllm(root)
     with serving(server) as urls, engine_at(urls, root, ahead=1) as (engine, _, config):
-        pace = Pace(LAKE, config, ALONE)
+        pace = Pace(config, ALONE)
         model = engine.load(0)
         silent = lambda done, planned, tokens: None  # noqa: E731
-        pace.next(checkpoint.Progress(), model, silent)
+        pace.next(checkpoint.Progress(), model, config.sampling, silent)
         coming = pace._coming
         assert coming is not None
 
@@ -539,7 +541,7 @@ def test_a_stop_while_waiting_for_what_is_played_ahead_gives_it_up(root: Path) -
 
         coming.result = stopped  # type: ignore[method-assign,assignment]
         with pytest.raises(KeyboardInterrupt):
-            pace.next(checkpoint.Progress(step=1, next_start=9), model, silent)
+            pace.next(checkpoint.Progress(step=1, next_start=9), model, config.sampling, silent)
         pace.close()
         assert not coming._thread.is_alive()
         assert not model.is_read

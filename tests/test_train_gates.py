@@ -26,19 +26,19 @@ def group(*answers: str) -> Group:
     """One turn an episode, at the start of the lake 1."""
     turns = [[Turn(step=0, player="player", state="s", answer=answer)] for answer in answers]
     returns = composite_returns([[0.0]] * len(turns), [[0.0]] * len(turns))
-    return Group(1, turns, returns, group_advantages(returns))
+    return Group(LAKE.new(1, 0), turns, returns, group_advantages(returns))
 
 
 def test_more_than_half_of_the_first_thoughts_must_be_true() -> None:
     true = look(LAKE.new(1, 0), "player") + "<action>up</action>"
     false = true.replace("hole", "free")
     assert false != true
-    assert true_words(group(true, true, false), LAKE)
-    assert not true_words(group(true, false), LAKE)
-    assert not true_words(group("nothing said", "<action>up</action>"), LAKE)
-    kept = accepted([group(true), group(false)], EXAMPLE, LAKE)
+    assert true_words(group(true, true, false))
+    assert not true_words(group(true, false))
+    assert not true_words(group("nothing said", "<action>up</action>"))
+    kept = accepted([group(true), group(false)], EXAMPLE)
     assert [one.turns[0][0].answer for one in kept] == [true]
-    assert len(accepted([group(true), group(false)], None, LAKE)) == 2
+    assert len(accepted([group(true), group(false)], None)) == 2
 
 
 @pytest.mark.parametrize("spec", ["nowhere:gate", "train.gates:none", "train.gates", ":", "train.gates:EXAMPLE"])
@@ -50,7 +50,7 @@ def test_a_gate_that_is_none_is_named_before_anything_is_loaded(spec: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def nothing(group: Group, scenario: object) -> bool:
+def nothing(group: Group) -> bool:
     return False
 
 

@@ -565,15 +565,16 @@ def test_starts_go_on_where_they_ended_and_differ_from_seed_to_seed() -> None:
     scenario = get_scenario("frozen-lake")
     for seed in (0, 1, 2):
         config = make_config(settings=["groups=3"], given={"seed": seed})
-        first, after = next_starts(scenario, config, 0)
-        second, end = next_starts(scenario, config, after)
-        assert first + second == list(islice(scenario.starts("train", first_seed=seed * 1_000_003), 6))
-        assert end == second[-1] + 1 - seed * 1_000_003
+        first, after = next_starts(config, 0)
+        second, end = next_starts(config, after)
+        seeds = [start for _, start in first + second]
+        assert seeds == list(islice(scenario.starts("train", first_seed=seed * 1_000_003), 6))
+        assert end == seeds[-1] + 1 - seed * 1_000_003
 
 
 def test_training_starts_are_no_evaluation_starts() -> None:
     scenario, config = get_scenario("frozen-lake"), make_config(settings=["groups=30"])
-    starts, _ = next_starts(scenario, config, 0)
+    starts = [start for _, start in next_starts(config, 0)[0]]
     for split in ("val", "test"):
         assert set(starts).isdisjoint(islice(scenario.starts(split), 30))
     assert len(set(starts)) == 30
@@ -606,19 +607,20 @@ def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -
     cut = good.model_copy(update={"finish_reason": "length", "failure": ParseFailure.NO_TAG})
     bad = good.model_copy(update={"failure": ParseFailure.ILLEGAL})
     zeros = torch.zeros(2)
-    groups = [Group(0, [], zeros, zeros), Group(0, [], zeros, zeros), Group(0, [], zeros, torch.tensor([1.0, -1.0]))]
+    start = get_scenario("frozen-lake").new(0, 0)
+    groups = [Group(start, [], zeros, advantages) for advantages in (zeros, zeros, torch.tensor([1.0, -1.0]))]
     episodes = [
         episode(True, {"a": 1.0, "b": 0.0}, good, cut, bad),
         episode(False, {"a": 2.0, "b": 0.5}, good),
         episode(None, {"a": 0.0, "b": -0.5}, good),
     ]
-    assert loop.describe(Rollouts(groups, episodes, 0, 0, 0.0, 0.0)) == pytest.approx(
+    assert loop.describe(Rollouts(groups, episodes, [], 0, 0, 0.0, 0.0)) == pytest.approx(
         {
             "rollout/return": 3.0 / 6, "rollout/invalid": 2 / 5, "rollout/truncated": 1 / 5, "rollout/turns": 5.0,
-            "rollout/tokens": 50.0, "rollout/flat_groups": 2 / 3, "rollout/success": 1 / 2,
+            "rollout/tokens": 50.0, "rollout/flat_groups": 2 / 3, "rollout/success": 1 / 2, "rollout/entropy": 0.0,
         }
     )  # fmt: skip
-    assert "rollout/success" not in loop.describe(Rollouts(groups, episodes[2:], 0, 0, 0.0, 0.0))
+    assert "rollout/success" not in loop.describe(Rollouts(groups, episodes[2:], [], 0, 0, 0.0, 0.0))
 
 
 class Stub:

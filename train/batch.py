@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -13,16 +13,21 @@ from msgrpo_agent.agent import Completion
 from msgrpo_agent.models.shared_prefix import common_prefix_length
 from train.collect import Group
 from train.config import TrainConfig
-from train.credit import ESTIMATORS, Step
-from train.selection import keep_indices
+from train.credit import ESTIMATORS, Advantages
+from train.objectives import combined
+from train.selection import keep_indices, widest_groups
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One turn of a kept episode: the engine's own completion, and its advantage."""
+    """One turn of a kept episode: the engine's own completion, its advantage, and how much of it each token has.
+
+    `weights` is empty where all tokens have the whole of it [P].
+    """
 
     completion: Completion
     advantage: float
+    weights: tuple[float, ...] = ()
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -48,14 +53,23 @@ class MicroBatch:
     prefix: list[int]
     pairs: list[tuple[list[int], list[int]]]
     old_logprobs_NT: Tensor
-    advantages_N: Tensor
+    advantages_NT: Tensor
 
 
-def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Generator) -> list[Sample]:
-    """Every turn of every kept episode of every group that has something to teach, with its credit."""
+def select(
+    groups: Sequence[Group],
+    config: TrainConfig,
+    generator: torch.Generator,
+    values: Sequence[Advantages] | None = None,
+) -> list[Sample]:
+    """Every turn of every kept episode of every group that has something to teach, with its credit.
+
+    `values` are those of a critic, [group][j][t].
+    """
     samples = []
-    for group in groups:
-        credits = turn_advantages(group, config)
+    for g in widest_groups([group.returns_G for group in groups], config.drop_groups):
+        group = groups[g]
+        credits = turn_advantages(group, config, values[g] if values else None)
         if not any(any(of_episode) for of_episode in credits):
             continue
         for j in keep_indices(group.advantages_G, group.returns_G, config.selection, config.keep, generator):
@@ -65,10 +79,16 @@ def select(groups: Sequence[Group], config: TrainConfig, generator: torch.Genera
     return samples
 
 
-def turn_advantages(group: Group, config: TrainConfig) -> list[list[float]]:
-    """The advantage of each turn of each episode of a group, by the run's estimator."""
-    steps = [[Step(turn.state, turn.action, turn.reward + turn.shaping) for turn in one] for one in group.turns]
-    return ESTIMATORS[config.credit](steps, config.gamma, config.lam, config.state_weight)
+def turn_advantages(group: Group, config: TrainConfig, values: Advantages | None = None) -> Advantages:
+    """The advantage of each turn of each episode of a group, by the run's estimator and objectives."""
+    steps = group.trajectories()
+    if values is not None:
+        steps = [
+            [replace(step, value=value) for step, value in zip(one, of_episode, strict=True)]
+            for one, of_episode in zip(steps, values, strict=True)
+        ]
+    credit = ESTIMATORS[config.credit](steps, config.gamma, config.lam, config.state_weight)
+    return combined(credit, group.turns, group.origin, group.returns_G, config.objectives, config.objective_weights)
 
 
 def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:
@@ -104,12 +124,14 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int, device: torch.devi
 
 def _pack(part: Sequence[Sample], shared: int, device: torch.device) -> MicroBatch:
     longest = max(len(sample.answer_ids) for sample in part)
-    old = torch.zeros(len(part), longest)
+    old, advantages = torch.zeros(len(part), longest), torch.zeros(len(part), longest)
     for i, sample in enumerate(part):
-        old[i, longest - len(sample.answer_ids) :] = torch.tensor(sample.old_logprobs)
+        own = slice(longest - len(sample.answer_ids), longest)
+        old[i, own] = torch.tensor(sample.old_logprobs)
+        advantages[i, own] = sample.advantage * torch.tensor(sample.weights or [1.0] * len(sample.answer_ids))
     return MicroBatch(
         list(part[0].prompt_ids[:shared]),
         [(list(sample.prompt_ids[shared:]), list(sample.answer_ids)) for sample in part],
         old.to(device),
-        torch.tensor([sample.advantage for sample in part], device=device),
+        advantages.to(device),
     )

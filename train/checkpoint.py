@@ -31,6 +31,7 @@ class Progress:
     next_start: int = 0
     seconds: float = 0.0
     flat_groups: int = 0
+    temperature: float | None = None  # of the next rollouts, where it is adapted
 
 
 @dataclass(frozen=True)

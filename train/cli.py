@@ -18,7 +18,9 @@ nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
 
 @commands.command()
 def train(
-    scenario: Annotated[str | None, typer.Argument(help="Scenario to train on; see `msgrpo games`.")] = None,
+    scenario: Annotated[
+        str | None, typer.Argument(help="Scenario to train on (see `msgrpo games`); several with commas: a mixture.")
+    ] = None,
     base: Annotated[str | None, typer.Option(help="nano, a folder, or a hub name.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/SCENARIO.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
@@ -50,7 +52,7 @@ def train(
     def configured(held: TrainConfig | None) -> TrainConfig:
         return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
 
-    folder = out_dir or _free_folder(Path("runs") / configured(None).scenario, resume)
+    folder = out_dir or _free_folder(Path("runs") / configured(None).scenario.replace(",", "+"), resume)
     config = configured(config_of(folder) if resume else None)
     first = launched_as() == 0
     with reporter(err, config, silent=as_json or not first) as report:

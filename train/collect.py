@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from msgrpo_agent.agent import LanguageAgent, LanguageModel
+from msgrpo_agent.agent import LanguageAgent, LanguageModel, Sampling
 from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.game import Scenario
+from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, play_episode
 from train.config import TrainConfig
+from train.credit import Step
 from train.msgrpo import composite_returns, group_advantages
 from train.ranks import ALONE, Ranks
 
@@ -26,15 +28,27 @@ def silent(done: int, planned: int, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """G trajectories from one start: for each, the turns of one player; and what they are worth.
+    """G trajectories from one state, `origin`: for each, the turns of one player; and what they are worth.
 
     In a game of several players the policy plays all of them, and each player's trajectories are a group.
     """
 
-    start_seed: int
+    origin: Game
     turns: list[list[Turn]]
     returns_G: Tensor
     advantages_G: Tensor
+
+    @classmethod
+    def of(cls, origin: Game, episodes: Sequence[Episode], player: str) -> Group:
+        turns = [episode.turns_of(player) for episode in episodes]
+        returns = composite_returns(
+            [[turn.reward for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
+        )
+        return cls(origin, turns, returns, group_advantages(returns))
+
+    def trajectories(self) -> list[list[Step]]:
+        """The turns as far as credit goes."""
+        return [[Step(turn.state, turn.action, turn.reward + turn.shaping) for turn in one] for one in self.turns]
 
     @property
     def is_flat(self) -> bool:
@@ -42,38 +56,51 @@ class Group:
         return not bool(self.advantages_G.any())
 
 
-async def play_episodes(
-    agent: LanguageAgent,
-    scenario: Scenario,
-    seeds: Sequence[tuple[int, int, int]],
-    shaping: Shaping,
-    ended: OnEnded = silent,
-) -> list[Episode]:
-    """All episodes at once; `seeds` are (start, chance, sampling). `ended` gets the count."""
-    agents, done, tokens = dict.fromkeys(scenario.players, agent), 0, 0
+Play = tuple[Scenario, int, int, int]  # what is played, and the seeds of its start, its luck and its sampling
+Start = tuple[Scenario, int]
 
-    async def one(start: int, chance: int, sampling: int) -> Episode:
-        nonlocal done, tokens
-        episode = await play_episode(
+
+async def play_episodes(
+    agent: LanguageAgent, plays: Sequence[Play], shaping: Shaping, ended: OnEnded = silent
+) -> list[Episode]:
+    """All episodes at once, each player of each the same agent. `ended` gets the count."""
+
+    def one(play: Play) -> Coroutine[Any, Any, Episode]:
+        scenario, start, chance, sampling = play
+        agents = dict.fromkeys(scenario.players, agent)
+        return play_episode(
             scenario, agents, start_seed=start, chance_seed=chance, sampling_seed=sampling, shaping=shaping
         )
+
+    return await together(agent, [one(play) for play in plays], ended)
+
+
+async def together(
+    agent: LanguageAgent, playing: Sequence[Coroutine[Any, Any, Episode]], ended: OnEnded
+) -> list[Episode]:
+    """Wait for all, telling `ended` of each; then the agent is closed."""
+    done, tokens = 0, 0
+
+    async def counted(coroutine: Coroutine[Any, Any, Episode]) -> Episode:
+        nonlocal done, tokens
+        episode = await coroutine
         done += 1
         tokens += sum(turn.completion_tokens for turn in episode.turns)
-        ended(done, len(seeds), tokens)
+        ended(done, len(playing), tokens)
         return episode
 
     try:
-        return await asyncio.gather(*(one(*of_episode) for of_episode in seeds))
+        return await asyncio.gather(*map(counted, playing))
     finally:
         await agent.close()
 
 
 async def play_groups(
     model: LanguageModel,
-    scenario: Scenario,
     config: TrainConfig,
     step: int,
-    starts: Sequence[int],
+    starts: Sequence[Start],
+    sampling: Sampling,
     ranks: Ranks = ALONE,
     ended: OnEnded = silent,
 ) -> list[Episode]:
@@ -82,26 +109,24 @@ async def play_groups(
     Every seed is a function of (run seed, update, group, episode): a resumed run draws what the
     uninterrupted one would have drawn.
     """
-    agent = LanguageAgent("policy", model, config.sampling)
-    seeds = [
-        (start, derive_seed("chance", config.seed, step, g, j), derive_seed("sampling", config.seed, step, g, j))
-        for g, start in enumerate(starts)
+    plays = [
+        (
+            scenario,
+            start,
+            derive_seed("chance", config.seed, step, g, j),
+            derive_seed("sampling", config.seed, step, g, j),
+        )
+        for g, (scenario, start) in enumerate(starts)
         for j in range(config.group_size)
     ]
-    return await play_episodes(agent, scenario, ranks.share(seeds), Shaping(config.format_penalty), ended)
+    agent = LanguageAgent("policy", model, sampling)
+    return await play_episodes(agent, ranks.share(plays), Shaping(config.format_penalty), ended)
 
 
-def grouped(
-    episodes: Sequence[Episode], scenario: Scenario, config: TrainConfig, starts: Sequence[int]
-) -> list[Group]:
-    """Compare the episodes of each start within their group."""
-    groups = []
-    for g, start in enumerate(starts):
-        of_start = episodes[g * config.group_size : (g + 1) * config.group_size]
-        for player in scenario.players:
-            turns = [episode.turns_of(player) for episode in of_start]
-            returns = composite_returns(
-                [[turn.reward for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
-            )
-            groups.append(Group(start, turns, returns, group_advantages(returns)))
-    return groups
+def grouped(episodes: Sequence[Episode], size: int, starts: Sequence[Start]) -> list[Group]:
+    """Compare the `size` episodes of each start within their group."""
+    return [
+        Group.of(scenario.new(start, 0), episodes[g * size : (g + 1) * size], player)
+        for g, (scenario, start) in enumerate(starts)
+        for player in scenario.players
+    ]

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import UsageError, nearest
+from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from train.credit import Credit
 from train.msgrpo import Aggregate
+from train.objectives import OBJECTIVES, Weights
 from train.selection import Selection
 
 
@@ -26,7 +28,8 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    scenario: str = Field("frozen-lake", description="what is played")
+    scenario: str = Field("frozen-lake", description="what is played; several with commas: a mixture")
+    mixture: str | None = Field(None, description="shares of the scenarios, 0.7,0.3; without: equal ones")
     base: str = Field("nano", description="`nano`, a folder, or a hub name of a causal LM with a chat template")
     seed: int = Field(0, ge=0, lt=2**32, description="of starts, luck, sampling, selection and LoRA's first weights")
     steps: int = Field(60, ge=1, description="updates")
@@ -37,12 +40,20 @@ class TrainConfig(BaseModel):
     selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], or a rival of `train.selection`")
     credit: Credit = Field("episode", description="a turn's advantage: episode [P], or a rival of `train.credit`")
     gamma: float = Field(1.0, gt=0, le=1, description="discount of returns to go; `episode` has none")
-    lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda")
+    lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda and credit=critic")
     state_weight: float = Field(1.0, ge=0, description="of the advantage within a state, in credit=state")
+    branch: int = Field(0, ge=0, description="episodes more from the state each group disagrees about; train.branch")
+    drop_groups: float = Field(0.0, ge=0, lt=1, description="share of groups passed over: least variance of returns")
+    objectives: dict[str, float] = Field(
+        {}, description="beside the return, as JSON, name and weight; train.objectives"
+    )
+    objective_weights: Weights = Field("fixed", description="of the objectives: as set, or DVAO's")
+    words_weight: float = Field(1.0, ge=0, description="of the tokens before the action; below 1: ActFocus")
     gate: str | None = Field(None, description="module:function that accepts or rejects groups; see train.gates")
     format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
 
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
+    entropy: float | None = Field(None, gt=0, description="nats a token that the rollouts' temperature aims at")
     max_tokens: int = Field(48, ge=1, description="of one answer")
 
     learning_rate: float = Field(1e-3, gt=0, description="AdamW's at its highest: see `train.update.learning_rate`")
@@ -71,14 +82,24 @@ class TrainConfig(BaseModel):
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
     gradient_checkpointing: bool = Field(False, description="less memory, more time")
 
-    @field_validator("chat", mode="before")
+    @field_validator("chat", "objectives", mode="before")
     @classmethod
-    def _read_chat(cls, value: Any) -> Any:
+    def _read_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        get_scenario(self.scenario)
+        ids = [scenario.id for scenario in self.scenarios]
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"scenario names one twice: {self.scenario}")
+        if len(self.shares) != len(ids):
+            raise ValueError(f"mixture has {len(self.shares)} shares for {len(ids)} scenarios")
+        if unknown := set(self.objectives) - set(OBJECTIVES):
+            raise ValueError(f"no objective is named {unknown.pop()!r}: {', '.join(OBJECTIVES)}")
+        if self.branch == 1:
+            raise ValueError("branch is 1: one episode has none to be compared with")
+        if self.ahead and (self.branch or self.entropy):
+            raise ValueError("ahead=1 plays before branch and entropy have what they need: the update's own rollouts")
         if self.rollouts not in ("hf", "vllm") and not self.urls:
             raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")
         if len(set(self.urls)) < len(self.urls):
@@ -90,6 +111,24 @@ class TrainConfig(BaseModel):
         if self.keep > self.group_size:
             raise ValueError(f"keep (G′) is {self.keep}, more than group_size (G), {self.group_size}")
         return self
+
+    @property
+    def scenarios(self) -> list[Scenario]:
+        """What is played; the first is the one that a run's evaluations look at."""
+        return [get_scenario(name.strip()) for name in self.scenario.split(",")]
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of each scenario among the starts."""
+        if self.mixture is None:
+            return [1 / len(self.scenarios)] * len(self.scenarios)
+        try:
+            found = [float(share) for share in self.mixture.split(",")]
+        except ValueError as error:
+            raise ValueError(f"mixture is {self.mixture!r}: shares with commas, 0.7,0.3") from error
+        if not all(0 < share < 1e9 for share in found):
+            raise ValueError(f"mixture is {self.mixture!r}: every share must be above 0")
+        return [share / sum(found) for share in found]
 
     @property
     def urls(self) -> list[str]:
@@ -160,7 +199,8 @@ def make_config(
     if held is None or preset:
         values |= PRESETS[preset or "nano"]
         if preset in (None, "nano") and said.get("base", "nano") == "nano":
-            values |= CHOSEN.get(said.get("scenario", TrainConfig.model_fields["scenario"].default), {})
+            named = said.get("scenario", TrainConfig.model_fields["scenario"].default)
+            values |= CHOSEN.get(str(named).split(",")[0].strip(), {})
     values |= said
     for key in values:
         if key not in TrainConfig.model_fields:

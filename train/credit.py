@@ -10,6 +10,7 @@ policy could have used (the objection of HGPO, arXiv 2602.22817, to grouping by 
     state          A_j + w · (R_jt − mean_s R) / std_s R         GiGPO, arXiv 2505.10978
     state-action   (mean_{s,a} R − mean_s R) / std over all      RTMC, arXiv 2604.11037; BiPACE, arXiv 2606.25556
     lambda         Σ_k (γλ)^k δ_{t+k} / std over all             GAE on a table of states; GAGPO, arXiv 2605.13217
+    critic         the same with the values of `train.critic`    PPO, arXiv 1707.06347; GAE, arXiv 1506.02438
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ from torch import Tensor
 
 from train.msgrpo import group_advantages
 
-Credit = Literal["episode", "to-go", "state", "state-action", "lambda"]
+Credit = Literal["episode", "to-go", "state", "state-action", "lambda", "critic"]
 CREDITS: tuple[Credit, ...] = get_args(Credit)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One turn, as far as credit goes: where it was decided, what, and the reward (with shaping) that followed."""
+    """One turn, as far as credit goes: where it was decided, what, and the reward (with shaping) that followed.
+
+    `value` is the critic's estimate of the return to go, where there is a critic.
+    """
 
     state: Hashable
     action: str | None
     reward: float
+    value: float = 0.0
 
 
 Trajectories = Sequence[Sequence[Step]]
@@ -72,7 +77,7 @@ def state(trajectories: Trajectories, gamma: float, lam: float, weight: float) -
     """
     going = returns_to_go(trajectories, gamma)
     found = episode(trajectories, gamma, lam, weight)
-    for places in _by_state(trajectories).values():
+    for places in by_state(trajectories).values():
         among = group_advantages(_tensor([going[j][t] for j, t in places]))
         for (j, t), advantage in zip(places, among, strict=True):
             found[j][t] += weight * float(advantage)
@@ -84,16 +89,21 @@ def state_action(trajectories: Trajectories, gamma: float, lam: float, weight: f
 
     Scaled by the root of the mean square over all turns; not centred, since it is centred in every state already.
     """
+    return _scaled(action_gains(trajectories, gamma))
+
+
+def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
+    """Q(s, a) − V(s) for every turn, in units of reward: what is known of an action that was tried beside others."""
     going = returns_to_go(trajectories, gamma)
     found = [[0.0] * len(steps) for steps in trajectories]
-    for places in _by_state(trajectories).values():
+    for places in by_state(trajectories).values():
         value = _mean([going[j][t] for j, t in places])
         of_action: dict[str | None, list[float]] = defaultdict(list)
         for j, t in places:
             of_action[trajectories[j][t].action].append(going[j][t])
         for j, t in places:
             found[j][t] = _mean(of_action[trajectories[j][t].action]) - value
-    return _scaled(found)
+    return found
 
 
 def gae(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
@@ -102,13 +112,22 @@ def gae(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> 
     V is 0 after the last turn. Scaled by the root of the mean square over all turns.
     """
     going = returns_to_go(trajectories, gamma)
-    values = {state: _mean([going[j][t] for j, t in places]) for state, places in _by_state(trajectories).items()}
+    table = {state: _mean([going[j][t] for j, t in places]) for state, places in by_state(trajectories).items()}
+    return _gae(trajectories, [[table[step.state] for step in steps] for steps in trajectories], gamma, lam)
+
+
+def critic(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+    """`gae` with V from the critic, which knows states that were met only once by what the model makes of them."""
+    return _gae(trajectories, [[step.value for step in steps] for steps in trajectories], gamma, lam)
+
+
+def _gae(trajectories: Trajectories, values: Advantages, gamma: float, lam: float) -> Advantages:
     found = []
-    for steps in trajectories:
+    for steps, of_episode in zip(trajectories, values, strict=True):
         advantage, following, advantages = 0.0, 0.0, []
-        for step in reversed(steps):
-            advantage = step.reward + gamma * following - values[step.state] + gamma * lam * advantage
-            following = values[step.state]
+        for step, value in zip(reversed(steps), reversed(of_episode), strict=True):
+            advantage = step.reward + gamma * following - value + gamma * lam * advantage
+            following = value
             advantages.append(advantage)
         found.append(advantages[::-1])
     return _scaled(found)
@@ -120,10 +139,11 @@ ESTIMATORS: Mapping[Credit, Callable[[Trajectories, float, float, float], Advant
     "state": state,
     "state-action": state_action,
     "lambda": gae,
+    "critic": critic,
 }
 
 
-def _by_state(trajectories: Trajectories) -> Mapping[Hashable, list[tuple[int, int]]]:
+def by_state(trajectories: Trajectories) -> Mapping[Hashable, list[tuple[int, int]]]:
     """(j, t) of all turns in each state."""
     places: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for j, steps in enumerate(trajectories):

@@ -51,8 +51,8 @@ def evaluate(
 ) -> Evaluation:
     """Play the fixed validation starts with the training's own sampling; no shaping."""
     agent = LanguageAgent("policy", model, config.sampling)
-    seeds = ranks.share(episode_seeds(scenario, config.eval_episodes, "val"))
-    episodes = ranks.gather(asyncio.run(play_episodes(agent, scenario, seeds, Shaping(), ended)))
+    plays = [(scenario, *seeds) for seeds in episode_seeds(scenario, config.eval_episodes, "val")]
+    episodes = ranks.gather(asyncio.run(play_episodes(agent, ranks.share(plays), Shaping(), ended)))
     turns = [turn for episode in episodes for turn in episode.turns]
     values = [episode.score for episode in episodes]
     invalid = sum(turn.failure is not None for turn in turns) / len(turns)

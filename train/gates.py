@@ -1,8 +1,8 @@
 """Rubric gates: a function that accepts or rejects whole groups before an update compares their episodes.
 
 A rubric as a gate and not as a reward (DRO: "rubrics as gates") cannot be traded against the return: what it rejects
-teaches nothing, however well it scored. `--set gate=module:function` names any function of a `Group` and its
-`Scenario` that returns whether the group counts; it is imported from what is installed or on PYTHONPATH.
+teaches nothing, however well it scored. `--set gate=module:function` names any function of a `Group` that
+returns whether the group counts; it is imported from what is installed or on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from functools import cache
 from importlib import import_module
 
 from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Scenario
 from train.collect import Group
 from train.words import Words, truth
 
-Gate = Callable[[Group, Scenario], bool]
+Gate = Callable[[Group], bool]
 EXAMPLE = "train.gates:true_words"
 
 
@@ -38,23 +37,22 @@ def gate_named(spec: str | None) -> Gate:
     return gate
 
 
-def everything(group: Group, scenario: Scenario) -> bool:
+def everything(group: Group) -> bool:
     """No gate."""
     return True
 
 
-def true_words(group: Group, scenario: Scenario) -> bool:
-    """Whether more than half of the thoughts at the start of the group's episodes are true (nano's form of thought).
+def true_words(group: Group) -> bool:
+    """Whether more than half of the first thoughts of the group's episodes are true (nano's form of thought).
 
     All episodes of a group begin in the same state, so their first thoughts speak of one and the same board.
     """
-    game = scenario.new(group.start_seed, 0)
     first = [turns[0] for turns in group.turns if turns]
-    true = sum(truth(Words.read(turn.answer or ""), game, turn.player).whole for turn in first)
+    true = sum(truth(Words.read(turn.answer or ""), group.origin, turn.player).whole for turn in first)
     return 2 * true > len(first)
 
 
-def accepted(groups: Sequence[Group], spec: str | None, scenario: Scenario) -> list[Group]:
+def accepted(groups: Sequence[Group], spec: str | None) -> list[Group]:
     """The groups that the gate lets through."""
     gate = gate_named(spec)
-    return [group for group in groups if gate(group, scenario)]
+    return [group for group in groups if gate(group)]

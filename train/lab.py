@@ -112,7 +112,7 @@ class Job:
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(self.config.model_dump_json(indent=2) + "\n")
         train = [*msgrpo, "train", "--config", str(settings), "--out", str(self.folder), "--resume", "--json"]
-        evaluate = [*msgrpo, "eval", f"adapter:{self.folder}", "--scenario", self.config.scenario, "--json"]
+        evaluate = [*msgrpo, "eval", f"adapter:{self.folder}", "--scenario", self.config.scenarios[0].id, "--json"]
         evaluate += ["--episodes", str(episodes), "--out", str(self.test)]
         evaluate += ["--temperature", str(self.config.temperature), "--max-tokens", str(self.config.max_tokens)]
         trained, tested = (self.folder / "summary.json").exists(), len(self.test_values()) == episodes

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.games import get_scenario
 from msgrpo_agent.rollout import derive_seed
 from train import checkpoint
 from train.batch import select
 from train.checkpoint import Progress, State
 from train.config import TrainConfig
+from train.critic import critic_values
 from train.display import counter
 from train.engines import open_engine
 from train.evaluate import Evaluations, finish
@@ -29,6 +29,8 @@ from train.rollouts import Pace, Rollouts
 from train.run_folder import CONFIG, check_folder, write_transcripts, writing
 from train.sinks import Reporter, Sinks, open_sinks
 from train.stopping import StopRequested, stop_requests
+from train.temperature import entropy, following
+from train.token_weights import token_weights
 from train.update import check_mismatch, update
 
 
@@ -48,7 +50,7 @@ def train(
 
 
 def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks) -> dict[str, Any]:
-    scenario = get_scenario(config.scenario)
+    scenario = config.scenarios[0]
     gate_named(config.gate)  # a wrong name ends the run before anything is loaded
     report.doing(f"loading {config.base}")
     policy = Policy(config)
@@ -58,7 +60,7 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
         model = engine.load(run.step)
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         evaluations = Evaluations(out, scenario, config, run.step, ranks)
-        with closing(sinks), closing(Pace(scenario, config, ranks)) as pace, stop_requests(report) as stop:
+        with closing(sinks), closing(Pace(config, ranks)) as pace, stop_requests(report) as stop:
             told = False
             while stop.asked is None:
                 try:
@@ -71,8 +73,11 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
                     with stop.abandonable():
                         now = f"update {run.step + 1} of {config.steps}"
                         began = time.perf_counter()
-                        rollouts = pace.next(run.progress, model, counter(report, now))
+                        sampling = config.sampling.model_copy(update={"temperature": policy.temperature})
+                        rollouts = pace.next(run.progress, model, sampling, counter(report, now))
                         stats = learn(policy, optimizer, rollouts, config, run.step, ranks, report)
+                        stats["rollout/temperature"] = policy.temperature
+                        policy.temperature = following(policy.temperature, entropy(rollouts), config)
                         model = engine.load(run.step + 1)
                 except StopRequested:
                     break
@@ -118,6 +123,7 @@ class Run:
             next_start=rollouts.next_start,
             seconds=self.progress.seconds + seconds,
             flat_groups=self.progress.flat_groups + sum(group.is_flat for group in rollouts.groups),
+            temperature=self._policy.temperature,
         )
         self._state = self._copy()
 
@@ -161,8 +167,14 @@ def learn(
     """Select the episodes that teach, update on their turns, and say how long each part took."""
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(derive_seed("update", config.seed, step))
-    groups = accepted(rollouts.groups, config.gate, get_scenario(config.scenario))
-    samples = select(groups, config, generator)
+    groups = accepted(rollouts.groups, config.gate)
+    values = critic_values(policy, groups, config.gamma, ranks) if config.credit == "critic" and groups else None
+    samples = select(groups, config, generator, values)
+    if config.words_weight != 1:
+        samples = [
+            replace(one, weights=token_weights(one.completion, policy.tokenizer, config.words_weight))
+            for one in samples
+        ]
     now = f"update {step + 1} of {config.steps}: learning from {len(samples)} turns"
     report.doing(now)
     planned = config.epochs * config.minibatches
@@ -183,7 +195,7 @@ def learn(
 
 def describe(rollouts: Rollouts) -> dict[str, float]:
     """What the update's rollouts looked like, before any selection."""
-    turns = [turn for episode in rollouts.episodes for turn in episode.turns]
+    turns = [turn for episode in (*rollouts.episodes, *rollouts.branched) for turn in episode.turns]
     returns = [value for episode in rollouts.episodes for value in episode.returns.values()]
     successes = [float(episode.success) for episode in rollouts.episodes if episode.success is not None]
     values = {
@@ -191,6 +203,7 @@ def describe(rollouts: Rollouts) -> dict[str, float]:
         "rollout/invalid": sum(turn.failure is not None for turn in turns) / len(turns),
         "rollout/truncated": sum(turn.finish_reason == "length" for turn in turns) / len(turns),
         "rollout/turns": float(len(turns)),
+        "rollout/entropy": entropy(rollouts),
         "rollout/tokens": float(sum(turn.completion_tokens for turn in turns)),
         "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / len(rollouts.groups),
     }
@@ -215,6 +228,7 @@ def restore(
     if state is None:
         return Progress()
     progress = Progress(**state["progress"])
+    policy.temperature = progress.temperature or config.temperature
     if progress.step > config.steps:
         raise UsageError(
             f"--out {out} has {progress.step} updates already, more than the {config.steps} asked for",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
 from msgrpo_agent.models.local import pad_id
-from msgrpo_agent.models.shared_prefix import answer_logprobs
+from msgrpo_agent.models.shared_prefix import answer_logprobs, last_hidden
 from msgrpo_agent.models.trunk import trunk_and_head
 from train.checkpoint import replace_text
 from train.config import TrainConfig
@@ -61,6 +61,10 @@ class Policy:
         """log pref (N, T): the same model with the adapter switched off."""
         with torch.no_grad(), self.model.disable_adapter():
             return self.logprobs(prefix, pairs)[0]
+
+    def hidden(self, prefix: list[int], rests: Sequence[list[int]]) -> Tensor:
+        """The trunk's last hidden state (N, D) at the end of each prompt."""
+        return last_hidden(trunk_and_head(self.model)[0], prefix, rests, self.pad_id)
 
     def adapter_state(self) -> State:
         """A copy of the adapter's weights, in the CPU's memory."""

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from msgrpo_agent.agent import LanguageModel
+from msgrpo_agent.agent import LanguageModel, Sampling
 from msgrpo_agent.episode import Episode
-from msgrpo_agent.game import Scenario
+from msgrpo_agent.game import stream
+from train.branch import branch_groups, forks, play_forks
 from train.checkpoint import Progress
-from train.collect import Group, OnEnded, grouped, play_groups, silent
+from train.collect import Group, OnEnded, Start, grouped, play_groups, silent
 from train.config import TrainConfig
 from train.ranks import Ranks
 
@@ -31,6 +32,7 @@ class Rollouts:
 
     groups: list[Group]
     episodes: list[Episode]
+    branched: list[Episode]  # that went on from the middle of one of the others
     next_start: int  # where the next update's starts begin
     staleness: int  # updates between the version that played and the one that learns
     played_s: float
@@ -39,7 +41,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class _Played:
-    starts: list[int]
+    starts: list[Start]
     next_start: int
     version: int
     episodes: list[Episode]
@@ -49,34 +51,42 @@ class _Played:
 class Pace:
     """Gives each update its rollouts; with `ahead`, begins those of the next one at the same moment."""
 
-    def __init__(self, scenario: Scenario, config: TrainConfig, ranks: Ranks) -> None:
-        self._scenario, self._config, self._ranks = scenario, config, ranks
+    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+        self._config, self._ranks = config, ranks
         self._coming: _InThread | None = None
 
-    def next(self, progress: Progress, model: LanguageModel, ended: OnEnded) -> Rollouts:
+    def next(self, progress: Progress, model: LanguageModel, sampling: Sampling, ended: OnEnded) -> Rollouts:
         """The rollouts of update `progress.step`; `model` has the version of the same number."""
         began, step = time.perf_counter(), progress.step
         if self._coming is None:
-            mine = asyncio.run(self._play(progress.next_start, step, step, model, ended))
+            mine = asyncio.run(self._play(progress.next_start, step, step, model, sampling, ended))
         else:
             mine = self._coming.result()  # a stop while it waits here leaves it to `close`
             self._coming = None
         episodes = self._ranks.gather(mine.episodes)
+        found, branched = [], []
+        if self._config.branch:
+            found = forks(episodes, self._config, mine.starts)
+            going_on = play_forks(model, self._config, step, found, sampling, self._ranks, ended)
+            branched = self._ranks.gather(asyncio.run(going_on))
         waited = time.perf_counter() - began
         if self._config.ahead and step + 1 < self._config.steps:
-            self._coming = _InThread(self._play(mine.next_start, step + 1, step, model, silent))
-        groups = grouped(episodes, self._scenario, self._config, mine.starts)
-        return Rollouts(groups, episodes, mine.next_start, step - mine.version, mine.seconds, waited)
+            self._coming = _InThread(self._play(mine.next_start, step + 1, step, model, sampling, silent))
+        groups = grouped(episodes, self._config.group_size, mine.starts)
+        groups += branch_groups(branched, self._config.branch, found)
+        return Rollouts(groups, episodes, branched, mine.next_start, step - mine.version, mine.seconds, waited)
 
     def close(self) -> None:
         """Give up what is being played."""
         if self._coming is not None:
             self._coming.give_up()
 
-    async def _play(self, first: int, step: int, version: int, model: LanguageModel, ended: OnEnded) -> _Played:
+    async def _play(
+        self, first: int, step: int, version: int, model: LanguageModel, sampling: Sampling, ended: OnEnded
+    ) -> _Played:
         began = time.perf_counter()
-        starts, after = next_starts(self._scenario, self._config, first)
-        episodes = await play_groups(model, self._scenario, self._config, step, starts, self._ranks, ended)
+        starts, after = next_starts(self._config, first)
+        episodes = await play_groups(model, self._config, step, starts, sampling, self._ranks, ended)
         return _Played(starts, after, version, episodes, time.perf_counter() - began)
 
 
@@ -108,9 +118,13 @@ class _InThread:
         self._thread.join()
 
 
-def next_starts(scenario: Scenario, config: TrainConfig, first: int) -> tuple[list[int], int]:
-    """The next training starts, a fresh one for each group, and where to go on; each run seed begins elsewhere."""
+def next_starts(config: TrainConfig, first: int) -> tuple[list[Start], int]:
+    """The next training starts, a fresh one for each group, and where to go on; each run seed begins elsewhere.
+
+    Of a mixture each start's scenario is drawn by its share.
+    """
     offset = config.seed * 1_000_003
-    starts = scenario.starts("train", first_seed=offset + first)
-    chosen = [next(starts) for _ in range(config.groups)]
-    return chosen, chosen[-1] + 1 - offset
+    starts = [scenario.starts("train", first_seed=offset + first) for scenario in config.scenarios]
+    drawn = stream(offset + first, "mixture").choice(len(starts), size=config.groups, p=config.shares)
+    chosen = [(config.scenarios[i], next(starts[i])) for i in drawn]
+    return chosen, max(start for _, start in chosen) + 1 - offset

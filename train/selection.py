@@ -4,10 +4,13 @@ aaw       G′ of G without replacement, p_j ∝ exp |A_j|      [P] arXiv 2508.1
 uniform   G′ of G, all alike
 spread    the G′ whose returns have the largest variance    PODS, arXiv 2504.13818
 all       every episode
+
+Before it, whole groups may be passed over: those in whose returns there is little to learn from (`widest_groups`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -41,3 +44,12 @@ def largest_spread(returns_G: Tensor, keep: int) -> list[int]:
     order = returns_G.argsort(stable=True).tolist()
     candidates = [order[: keep - k] + order[len(order) - k :] for k in range(keep + 1)]
     return max(candidates, key=lambda chosen: float(returns_G[chosen].var(correction=0)))
+
+
+def widest_groups(returns: Sequence[Tensor], drop: float) -> list[int]:
+    """The indices of the groups that are left, in their order, when the share `drop` of them has been passed over:
+    those with the smallest variance of returns (RAGEN-2, arXiv 2604.06268: there regularisation outweighs what the
+    task says).
+    """
+    order = sorted(range(len(returns)), key=lambda g: float(returns[g].var(correction=0)))
+    return sorted(order[int(drop * len(returns)) :])

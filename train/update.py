@@ -102,7 +102,7 @@ def _accumulate(
             logprobs,
             micro.old_logprobs_NT,
             logprobs.detach() if reference is None else reference,
-            micro.advantages_N,
+            micro.advantages_NT,
             mask,
             clip_low=config.clip_low,
             clip_high=config.clip_high,

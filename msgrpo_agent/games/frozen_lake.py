@@ -77,6 +77,10 @@ class FrozenLake(Game):
         row, column = self.cell
         return self.desc[row][column] == "G"
 
+    def _draw_luck(self, chance_seed: int) -> None:
+        state, self.chance_seed, self._env = self.state, chance_seed, None
+        self.env.s = state
+
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         action = actions["player"]
         if action is None:

@@ -63,7 +63,10 @@ class Snake(Game):
         for item in setting.items:
             for _ in range(item.count):
                 self.items[item.name].append(self._free_cell(start))
-        self._respawn = {item.name: stream(chance_seed, f"respawn-{item.name}") for item in setting.items}
+        self._draw_luck(chance_seed)
+
+    def _draw_luck(self, chance_seed: int) -> None:
+        self._respawn = {item.name: stream(chance_seed, f"respawn-{item.name}") for item in self.setting.items}
         self._enemy_moves = {name: stream(chance_seed, f"moves-{name}") for name in self.enemies}
 
     def inside(self, cell: Cell) -> bool:

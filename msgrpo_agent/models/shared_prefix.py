@@ -249,6 +249,15 @@ def answer_logprobs(
     return torch.zeros(targets.shape, device=trunk.device).masked_scatter(said, found), answered
 
 
+def last_hidden(trunk: Any, prefix_ids: Sequence[int], rests: Sequence[Sequence[int]], pad_id: int) -> Tensor:
+    """The last hidden state (N, D) at the end of each prompt; `rests` are what follows the prefix in each."""
+    longest = len(prefix_ids) + max(map(len, rests))
+    if prefix_ids and not shareable_length(trunk, len(prefix_ids), longest):
+        rests, prefix_ids = [[*prefix_ids, *rest] for rest in rests], []
+    ids, mask = left_pad(rests, pad_id, trunk.device)
+    return _run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -1]
+
+
 def token_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature)[target] (M), in parts, so that M x V logits never lie in memory at once.
 

@@ -24,14 +24,14 @@ class HfEngine:
         self._policy = policy
         self._merged = copy.deepcopy(policy.model).unload() if merges else None
         self._prompts = contract.canary_prompts(scenario)
-        self._sampling = contract.canary_sampling(config.temperature)
         model = policy.model if self._merged is None else self._merged
         self.model = LocalModel("policy", model, policy.tokenizer, chat=config.chat)
 
     def load(self, version: int) -> LocalModel:
         self._merge()
         self.model.name = f"policy-v{version:06d}"
-        generated = self.model.generate(self._prompts, self._sampling, contract.SEEDS)
+        sampling = contract.canary_sampling(self._policy.temperature)
+        generated = self.model.generate(self._prompts, sampling, contract.SEEDS)
         contract.check(self._policy, "the rollout engine", generated)
         return self.model
 

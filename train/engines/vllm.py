@@ -55,7 +55,6 @@ class VllmEngine:
         self._chat = ChatFormat(policy.tokenizer, config.chat)
         self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
         self._prompts = contract.canary_prompts(scenario)
-        self._sampling = contract.canary_sampling(config.temperature)
         self._context = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
         self._folder = Path(config.adapters).expanduser() if config.urls and config.adapters else out / VERSIONS
         key = os.environ.get(KEY_VARIABLE)
@@ -208,9 +207,9 @@ class VllmEngine:
                 if response.status_code in (401, 403) or trial == tries - 1:
                     raise RemoteError(f"it did not load {name}: status {response.status_code}: {response.text}")
             await asyncio.sleep(min(0.25 * 2**trial, 4.0))
-        rows = self._chat.ids(self._prompts)
+        rows, sampling = self._chat.ids(self._prompts), contract.canary_sampling(self._policy.temperature)
         asked = [
-            ask(client, remote, name, ids, self._sampling, seed, self._stop_ids)
+            ask(client, remote, name, ids, sampling, seed, self._stop_ids)
             for ids, seed in zip(rows, contract.SEEDS, strict=True)
         ]
         return list(await asyncio.gather(*asked))

@@ -1,0 +1,328 @@
+"""Rivals of the paper's choices that are more than an estimator: critic, branches, groups passed over, objectives,
+weights of tokens, temperature, mixtures. Each by hand, and each in a short run of nano."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msgrpo_agent.agent import Completion
+from msgrpo_agent.episode import Turn
+from msgrpo_agent.errors import GameError, UsageError
+from msgrpo_agent.game import Board, Game, Outcome
+from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.rollout import replay
+from train import loop
+from train.branch import branch_groups, disputed, forks, play_forks
+from train.collect import grouped, play_groups
+from train.config import TrainConfig, make_config
+from train.credit import Step
+from train.critic import critic_values, hidden_states, left_out_values
+from train.display import Quiet
+from train.engines.hf import HfEngine
+from train.metrics import read
+from train.objectives import OBJECTIVES, combined, shares
+from train.policy import Policy
+from train.ranks import ALONE
+from train.rollouts import next_starts
+from train.selection import widest_groups
+from train.temperature import following
+from train.token_weights import token_weights
+from train.words import look
+
+LAKE = get_scenario("frozen-lake")
+TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=2"]
+
+
+def config(*settings: str, scenario: str | None = None) -> TrainConfig:
+    return make_config(settings=[*TINY, *settings], given={"scenario": scenario})
+
+
+# ── critic ──
+
+
+def test_a_value_comes_from_the_other_groups_alone() -> None:
+    """Groups of one feature x with R = 2x in the one and R = 4x in the other: each is valued by the other's slope."""
+    xs = torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64)
+    first, second = left_out_values([xs, xs], [2 * xs[:, 0], 4 * xs[:, 0]])
+    shrunk = 0.01 * 22 / (8 + 0.01 * 22)  # Σ(x − mean)² = 8; λ is a hundredth of the sum of squares of both, 22
+    assert first.tolist() == pytest.approx([4 + 4 * (1 - shrunk) * (x - 1) for x in (-1, 1, 3)])
+    assert second.tolist() == pytest.approx([2 + 2 * (1 - shrunk) * (x - 1) for x in (-1, 1, 3)])
+    assert first.tolist() != pytest.approx(second.tolist())  # wrong: one head, fitted on what it is asked about
+
+
+def test_a_single_group_has_no_values() -> None:
+    (alone,) = left_out_values([torch.ones(3, 2, dtype=torch.float64)], [torch.arange(3.0, dtype=torch.float64)])
+    assert alone.tolist() == [0, 0, 0]
+
+
+@given(st.integers(2, 4), st.integers(1, 5), st.integers(0, 99))
+def test_what_is_constant_is_learnt_whatever_the_features(groups: int, turns: int, seed: int) -> None:
+    """Every return is 7: so is every value, since the constant is not shrunk."""
+    draw = torch.Generator().manual_seed(seed)
+    states = [torch.randn(turns, 3, generator=draw, dtype=torch.float64) for _ in range(groups)]
+    for values in left_out_values(states, [torch.full((turns,), 7.0, dtype=torch.float64)] * groups):
+        assert values.tolist() == pytest.approx([7.0] * turns, abs=1e-4)
+
+
+def test_hidden_states_are_the_models_own() -> None:
+    policy = Policy(config())
+    prompts = [(5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8, 9, 10)]
+    for found, prompt in zip(hidden_states(policy, prompts), prompts, strict=True):
+        plain = policy.model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0, -1]
+        assert found.tolist() == pytest.approx(plain.tolist(), abs=1e-4)
+
+
+def test_every_turn_of_a_rollout_has_a_value() -> None:
+    settings = config("group_size=6")
+    policy = Policy(settings)
+    model = HfEngine(policy, LAKE, settings).load(0)
+    starts, _ = next_starts(settings, 0)
+    groups = grouped(asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)), 6, starts)
+    values = critic_values(policy, groups, 1.0, ALONE)
+    assert [[len(one) for one in group.turns] for group in groups] == [[len(one) for one in of] for of in values]
+    same = [values[0][j][0] for j in range(6)]
+    assert same == pytest.approx([same[0]] * 6)  # one prompt, one value
+    assert all(math.isfinite(value) for of_group in values for one in of_group for value in one)
+
+
+# ── branches ──
+
+
+def test_the_disputed_state_is_where_actions_differ_most() -> None:
+    """a and b both tell two actions apart, b by 2 points and a by 1; s was the first turn, which does not count."""
+    found = disputed(
+        [
+            [Step("s", "up", 0), Step("a", "up", 1), Step("b", "up", 2)],
+            [Step("s", "down", 0), Step("a", "up", 1), Step("b", "down", 0)],
+            [Step("s", "down", 0), Step("a", "down", 2)],
+        ],
+        gamma=1.0,
+    )
+    assert found is not None
+    assert found[1:] == (0, 2)
+    assert found[0] == pytest.approx(2.0)
+    assert disputed([[Step("s", "up", 1)], [Step("s", "down", 0)]], 1.0) is None
+    assert disputed([[Step("s", "up", 0), Step("a", "up", 1)]] * 2, 1.0) is None  # nobody tried another action
+
+
+@pytest.mark.parametrize("id", sorted(SCENARIOS))
+def test_new_luck_leaves_the_state_and_the_original_alone(id: str) -> None:
+    """At the start, a game with the luck of seed 7 is the fresh game of seed 7; later it has the same board."""
+    scenario = SCENARIOS[id]
+    fresh, changed = scenario.new(3, 7), scenario.new(3, 1).with_luck(7)
+    moves = [dict.fromkeys(scenario.players, action) for action in ("up", "right", "down", "left", "right")]
+    for move in moves:
+        if fresh.outcome is not Outcome.PLAYING:
+            break
+        assert fresh.step(move) == changed.step(move)
+        assert fresh.board() == changed.board()
+    game, twin = scenario.new(3, 1), scenario.new(3, 1)
+    game.step(moves[0])
+    twin.step(moves[0])
+    if game.outcome is Outcome.PLAYING:
+        other = game.with_luck(7)
+        assert (other.board(), other.steps, other.returns) == (game.board(), game.steps, game.returns)
+        other.step(moves[1])
+        assert game.step(moves[1]) == twin.step(moves[1])
+        assert game.board() == twin.board()
+
+
+def test_slippery_ice_slides_another_way_with_new_luck() -> None:
+    game = get_scenario("frozen-lake-slippery").new(3, 1)
+    ends = set()
+    for seed in range(40):
+        twin = game.with_luck(seed)
+        twin.step({"player": "right"})
+        ends.add(twin.board().text())
+    assert len(ends) > 1
+
+
+class Fixed(Game):
+    def observe(self, player: str) -> str:
+        return ""
+
+    def board(self) -> Board:
+        return Board(((".",),), {})
+
+    def _advance(self, actions: object) -> dict[str, float]:
+        return {"player": 0.0}
+
+
+def test_a_game_that_cannot_draw_new_luck_says_what_to_define() -> None:
+    with pytest.raises(GameError, match="Fixed cannot draw new luck") as error:
+        Fixed(3).with_luck(0)
+    assert error.value.fix is not None
+    assert "_draw_luck" in error.value.fix
+
+
+def test_branches_go_on_from_the_disputed_state() -> None:
+    settings = config("group_size=8", "branch=3")
+    policy = Policy(settings)
+    model = HfEngine(policy, LAKE, settings).load(0)
+    starts, _ = next_starts(settings, 0)
+    episodes = asyncio.run(play_groups(model, settings, 0, starts, settings.sampling))
+    found = forks(episodes, settings, starts)
+    assert found
+    on = asyncio.run(play_forks(model, settings, 0, found, settings.sampling))
+    groups = branch_groups(on, 3, found)
+    assert [len(group.turns) for group in groups] == [3] * len(found)
+    for fork, group in zip(found, groups, strict=True):
+        assert fork.game.steps > 0
+        first = {one[0].state for one in group.turns}
+        assert first == {fork.game.observe("player")}
+        assert {one[0].step for one in group.turns} == {fork.game.steps}
+    again = asyncio.run(play_forks(model, settings, 0, found, settings.sampling))
+    assert [[t.answer for t in one.turns] for one in again] == [[t.answer for t in one.turns] for one in on]
+
+
+def test_a_replay_stands_where_the_episode_stood() -> None:
+    settings = config()
+    model = HfEngine(Policy(settings), LAKE, settings).load(0)
+    starts, _ = next_starts(settings, 0)
+    for episode in asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)):
+        for turn in episode.turns:
+            assert replay(LAKE, episode, turn.step).observe("player") == turn.state
+
+
+# ── groups, objectives, tokens, temperature ──
+
+
+def test_the_groups_with_the_least_variance_are_passed_over() -> None:
+    returns = [torch.tensor(values) for values in ([0.0, 1.0], [0.0, 0.0], [0.0, 3.0], [1.0, 1.5])]
+    assert widest_groups(returns, 0.0) == [0, 1, 2, 3]
+    assert widest_groups(returns, 0.5) == [0, 2]  # and not the two with the highest mean, 2 and 3
+    assert widest_groups(returns, 0.49) == [0, 2, 3]
+
+
+def turns(*answers: tuple[str, int]) -> list[Turn]:
+    return [
+        Turn(
+            step=i,
+            player="player",
+            state="s",
+            answer=text,
+            completion_tokens=tokens,
+            failure=None if "<action>" in text else ParseFailure.NO_TAG,
+        )
+        for i, (text, tokens) in enumerate(answers)
+    ]
+
+
+def test_objectives_by_hand() -> None:
+    start = LAKE.new(1, 0)
+    true = look(start, "player") + "<action>up</action>"
+    said = turns((true, 30), ("nothing", 10))
+    assert OBJECTIVES["format"](said, start) == 0.5
+    assert OBJECTIVES["brevity"](said, start) == -20
+    assert OBJECTIVES["words"](said, start) == 1
+    assert OBJECTIVES["words"](turns((true.replace("hole", "free"), 30)), start) == 0
+
+
+def test_objectives_are_normalised_each_by_itself() -> None:
+    """Tokens are ten times the return's numbers: normalised, a weight of ½ is half of the return's say."""
+    group = [turns(("<action>up</action>", 10)), turns(("<action>up</action>", 30))]
+    returns = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    start = LAKE.new(1, 0)
+    fixed = combined([[-1.0], [1.0]], group, start, returns, {"brevity": 0.5}, "fixed")
+    assert fixed == [[-0.5], [0.5]]
+    assert fixed != [[-1 + 0.5 * -10], [1 + 0.5 * -30]]  # wrong: the raw numbers are added
+    assert combined([[-1.0], [1.0]], group, start, returns, {}, "variance") == [[-1.0], [1.0]]
+
+
+def test_weights_by_variance() -> None:
+    """var = ¼ of the return and 1 of the other at c = ½: shares ⅓ and ⅔; what does not vary has none."""
+    values = {"return": torch.tensor([0.0, 1.0]), "words": torch.tensor([0.0, 2.0]), "form": torch.ones(2)}
+    found = shares(values, {"return": 1.0, "words": 0.5, "form": 9.0}, "variance")
+    assert found == pytest.approx({"return": 1 / 3, "words": 2 / 3, "form": 0.0})
+    flat = {name: torch.ones(2) for name in values}
+    assert set(shares(flat, dict.fromkeys(values, 1.0), "variance").values()) == {0.0}
+
+
+def test_words_weigh_as_asked_and_the_action_whole() -> None:
+    tokenizer = Policy(config()).tokenizer
+    for text, action in (("hole free. <action>up</action>", "<action>up</action>"), ("<action>up</action>", None)):
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        weights = token_weights(Completion(text, "stop", token_ids=ids), tokenizer, 0.25)
+        own = [token for token, weight in zip(ids, weights, strict=True) if weight == 1.0]
+        assert tokenizer.decode(own).strip() == (action or text)
+        assert set(weights) <= {0.25, 1.0}
+        assert list(weights) == sorted(weights)
+    ids = tuple(tokenizer.encode("hole free.", add_special_tokens=False))
+    assert set(token_weights(Completion("hole free.", "stop", token_ids=ids), tokenizer, 0.25)) == {0.25}
+
+
+def test_the_temperature_follows_the_entropy_and_stays_within_a_factor_of_two() -> None:
+    settings = config("entropy=0.2")
+    assert following(1.0, 0.2, settings) == 1.0
+    assert following(1.0, 0.1, settings) == pytest.approx(math.exp(0.05))  # too sure: warmer
+    assert following(1.0, 9.0, settings) == pytest.approx(math.exp(-0.1))
+    assert following(1.99, 0.0, settings) == 2.0
+    assert following(0.51, 9.0, settings) == 0.5
+    assert following(1.3, 9.0, config()) == 1.3
+
+
+# ── mixtures ──
+
+
+def test_a_mixture_draws_its_scenarios_by_their_shares() -> None:
+    settings = config("mixture=3,1", "groups=400", scenario="frozen-lake,snake")
+    starts, after = next_starts(settings, 0)
+    ids = [scenario.id for scenario, _ in starts]
+    assert ids.count("snake") == pytest.approx(100, abs=4.5 * (400 * 0.25 * 0.75) ** 0.5)
+    assert len({(scenario.id, seed) for scenario, seed in starts}) == 400
+    assert after > max(seed for _, seed in starts)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings", "said"),
+    [
+        ("frozen-lake,snake", ["mixture=1"], "1 shares for 2 scenarios"),
+        ("frozen-lake,snake", ["mixture=1,0"], "above 0"),
+        ("frozen-lake,snake", ["mixture=a,b"], "shares with commas"),
+        ("frozen-lake,frozen-lake", [], "twice"),
+        ("frozen-lake", ['objectives={"beauty": 1}'], "beauty"),
+        ("frozen-lake", ["branch=1"], "branch is 1"),
+        ("frozen-lake", ["branch=2", "ahead=1", "rollouts=vllm"], "ahead=1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(scenario: str, settings: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        config(*settings, scenario=scenario)
+
+
+# ── and all of them in a run ──
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings"),
+    [
+        ("frozen-lake", ["credit=critic"]),
+        ("frozen-lake", ["branch=3"]),
+        ("frozen-lake", ["drop_groups=0.5"]),
+        ("frozen-lake", ['objectives={"brevity": 0.2, "words": 1}', "objective_weights=variance"]),
+        ("frozen-lake", ["words_weight=0.3", "entropy=0.5"]),
+        ("frozen-lake,frozen-lake-slippery", ["mixture=0.5,0.5"]),
+    ],
+)
+def test_a_run_learns_with_it_and_goes_on_as_it_would_have(
+    scenario: str, settings: list[str], tmp_path: Path
+) -> None:
+    """Two updates at once, and one and one: the same adapter, so what a setting needs is in the checkpoint."""
+    chosen = config(*settings, "checkpoint_every=1", scenario=scenario)
+    loop.train(chosen, tmp_path / "whole", report=Quiet())
+    loop.train(chosen.model_copy(update={"steps": 1}), tmp_path / "parts", report=Quiet())
+    loop.train(chosen, tmp_path / "parts", resume=True, report=Quiet())
+    rows = [[row for row in read(tmp_path / name) if row["kind"] == "train"] for name in ("whole", "parts")]
+    assert [row["step"] for row in rows[0]] == [1, 2]
+    for key in ("rollout/return", "rollout/turns", "rollout/temperature", "rollout/entropy"):
+        assert [row[key] for row in rows[0]] == [row[key] for row in rows[1]], key
+    if "entropy=0.5" in settings:
+        assert rows[0][1]["rollout/temperature"] > 1  # nano is surer than that

@@ -1,0 +1,97 @@
+"""Branches: where a group disagrees most, copies of the game go on with new luck (`--set branch=K`).
+
+VinePPO (arXiv 2410.01679) and Tree-GRPO (arXiv 2509.21240): episodes that part in the middle are compared from there
+on, so what happened before is no noise to them. After the G episodes of a start, one state is chosen, the one with
+
+    max_s Σ_{(j,t) in s} (Q(s, a_jt) − V(s))²        Q and V: means of returns to go within the group
+
+over states after the first turn in which different actions were tried. K episodes go on from there; they are a group
+of their own, credited like any other. They cost answers: equal budget means equal answers generated, and
+`rollout/turns` counts theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgrpo_agent.agent import LanguageAgent, LanguageModel, Sampling
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.game import Game, Scenario
+from msgrpo_agent.rewards import Shaping
+from msgrpo_agent.rollout import derive_seed, new_episode, play_on, replay
+from train.collect import Group, OnEnded, Start, silent, together
+from train.config import TrainConfig
+from train.credit import Trajectories, action_gains, by_state
+from train.ranks import ALONE, Ranks
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A state in which a group of a scenario disagreed, and the place of the start among the update's."""
+
+    scenario: Scenario
+    start_seed: int
+    game: Game
+    place: int
+
+
+def forks(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Start]) -> list[Fork]:
+    """For each start the state that its episodes disagree about most; none where no state tells actions apart."""
+    found = []
+    for g, (scenario, start) in enumerate(starts):
+        of_start = episodes[g * config.group_size : (g + 1) * config.group_size]
+        groups = [Group.of(scenario.new(start, 0), of_start, player) for player in scenario.players]
+        places = [place for group in groups if (place := disputed(group.trajectories(), config.gamma))]
+        if places:
+            _, j, t = max(places)
+            found.append(Fork(scenario, start, replay(scenario, of_start[j], t), g))
+    return found
+
+
+def disputed(trajectories: Trajectories, gamma: float) -> tuple[float, int, int] | None:
+    """What is at stake in the state that the group disagrees about most, and one (j, t) at which it was met."""
+    gains = action_gains(trajectories, gamma)
+    found = [
+        (sum(gains[j][t] ** 2 for j, t in places), *places[0])
+        for places in by_state(trajectories).values()
+        if places[0][1] > 0
+    ]
+    return max((place for place in found if place[0] > 1e-9), default=None)
+
+
+async def play_forks(
+    model: LanguageModel,
+    config: TrainConfig,
+    step: int,
+    found: Sequence[Fork],
+    sampling: Sampling,
+    ranks: Ranks = ALONE,
+    ended: OnEnded = silent,
+) -> list[Episode]:
+    """Play this rank's share of `config.branch` episodes from each fork."""
+    agent, shaping = LanguageAgent("policy", model, sampling), Shaping(config.format_penalty)
+
+    def one(fork: Fork, k: int) -> Coroutine[Any, Any, Episode]:
+        where = (config.seed, step, fork.place, "branch", k)
+        return _from(fork, agent, derive_seed("chance", *where), derive_seed("sampling", *where), shaping)
+
+    mine = ranks.share([(fork, k) for fork in found for k in range(config.branch)])
+    return await together(agent, [one(fork, k) for fork, k in mine], ended)
+
+
+async def _from(fork: Fork, agent: LanguageAgent, chance: int, sampling: int, shaping: Shaping) -> Episode:
+    agents = dict.fromkeys(fork.scenario.players, agent)
+    episode = new_episode(fork.scenario, agents, fork.start_seed, chance, sampling)
+    await play_on(fork.game.with_luck(chance), episode, fork.scenario, agents, shaping)
+    return episode
+
+
+def branch_groups(episodes: Sequence[Episode], size: int, found: Sequence[Fork]) -> list[Group]:
+    """The episodes that went on from each fork, compared with each other."""
+    return [
+        Group.of(fork.game, episodes[i * size : (i + 1) * size], player)
+        for i, fork in enumerate(found)
+        for player in fork.scenario.players
+    ]

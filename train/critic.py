@@ -1,0 +1,83 @@
+"""The critic of `credit=critic`: a linear value head on the trunk's last hidden state of each prompt.
+
+V(s) = w · h(s), where w minimises Σ (R_jt − w · h(s_jt))² + λ |w|² over the turns of the update's *other* groups. The
+minimum is computed exactly, so there is no second learning rate and nothing to keep between updates; and no turn's
+own luck is in its value, which would bias the advantage towards 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from msgrpo_agent.episode import Turn
+from msgrpo_agent.models.shared_prefix import common_prefix_length
+from msgrpo_agent.models.trunk import evaluating
+from train.collect import Group
+from train.credit import returns_to_go
+from train.policy import Policy
+from train.ranks import Ranks
+
+ROWS = 64  # prompts of one forward pass
+RIDGE = 1e-2  # λ, as a share of the mean square of a feature over all turns
+
+Prompt = tuple[int, ...]
+
+
+def critic_values(policy: Policy, groups: Sequence[Group], gamma: float, ranks: Ranks) -> list[list[list[float]]]:
+    """V(s) of every turn: [group][j][t]. Each rank computes a part of the hidden states; all fit the same heads."""
+    prompts = sorted({_prompt(turn) for group in groups for one in group.turns for turn in one})
+    mine = hidden_states(policy, ranks.share(prompts))
+    features = dict(zip(prompts, ranks.gather([row.clone() for row in mine]), strict=True))
+    states = [torch.stack([features[_prompt(turn)] for one in group.turns for turn in one]) for group in groups]
+    targets = [_returns(group, gamma) for group in groups]
+    found = left_out_values(states, targets)
+    return [
+        [part.tolist() for part in torch.split(values, [len(one) for one in group.turns])]
+        for group, values in zip(groups, found, strict=True)
+    ]
+
+
+def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    """For each group its values (M), by the head that was fitted on all groups but this one.
+
+    Args:
+        states: for each group the hidden states (M, D) of its turns.
+        targets: their returns to go (M).
+
+    A constant is one of the features, and it is not shrunk. A single group has no other: its values are 0.
+    """
+    states = [torch.cat([one, one.new_ones(len(one), 1)], dim=1) for one in states]
+    squares, products = [one.T @ one for one in states], [x.T @ y for x, y in zip(states, targets, strict=True)]
+    if len(states) == 1:
+        return [torch.zeros_like(targets[0])]
+    whole, product = torch.stack(squares).sum(0), torch.stack(products).sum(0)
+    shrink = RIDGE * whole.diagonal()[:-1].mean() * torch.eye(len(whole), dtype=whole.dtype)
+    shrink[-1, -1] = 1e-9
+    return [
+        x @ torch.linalg.solve(whole - square + shrink, product - own)
+        for x, square, own in zip(states, squares, products, strict=True)
+    ]
+
+
+def hidden_states(policy: Policy, prompts: Sequence[Prompt]) -> Tensor:
+    """The trunk's last hidden state (N, D) at the end of each prompt, float64, on the CPU, without a gradient."""
+    found = []
+    shared = common_prefix_length([list(prompt) for prompt in prompts]) if prompts else 0
+    with torch.no_grad(), evaluating(policy.model):
+        for at in range(0, len(prompts), ROWS):
+            part = prompts[at : at + ROWS]
+            found.append(policy.hidden(list(part[0][:shared]), [list(prompt[shared:]) for prompt in part]))
+    return torch.cat(found).double().cpu() if found else torch.zeros(0, 0, dtype=torch.float64)
+
+
+def _prompt(turn: Turn) -> Prompt:
+    assert turn.completion is not None
+    return turn.completion.prompt_ids
+
+
+def _returns(group: Group, gamma: float) -> Tensor:
+    going = returns_to_go(group.trajectories(), gamma)
+    return torch.tensor([value for one in going for value in one], dtype=torch.float64)
