@@ -5,8 +5,8 @@
 For a fixed policy on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
 sampled; their frequencies are taken as the policy itself, so its values are exact: Q and A = Q − V by dynamic
 programming over Gymnasium's own transition table, the format penalty included. Groups of G episodes are then drawn
-from that policy and credited by each estimator of `train.credit`. All of them see the same groups, so the budget,
-answers generated, is equal.
+from that policy and credited by each estimator of `train.credit` but the critic. All of them see the same groups, so
+the budget, answers generated, is equal.
 
 Over all turns of all groups, each turn counting once: the correlation with A, and the share of turns whose sign is
 right, where A is not 0 (an estimate of 0 counts as half right). Then an estimator is multiplied by the one number
@@ -42,6 +42,7 @@ from train.credit import CREDITS, ESTIMATORS, Step
 ACTIONS = (*GYM_ACTION, None)  # None: no legal action, and the player stays
 PENALTY = 0.1  # of such an answer, as in training
 LAMBDA, WEIGHT = 0.95, 1.0
+COMPARED = [name for name in CREDITS if name != "critic"]  # it reads a model's hidden states: here is a table
 State = tuple[int, int]  # cell, steps played
 
 
@@ -135,7 +136,7 @@ def compared(lakes: list[Lake], size: int, groups: int, seed: int) -> dict[str, 
             group = [lake.episode(generator) for _ in range(size)]
             truth += [lake.advantage(step) for steps in group for step in steps]
             keys += [(lake.start_seed, step.state, step.action) for steps in group for step in steps]
-            for name in CREDITS:
+            for name in COMPARED:
                 found = ESTIMATORS[name](group, 1.0, LAMBDA, WEIGHT)
                 estimates[name] += [value for one in found for value in one]
     places = np.unique([hash(key) for key in keys], return_inverse=True)[1]
@@ -165,7 +166,7 @@ def draw(scenarios: dict[str, Any], file: Path) -> None:
     panels = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)[0]
     for axes, (name, found) in zip(panels, scenarios.items(), strict=True):
         sizes = list(found["sizes"])
-        for credit in CREDITS:
+        for credit in COMPARED:
             axes.plot(sizes, [found["sizes"][size][credit]["correlation"] for size in sizes], "o-", label=credit)
         axes.set(title=name, xlabel="episodes of a group", xscale="log", ylim=(0, 1))
         axes.set_xticks(sizes, [str(size) for size in sizes])

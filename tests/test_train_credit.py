@@ -68,6 +68,17 @@ def test_lambda_is_the_tabular_error_at_0_and_the_return_to_go_less_its_value_at
     assert credit("lambda", lam=0.0)[0][2] != pytest.approx((1 - 1 + 1) / root)  # wrong: a value after the end
 
 
+def test_critic_is_lambda_with_the_values_that_it_is_given() -> None:
+    """The values of `lambda`'s table give what `lambda` gives; without any, λ = 1 is the return to go."""
+    table = {"s0": 1.5, "s1": 0.5, "s2": 1.0}
+    valued = [[Step(s.state, s.action, s.reward, table[str(s.state)]) for s in one] for one in GROUP]
+    for lam in (0.0, 0.5, 1.0):
+        assert credit("critic", lam=lam, group=valued) == credit("lambda", lam=lam)
+    root = math.sqrt((1 + 1 + 1 + 4 + 0) / 5)
+    assert credit("critic") == [pytest.approx([1 / root] * 3), pytest.approx([2 / root, 0])]
+    assert credit("critic", group=valued) != credit("critic")
+
+
 steps = st.builds(
     Step, st.sampled_from("abc"), st.sampled_from(["up", "down", None]), st.sampled_from([-1.0, 0.0, 1.0])
 )
