@@ -111,7 +111,7 @@ def main() -> None:
         began = time.perf_counter()
         starts, first = next_starts(config, first)
         episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
-        groups = grouped(episodes, config.group_size, starts)
+        groups = grouped(episodes, config, starts)
         rollout = time.perf_counter() - began
         samples = select(groups, config, generator)
         parts = list(micro_batches(samples, config.micro_batch_tokens, policy.model.device))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from msgrpo_agent.output import Json, out, print_json, say
 
@@ -30,6 +32,9 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    opponent: Annotated[
+        str | None, typer.Option(help="Who sits opposite, in a game of two; without, several agents all meet.")
+    ] = None,
     header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the endpoint; may repeat.")] = None,
     body: Annotated[str | None, typer.Option(help="JSON merged into every request; null takes out.")] = None,
     price: Annotated[str | None, typer.Option(help="US$ per million tokens at the endpoint: IN,OUT.")] = None,
@@ -71,7 +76,11 @@ def evaluate(
         retries=retries,
         max_failures=max_failures,
         retry_failed=retry_failed,
+        opponent=opponent,
     )
+    if options.is_match():
+        _print_match(*command.run_match(options), out_dir, as_json)
+        return
     _print_board(command.run(options), as_json)
     say(f"tables and replays: {out_dir / 'leaderboard.html'}")
 
@@ -122,3 +131,22 @@ def replay(
     from evals.verify import as_text, nth
 
     typer.echo(as_text(nth(file, episode)))
+
+
+def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(json.loads((folder / "match.json").read_text()))
+        return
+    table = Table(title=f"{scenario}: both seats on the same starts", title_justify="left")
+    for column in ("first", "second", "won", "drawn", "lost", "points", "95 % interval"):
+        table.add_column(column, no_wrap=True)
+    for one in results:
+        counts = map(str, (one.wins, one.draws, one.losses))
+        table.add_row(one.first, one.second, *counts, f"{one.score:.3f}", f"[{one.low:.3f}, {one.high:.3f}]")
+    out.print(table)
+    for one in rated:
+        out.print(f"{one.agent}: {one.elo:+.0f} Elo [{one.low:+.0f}, {one.high:+.0f}]", markup=False, highlight=False)
+    left_out = sum(one.failed for one in results)
+    if left_out:
+        say(f"{left_out} starts are left out: an endpoint gave no answer; the same command plays them again")
+    say(f"records and match.json: {folder}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import time
@@ -15,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from evals import leaderboard, page, tables
+from evals import leaderboard, match, page, tables
 from evals.record import Price, changing_run, folder_name
 from evals.run import CONCURRENCY, Progress, evaluate
 from evals.suites import DEFAULT, QUICK, episode_seeds, suite
@@ -57,6 +59,12 @@ class Options:
     retries: int | None = None
     max_failures: int | None = None
     retry_failed: bool = False
+    opponent: str | None = None
+
+    def is_match(self) -> bool:
+        """Whether agents play against each other: an opponent is named, or the game has several players."""
+        games = [get_scenario(name) for name in self.scenarios]
+        return self.opponent is not None or (len(games) == 1 and len(games[0].players) > 1)
 
     def specs(self) -> list[str]:
         """Every agent once. Without any: nano, or the endpoint, between the references."""
@@ -160,6 +168,28 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         fix = f"start the same command again{again}"
         raise RecordError("there is no result to show: " + "; ".join(board.notes), fix=fix)
     return board
+
+
+def run_match(options: Options, console: Console = err) -> tuple[str, list[match.Result], list[match.Rating]]:
+    """Play what is missing of a match or a round robin, and return the scenario, the results and the ratings."""
+    if len(options.scenarios) != 1:
+        raise UsageError("a match is played in one game", fix="--scenario spiel:connect_four")
+    scenario, starts = get_scenario(options.scenarios[0]), options.count()
+    specs = options.agents or ["optimal", "random"]
+    pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
+    sampling, endpoint = options.sampling(), options.endpoint_arguments()
+    agents = {spec: make_agent(spec, sampling, endpoint=endpoint) for spec in dict.fromkeys(itertools.chain(*pairs))}
+    with RichProgress(console=console, transient=True) as bar, ending_as_interrupt():
+        task = bar.add_task("episodes", total=None)
+        records = match.play(
+            scenario,
+            agents,
+            pairs,
+            starts,
+            options.out,
+            lambda played, planned: bar.update(task, completed=played, total=planned),
+        )
+    return scenario.id, *match.report(scenario, records, starts, options.out)
 
 
 def _no_json(constant: str) -> float:

@@ -20,10 +20,10 @@ from evals.verify import game_steps, verify
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import RecordError
 from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.games import SCENARIOS, recorded_scenario
 from msgrpo_agent.games.frozen_lake import FrozenLake
+from msgrpo_agent.games.search import optimal_success
 from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.references import optimal_success
 
 BOOTSTRAP_SEED = 0
 CEILING_SIGMAS = 4.0  # a score this far above the exact optimum is a fault of the evaluation, not luck
@@ -190,7 +190,7 @@ def _check_consistent(episode: Episode) -> None:
     """Raise RecordError for a result that its own turns deny: all that can be seen without playing it again."""
     if episode.error is not None:
         return
-    scenario = get_scenario(episode.scenario)
+    scenario = recorded_scenario(episode.scenario)
     problem = None
     for player, total in episode.returns.items():
         rewards = sum(turn.reward for turn in episode.turns_of(player))
@@ -221,7 +221,7 @@ def _recorded(folders: Sequence[Path], check: bool) -> Iterator[tuple[Run | None
 
 
 def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Series]) -> Series:
-    get_scenario(episode.scenario)
+    recorded_scenario(episode.scenario)
     ((player, agent),) = episode.agents.items()
     settings = episode.settings.get(player, {})
     key = (agent, episode.scenario, repr(sorted(settings.items())))
@@ -246,6 +246,9 @@ def _differences(plays: Sequence[Series], versions: set[int]) -> Iterator[str]:
     one_template = len({str(p.settings["template"]) for p in plays if "template" in p.settings}) == 1
     for scenario in sorted({play.scenario for play in plays}):
         here = [e for play in plays if play.scenario == scenario for e in play.finished.values()]
+        hashes = {episode.versions["rules"] for episode in here if "rules" in episode.versions}
+        if len(hashes) > 1 or hashes - {recorded_scenario(scenario).rules_hash}:
+            yield f"the rules of {scenario} changed since, or between, these results ({', '.join(sorted(hashes))})"
         if one_template and len({prefix for episode in here for prefix in episode.prefix.values()}) > 1:
             yield f"the rules in the prompt of {scenario} changed between these results"
 
@@ -266,9 +269,10 @@ def _labelled(plays: list[Series]) -> list[Series]:
         seen[play.agent, play.scenario] += 1
         if (number := seen[play.agent, play.scenario]) > 1:
             play.agent = f"{play.agent} ({number})"
-    order = list(SCENARIOS)
+    order = {name: place for place, name in enumerate(SCENARIOS)}
     return sorted(
-        (p for p in plays if p.finished or p.left_out or p.failed), key=lambda play: order.index(play.scenario)
+        (p for p in plays if p.finished or p.left_out or p.failed),
+        key=lambda play: (order.get(play.scenario, len(order)), "" if play.scenario in order else play.scenario),
     )
 
 
@@ -322,7 +326,7 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
         if len(sizes) > 1:
             yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
-        seeds, drawn = {found.start for size in sizes for found in size}, get_scenario(scenario)
+        seeds, drawn = {found.start for size in sizes for found in size}, recorded_scenario(scenario)
         boards = {drawn.start_key(seed) for seed in seeds}
         if len(boards) < len(seeds) and not drawn.one_start:
             yield f"{scenario}: the {len(seeds)} starts hold {len(boards)} different boards; the others are repeats"
@@ -332,7 +336,7 @@ def _with_unfinished(play: Series) -> str:
     """What the episodes without a result could change."""
     unfinished = len(play.unfinished)
     said = f"{unfinished} episodes have no result, because the endpoint failed"
-    if not get_scenario(play.scenario).goal:
+    if not recorded_scenario(play.scenario).goal:
         return f"{said}; the return leaves them out."
     won, total = sum(bool(e.success) for e in play.finished.values()), len(play.finished) + unfinished
     return f"{said}; with them success would lie between {won / total:.1%} and {(won + unfinished) / total:.1%}."
@@ -371,7 +375,7 @@ def row_of(play: Series) -> Row:
     if play.price is not None:
         dollars = row.prompt_tokens * play.price.prompt + row.completion_tokens * play.price.completion
         row.cost_usd = dollars / 1e6
-    if get_scenario(play.scenario).goal:
+    if recorded_scenario(play.scenario).goal:
         _add_success(row, episodes)
     return row
 
@@ -411,7 +415,7 @@ def _add_success(row: Row, episodes: Sequence[Episode]) -> None:
 
 def exact_optimum(episode: Episode) -> float | None:
     """The best policy's probability of success from the start of `episode`; None where it is not known."""
-    game = get_scenario(episode.scenario).new(episode.start_seed, 0)
+    game = recorded_scenario(episode.scenario).new(episode.start_seed, 0)
     return optimal_success(game) if isinstance(game, FrozenLake) else None
 
 
@@ -423,7 +427,7 @@ def pair_of(a: Series, b: Series) -> Pair | None:
     first, second = ([play.finished[seeds] for seeds in shared] for play in (a, b))
     success_a, success_b = ([bool(e.success) for e in episodes] for episodes in (first, second))
     difference = paired_difference([return_of(e) for e in first], [return_of(e) for e in second], seed=BOOTSTRAP_SEED)
-    goal = get_scenario(a.scenario).goal
+    goal = recorded_scenario(a.scenario).goal
     return Pair(
         scenario=a.scenario,
         a=a.agent,

@@ -148,7 +148,7 @@ async def evaluate(
 
 def record_name(agent: Agent, scenario: Scenario) -> str:
     """Where an agent's record of a scenario lies below the evaluation's folder."""
-    return f"{folder_name(agent.spec)}/{scenario.id}.jsonl"
+    return f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
 
 
 def _note_start(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record]], episodes: int) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo_agent.rollout import derive_seed
 
 SUITE_VERSION = 2  # changes whenever the seeds below, or a scenario's rules, change: results do not mix
@@ -61,7 +61,7 @@ def places_in_suite(
 ) -> tuple[dict[EpisodeSeeds, int], set[EpisodeSeeds]]:
     """Where in the suite each of these episodes stands, from 0; and those that stand nowhere near its beginning."""
     foreign, places = set(wanted), {}
-    for i, seeds in enumerate(islice(suite_seeds(get_scenario(scenario_id)), len(foreign) + FAR)):
+    for i, seeds in enumerate(islice(suite_seeds(recorded_scenario(scenario_id)), len(foreign) + FAR)):
         if seeds in foreign:
             foreign.discard(seeds)
             places[seeds] = i

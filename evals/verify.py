@@ -12,9 +12,10 @@ from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.game import Game, Outcome
-from msgrpo_agent.games import get_scenario
+from msgrpo_agent.games import recorded_scenario
 from msgrpo_agent.parse import parse_action
 from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.rollout import observation_of
 
 
 def nth(path: Path, number: int) -> Episode:
@@ -103,7 +104,7 @@ def first_difference(episode: Episode) -> str | None:
 
 
 def _differences(episode: Episode) -> Iterator[str]:
-    scenario = get_scenario(episode.scenario)
+    scenario = recorded_scenario(episode.scenario)
     game = scenario.new(episode.start_seed, episode.chance_seed)
     if set(episode.agents) != set(game.players):
         yield f"players {sorted(episode.agents)}, the game has {sorted(game.players)}"
@@ -118,15 +119,18 @@ def _differences(episode: Episode) -> Iterator[str]:
             continue  # a person took over, or gave it back: some turns have answers, others none
         if speaks != (turn.answer is not None) or (speaks and turn.player not in episode.prefix):
             yield f"step {turn.step}: {turn.player} should {'' if speaks else 'not '}have a prompt and an answer"
+    last: dict[str, Turn] = {}  # each player's last turn, as the game pays it
     for step, group in groupby(episode.turns, key=lambda turn: turn.step):
         turns = list(group)
         if game.outcome is not Outcome.PLAYING:
             yield f"step {step}: the game was over ({game.outcome})"
             return
-        if step != game.steps or sorted(turn.player for turn in turns) != sorted(game.players):
-            yield f"step {step}: expected one turn of each player at step {game.steps}"
+        if step != game.steps or sorted(turn.player for turn in turns) != sorted(game.to_move):
+            yield f"step {step}: expected a turn of {', '.join(sorted(game.to_move))} at step {game.steps}"
             return
-        yield from _of_step(game, turns)
+        yield from _of_step(game, turns, last)
+    for turn in last.values():
+        yield from _late_left(turn)
     if episode.error is not None and game.outcome is not Outcome.PLAYING:
         yield f"it says that it failed ({episode.error}), but the game was over ({game.outcome})"
     if episode.error is None and game.outcome is Outcome.PLAYING:
@@ -137,19 +141,33 @@ def _differences(episode: Episode) -> Iterator[str]:
         yield f"(outcome, success, returns) {recorded}, now {simulated}"
 
 
-def _of_step(game: Game, turns: list[Turn]) -> Iterator[str]:
+def _of_step(game: Game, turns: list[Turn], last: dict[str, Turn]) -> Iterator[str]:
+    """Play one step again. `last` holds each player's last turn, with the late reward that it should have."""
     step = game.steps
     for turn in turns:
-        if turn.state != game.observe(turn.player):
-            yield f"step {step}: {turn.player} saw another state:\n{turn.state}\nnow:\n{game.observe(turn.player)}"
+        if turn.state != (seen := observation_of(game, turn.player)):
+            yield f"step {step}: {turn.player} saw another state:\n{turn.state}\nnow:\n{seen}"
         if turn.answer is not None:
-            parsed = parse_action(turn.answer, game.actions)
+            parsed = parse_action(turn.answer, game.actions, game.legal(turn.player))
             if (parsed.action, parsed.failure) != (turn.action, turn.failure):
                 yield f"step {step}: action {turn.action} ({turn.failure}), now {parsed.action} ({parsed.failure})"
     rewards = game.step({turn.player: turn.action for turn in turns})
     for turn in turns:
         if turn.reward != rewards[turn.player]:
             yield f"step {step}: reward {turn.reward:g} of {turn.player}, now {rewards[turn.player]:g}"
+    moved = {turn.player for turn in turns}
+    for player in set(rewards) - moved:
+        if player in last:
+            last[player].late -= rewards[player]
+    for turn in turns:
+        yield from _late_left(last.get(turn.player))
+        last[turn.player] = turn.model_copy()
+
+
+def _late_left(turn: Turn | None) -> Iterator[str]:
+    """What a turn says was paid later, and was not."""
+    if turn is not None and abs(turn.late) > 1e-9:
+        yield f"step {turn.step}: {turn.player} has {turn.late:g} more in later reward than the game pays"
 
 
 def as_text(episode: Episode) -> str:

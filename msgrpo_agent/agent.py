@@ -139,12 +139,13 @@ class LanguageAgent:
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         prompt = self.template.render(view.scenario, view.observation)
-        actions = view.game.actions if self.show_probabilities else ()
+        legal = view.game.legal(view.player)
+        actions = legal if self.show_probabilities else ()
         shown = None if on_text is None else (lambda text: on_text(cleaned(text)))
         raw = await self.model.complete(prompt, self.sampling, view.seed, actions=actions, on_text=shown)
         reasoning = None if raw.reasoning is None else cleaned(raw.reasoning)
         completion = replace(raw, text=cleaned(raw.text), reasoning=reasoning)
-        parsed = parse_action(completion.text, view.game.actions)
+        parsed = parse_action(completion.text, view.scenario.actions, legal)
         return Decision(parsed.action, parsed.failure, prompt, completion)
 
     async def close(self) -> None:

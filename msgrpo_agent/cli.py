@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from msgrpo_agent import __version__
 from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.extras import ROOT, check_not_hidden
+from msgrpo_agent.game import Scenario
 from msgrpo_agent.output import Json, err, out, print_json, say
 
 commands = typer.Typer()
@@ -48,41 +50,112 @@ def make_app() -> typer.Typer:
         version: Annotated[
             bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
         ] = False,
+        game: Annotated[
+            list[str] | None,
+            typer.Option(help="A scenario from outside that records may name: file.py:scenario; runs its code."),
+        ] = None,
     ) -> None:
         """Common options."""
+        if game:
+            from msgrpo_agent.games import get_scenario
+
+            for name in game:
+                get_scenario(name)
 
     for part in (train.commands, evals.commands, serve.commands, tui.commands, commands):
         app.add_typer(part)
     app.add_typer(train.nano, name="nano")
+    app.add_typer(games, name="games")
     return app
 
 
-@commands.command()
-def games(
-    scenario: Annotated[str | None, typer.Argument(help="One scenario: its rules and what is seen.")] = None,
+class _NameIsShown(TyperGroup):
+    """`msgrpo games snake` is `msgrpo games show snake`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["show", *args])
+
+
+games = typer.Typer(cls=_NameIsShown, help="List the scenarios; with a name, show its rules.")
+
+
+@games.callback(invoke_without_command=True)
+def list_games(ctx: typer.Context, as_json: Json = False) -> None:
+    """List the scenarios, one line each."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from msgrpo_agent.games import SCENARIOS, get_scenario
+    from msgrpo_agent.games.outside import offered
+
+    chosen = [*SCENARIOS.values(), *map(get_scenario, offered())]
+    if as_json:
+        print_json([_facts(one) for one in chosen])
+        return
+    table = Table("scenario", "players", "steps", "source", box=None, pad_edge=False)
+    for one in chosen:
+        table.add_row(one.id, str(len(one.players)), str(one.step_limit), escape(one.source))
+    out.print(table)
+    say("msgrpo games NAME shows the rules; msgrpo play NAME plays; msgrpo games new my_game.py begins your own")
+
+
+def _facts(scenario: Scenario) -> dict[str, Any]:
+    names = ("id", "family", "players", "actions", "step_limit", "source", "rules")
+    return {name: getattr(scenario, name) for name in names}
+
+
+@games.command()
+def show(scenario: Annotated[str, typer.Argument(help="A scenario.")], as_json: Json = False) -> None:
+    """Show a scenario's rules and what a player sees at the start."""
+    from msgrpo_agent.games import get_scenario
+    from msgrpo_agent.rollout import observation_of
+
+    one = get_scenario(scenario)
+    if as_json:
+        print_json([_facts(one)])
+        return
+    players = f"{len(one.players)} player{'s' if len(one.players) > 1 else ''}"
+    typer.echo(f"{one.id}: {players}, actions {', '.join(one.actions)}, {one.step_limit} steps, source {one.source}")
+    game = one.new(0, 0)
+    typer.echo(f"\n{one.rules}\n\nWhat a player sees at the start:\n\n{observation_of(game, game.to_move[0])}")
+
+
+@games.command()
+def check(
+    scenario: Annotated[str, typer.Argument(help="A scenario: a name, file.py:scenario or module:scenario.")],
+    plays: Annotated[int, typer.Option(min=1, help="Random games.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List the scenarios, one line each; with a name, show that one's rules."""
-    from msgrpo_agent.games import SCENARIOS, get_scenario
+    """Check a game against the contract; exits with 2 where it breaks it."""
+    from msgrpo_agent.contract import examine
+    from msgrpo_agent.games import get_scenario
 
-    chosen = [get_scenario(scenario)] if scenario else list(SCENARIOS.values())
+    found = examine(get_scenario(scenario), plays=plays, name=scenario)
     if as_json:
-        names = ("id", "family", "players", "actions", "step_limit", "source", "rules")
-        print_json([{name: getattr(one, name) for name in names} for one in chosen])
-    elif scenario:
-        (one,) = chosen
-        facts = (
-            f"{one.id}: {len(one.players)} player{'s' if len(one.players) > 1 else ''}, actions "
-            f"{', '.join(one.actions)}, {one.step_limit} steps, source {one.source}"
-        )
-        typer.echo(f"{facts}\n\n{one.rules}\n\nWhat a player sees at the start:\n")
-        typer.echo(one.new(0, 0).observe(one.players[0]))
+        rows = [{"rule": one.rule, "breach": one.breach, "fix": one.fix} for one in found.findings]
+        print_json({"scenario": scenario, "rules": rows, "episode_s": found.episode_s})
     else:
-        table = Table("scenario", "players", "steps", "source", box=None, pad_edge=False)
-        for one in chosen:
-            table.add_row(one.id, str(len(one.players)), str(one.step_limit), escape(one.source))
+        table = Table("rule", "what was seen", "what mends it", box=None, pad_edge=False)
+        for one in found.findings:
+            state = "[green]✓[/]" if one.breach is None else f"[red]✗[/] {escape(one.breach)}"
+            table.add_row(one.rule, state, escape(one.fix or ""))
         out.print(table)
-        say("msgrpo games NAME shows the rules; msgrpo play NAME plays")
+        say(
+            f"{plays} random games; an episode, with all that is checked of it, takes {1000 * found.episode_s:.3g} ms"
+        )
+    if found.breaches:
+        raise typer.Exit(2)
+
+
+@games.command()
+def new(file: Annotated[Path, typer.Argument(help="The file to write: my_game.py.")]) -> None:
+    """Write a small working game to begin with: its rules, reference player and test."""
+    from msgrpo_agent.games.template import write
+
+    name = write(file)
+    say(f"{file} holds a game that works. Change it, and then:")
+    for command in (f"games check {name}", f"play {name} --agent optimal", f"nano teach {name} --out runs/taught"):
+        say(f"  msgrpo {command}")
+    say(f"  msgrpo train {name} --base runs/taught --steps 20")
 
 
 @commands.command()

@@ -1,9 +1,22 @@
-"""`check_game`: the contract of a TSMG as a test that ships with it. Run it over a game of your own."""
+"""The contract of a TSMG as a check that ships with it: run it over a game of your own before it costs GPU hours.
+
+    msgrpo games check my_game.py:scenario
+
+`RULES` are its parts, each with the change that mends a breach. `examine` plays random games, with ⊥ among the moves,
+and reports on all of them; `check_game` raises GameError at the first breach.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -11,81 +24,229 @@ import numpy as np
 from msgrpo_agent.errors import GameError
 from msgrpo_agent.game import SPLITS, Game, Outcome, Scenario, stream
 
+RULES: dict[str, str] = {
+    "runs": "mend what the game raises; only GameError is an answer to a wrong move",
+    "start": "make() returns a fresh game: steps 0, still playing, with the step limit of its scenario",
+    "actions": "players and actions are those of the scenario; legal(player) names some of the actions, never none",
+    "text": "observe() returns text that is not empty, and changes nothing by being called",
+    "rewards": "_advance() returns one finite number for every player, also for those who did not move",
+    "refusals": "leave the checks of Game.step as they are: implement _advance, do not override step",
+    "limit": "leave steps and step_limit to Game: an episode ends at the limit at the latest",
+    "seeds": "draw every random number from stream(seed, purpose): no global generator, no clock, no hash()",
+    "processes": "do not depend on the order of a set or on hash(): they differ from process to process",
+    "luck": "draw the start from start_seed alone; or say luck_in_start=True",
+    "new luck": "_draw_luck(chance_seed) replaces the generators of luck and nothing else",
+    "copies": "copy() shares nothing that changes: keep state in plain attributes, or define __deepcopy__",
+    "board": "rows of one length, and every letter in the legend; a role is one of msgrpo_agent.game.Role",
+    "splits": "make different seeds draw different starts; or say one_start=True",
+    "goal": "success is True or False where goal=True, and None where it is not",
+    "reference": "reference(game, player) returns some of the actions that are legal now",
+    "describe": "describe(game, player) returns text without <action>",
+}
+STEPS_PLAYED = 400  # at most, of one play: a rule that holds so long is believed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was seen of one rule: `breach` is None where it holds."""
+
+    rule: str
+    breach: str | None = None
+
+    @property
+    def fix(self) -> str | None:
+        return None if self.breach is None else RULES[self.rule]
+
+
+@dataclass(frozen=True)
+class Examined:
+    findings: list[Finding]
+    episode_s: float  # median, of random play
+
+    @property
+    def breaches(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.breach is not None]
+
+
+class _BrokenError(Exception):
+    """A rule does not hold."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(what)
+        self.rule = rule
+
 
 def check_game(scenario: Scenario, *, plays: int = 20, seed: int = 0) -> None:
-    """Play random games, with ⊥ among the moves, and raise GameError at the first breach of the contract.
+    """Raise GameError at the first breach of the contract, with the change that mends it."""
+    for finding in examine(scenario, plays=plays, seed=seed).breaches:
+        raise GameError(f"{scenario.id} breaks the contract: {finding.breach}", fix=finding.fix)
 
-    Checked: fixed players and actions; texts that are not empty and do not change by being asked for;
-    finite rewards for every player; the step limit; refusals after the end and of wrong moves; start and luck
-    each reproducible by its own seed; the start not depending on the luck; copies that go on alike and apart;
-    training and evaluation starts that are there and apart.
+
+def examine(scenario: Scenario, *, plays: int = 20, seed: int = 0, name: str | None = None) -> Examined:
+    """Play random games and report on every rule.
+
+    `name` is what another process finds the scenario by; without it nothing is said of processes. What breaks one
+    rule often makes others meaningless, so a rule is reported as held only where it was seen to be.
     """
-    generator = stream(seed, f"check-{scenario.id}")
-    _check_splits(scenario)
+    broken: dict[str, str] = {}
+    times = []
     for play in range(plays):
-        start, chance = (int(x) for x in generator.integers(2**31, size=2))
-        game = scenario.new(start, chance)
-        _check_start(scenario, game, start, chance)
-        twin = scenario.new(start, chance)
-        while game.outcome is Outcome.PLAYING:
-            moves = _random_moves(game, generator)
-            fork = game.copy()
-            rewards = game.step(moves)
-            _check_step(scenario, game, rewards)
-            for other, name in ((twin, "a game with the same seeds"), (fork, "a copy")):
-                same = other.step(moves) == rewards and _seen(other) == _seen(game)
-                _require(same and other.outcome is game.outcome, scenario, f"{name} went another way in play {play}")
-        _check_end(scenario, game)
+        began = time.perf_counter()
+        for broke in _breaches(scenario, seed, play):
+            broken.setdefault(broke.rule, str(broke))
+        times.append(time.perf_counter() - began)
+    if not broken and name is not None:
+        for broke in _in_another_process(scenario, name, seed):
+            broken.setdefault(broke.rule, str(broke))
+    rules = [rule for rule in RULES if name is not None or rule != "processes"]
+    return Examined([Finding(rule, broken.get(rule)) for rule in rules], float(np.median(times)))
 
 
-def _require(holds: bool, scenario: Scenario, what: str) -> None:
+def _breaches(scenario: Scenario, seed: int, play: int) -> Iterator[_BrokenError]:
+    """The breaches that one play shows; what a game raises is one of them."""
+    generator = stream(seed, f"check-{scenario.id}-{play}")
+    for part in (_splits, _play) if play == 0 else (_play,):
+        try:
+            part(scenario, generator)
+        except _BrokenError as broken:
+            yield broken
+        except Exception as error:  # whatever a user's game raises is what is to be reported
+            frames = traceback.extract_tb(error.__traceback__)
+            at = frames[-1]
+            text = f"{type(error).__name__}: {error} ({at.filename}:{at.lineno}, in {at.name})"
+            yield _BrokenError("runs", text)
+
+
+def _require(holds: bool, rule: str, what: str) -> None:
     if not holds:
-        raise GameError(f"{scenario.id} breaks the contract: {what}")
+        raise _BrokenError(rule, what)
 
 
-def _seen(game: Game) -> list[str]:
-    return [game.observe(player) for player in game.players]
+def _splits(scenario: Scenario, generator: np.random.Generator) -> None:
+    train, val, test = ({scenario.start_key(s) for s in islice(scenario.starts(split), 10)} for split in SPLITS)
+    alone = len(train | val | test) == 1
+    _require(alone or not train & (val | test), "splits", "training shares a start with validation or test")
+
+
+def _play(scenario: Scenario, generator: np.random.Generator) -> None:
+    start, chance = (int(x) for x in generator.integers(2**31, size=2))
+    game = scenario.new(start, chance)
+    _check_start(scenario, game, start, chance)
+    twin = scenario.new(start, chance)
+    for _ in range(min(STEPS_PLAYED, scenario.step_limit + 2)):
+        if game.outcome is not Outcome.PLAYING:
+            break
+        _check_state(scenario, game)
+        moves = _random_moves(game, generator)
+        fork = game.copy()
+        before = _seen(game)
+        _check_luck(game, chance + 1)
+        fork.step(moves)
+        _require(_seen(game) == before, "copies", f"stepping a copy changed the original at step {game.steps}")
+        rewards = game.step(moves)
+        _check_rewards(game, rewards)
+        for other, rule in ((twin, "seeds"), (fork, "copies")):
+            same = other.step(moves) == rewards if other is twin else True
+            what = "a game with the same seeds" if rule == "seeds" else "a copy"
+            same = same and _seen(other) == _seen(game) and other.outcome is game.outcome
+            _require(same, rule, f"{what} went another way at step {game.steps}")
+    _check_end(scenario, game)
+
+
+def _seen(game: Game) -> tuple[object, ...]:
+    """All that can be told apart from outside."""
+    return (
+        *(game.observe(player) for player in game.players),
+        game.to_move if game.outcome is Outcome.PLAYING else (),
+        game.outcome,
+        dict(game.returns),
+    )
 
 
 def _random_moves(game: Game, generator: np.random.Generator) -> dict[str, str | None]:
-    choices: list[str | None] = [*game.actions, None]
-    return {player: choices[int(generator.integers(len(choices)))] for player in game.players}
+    def one(player: str) -> str | None:
+        choices: list[str | None] = [*game.legal(player), None]
+        return choices[int(generator.integers(len(choices)))]
 
-
-def _check_splits(scenario: Scenario) -> None:
-    train, val, test = ({scenario.start_key(s) for s in islice(scenario.starts(split), 10)} for split in SPLITS)
-    alone = len(train | val | test) == 1
-    _require(alone or not train & (val | test), scenario, "training shares a start with validation or test")
+    return {player: one(player) for player in game.to_move}
 
 
 def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> None:
-    _require(game.outcome is Outcome.PLAYING and game.steps == 0, scenario, "a new game is not at its start")
+    _require(game.outcome is Outcome.PLAYING and game.steps == 0, "start", "a new game is not at its start")
     _require(
-        game.players == scenario.players and game.actions == scenario.actions, scenario, "players or actions vary"
+        game.step_limit == scenario.step_limit > 0,
+        "start",
+        f"the game's step limit is {game.step_limit}, the scenario's {scenario.step_limit}",
     )
-    _require(len(set(game.actions)) == len(game.actions) > 1, scenario, "actions are not two or more distinct names")
-    _require(_seen(game) == _seen(game), scenario, "observing changes what is observed")
-    _require(_seen(game) == _seen(scenario.new(start, chance + 1)), scenario, "the start depends on the luck")
-    _require(game.step_limit == scenario.step_limit > 0, scenario, "the step limit is not the scenario's")
+    named = game.players == scenario.players and game.actions == scenario.actions
+    _require(named, "actions", f"the game has {game.players} and {game.actions}, not those of its scenario")
+    distinct = len(set(game.actions)) == len(game.actions) != 1
+    _require(distinct, "actions", "actions are not two or more distinct names")
+    texts = [action for action in game.actions if action != action.strip() or not action or "<" in action]
+    _require(not texts, "actions", f"{texts} cannot stand in <action>…</action>")
+    if not scenario.luck_in_start:
+        other = scenario.new(start, chance + 1)
+        _require(_seen(game) == _seen(other), "luck", "what is seen at the start depends on the chance seed")
 
 
-def _check_step(scenario: Scenario, game: Game, rewards: dict[str, float]) -> None:
-    _require(set(rewards) == set(game.players), scenario, f"rewards are for {sorted(rewards)}, not for every player")
-    _require(all(math.isfinite(r) for r in rewards.values()), scenario, f"a reward is not finite: {rewards}")
-    _require(all(text.strip() for text in _seen(game)), scenario, "an observation is empty")
-    cells = game.board().cells
-    _require(len({len(row) for row in cells}) == 1, scenario, "the board's rows differ in length")
-    unknown = {cell for row in cells for cell in row} - set(game.board().legend)
-    _require(not unknown, scenario, f"the legend lacks {sorted(unknown)}")
-    for wrong in ({}, dict.fromkeys(game.players, "no such action")):
-        if game.outcome is Outcome.PLAYING:
-            _require(_refuses(game, wrong), scenario, f"step takes {wrong}")
+def _check_state(scenario: Scenario, game: Game) -> None:
+    for player in game.players:
+        text = game.observe(player)
+        _require(isinstance(text, str) and bool(text.strip()), "text", f"{player} sees nothing at step {game.steps}")
+        _require(text == game.observe(player), "text", f"observing twice shows two things at step {game.steps}")
+    moving = game.to_move
+    _require(bool(moving) and set(moving) <= set(game.players), "actions", f"to move are {moving}")
+    for player in moving:
+        legal = game.legal(player)
+        known = bool(legal) and (not game.actions or set(legal) <= set(game.actions))
+        _require(known, "actions", f"legal for {player} are {legal} at step {game.steps}")
+        if scenario.reference is not None:
+            best = list(scenario.reference(game, player))
+            fine = bool(best) and set(best) <= set(legal)
+            _require(fine, "reference", f"it says {best} at step {game.steps}, legal are {list(legal)}")
+        if scenario.describe is not None:
+            said = scenario.describe(game, player)
+            _require(bool(said.strip()) and "<action>" not in said, "describe", f"it says {said!r}")
+    _check_board(game)
+    for wrong in ({}, dict.fromkeys(moving, "no such action")):
+        twin = game.copy()
+        _require(_refuses(twin, wrong), "refusals", f"step takes {wrong}")
+
+
+def _check_board(game: Game) -> None:
+    board = game.board()
+    if board is None:
+        return
+    widths = {len(row) for row in board.cells}
+    _require(len(widths) == 1, "board", f"its rows have {sorted(widths)} cells")
+    letters = {cell for row in board.cells for cell in row}
+    _require(all(len(cell) == 1 for cell in letters), "board", f"not every cell is one character: {sorted(letters)}")
+    _require(letters <= set(board.legend), "board", f"the legend lacks {sorted(letters - set(board.legend))}")
+
+
+def _check_luck(game: Game, chance: int) -> None:
+    try:
+        other = game.with_luck(chance)
+    except GameError:
+        return  # a game need not be able to; what needs it says so
+    _require(_seen(other) == _seen(game), "new luck", f"with new luck another state is seen at step {game.steps}")
+
+
+def _check_rewards(game: Game, rewards: Mapping[str, float]) -> None:
+    _require(set(rewards) == set(game.players), "rewards", f"they are for {sorted(rewards)}, not for every player")
+    finite = all(math.isfinite(reward) for reward in rewards.values())
+    _require(finite, "rewards", f"one is not finite: {dict(rewards)}")
 
 
 def _check_end(scenario: Scenario, game: Game) -> None:
-    _require(game.steps <= game.step_limit, scenario, f"{game.steps} steps, limit {game.step_limit}")
-    _require(_refuses(game, dict.fromkeys(game.players)), scenario, "step goes on after the end")
-    _require(scenario.goal == (game.success is not None), scenario, "success and the scenario's goal do not agree")
+    if game.outcome is Outcome.PLAYING:
+        _require(game.steps < game.step_limit, "limit", f"it goes on after {game.steps} steps")
+        return
+    _require(game.steps <= game.step_limit, "limit", f"{game.steps} steps, limit {game.step_limit}")
+    _require(_refuses(game, dict.fromkeys(game.players)), "refusals", "step goes on after the end")
+    known = (game.success is not None) == scenario.goal
+    _require(known, "goal", f"success is {game.success} at the end, goal={scenario.goal}")
+    _require(all(game.observe(player).strip() for player in game.players), "text", "nothing is seen at the end")
 
 
 def _refuses(game: Game, moves: Mapping[str, str | None]) -> bool:
@@ -94,3 +255,36 @@ def _refuses(game: Game, moves: Mapping[str, str | None]) -> bool:
     except GameError:
         return True
     return False
+
+
+def trace(scenario: Scenario, seed: int) -> str:
+    """A hash of all that is seen in three random games: the same in every process."""
+    found = hashlib.sha256()
+    generator = stream(seed, "trace")
+    for start in range(3):
+        game = scenario.new(seed + start, seed + start)
+        while game.outcome is Outcome.PLAYING and game.steps < STEPS_PLAYED:
+            found.update(repr((_seen(game), game.board())).encode())
+            game.step(_random_moves(game, generator))
+        found.update(repr(_seen(game)).encode())
+    return found.hexdigest()
+
+
+def _in_another_process(scenario: Scenario, name: str, seed: int) -> Iterator[_BrokenError]:
+    command = [sys.executable, "-c", _TRACE, name, str(seed)]
+    for hashes in ("1", "2"):
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            yield _BrokenError("processes", f"another process fails: {done.stderr.strip().splitlines()[-1:]}")
+        elif done.stdout.strip() != trace(scenario, seed):
+            yield _BrokenError("processes", "another process plays another game with the same seeds")
+
+
+_TRACE = """
+import sys
+from msgrpo_agent.contract import trace
+from msgrpo_agent.games import get_scenario
+print(trace(get_scenario(sys.argv[1]), int(sys.argv[2])))
+"""

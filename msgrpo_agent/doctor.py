@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from msgrpo_agent.extras import EXTRAS
 
 LONGEST_S = 120  # for importing one package
-DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve"}
+DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve", "pyspiel": "open_spiel"}
 
 
 @dataclass(frozen=True)

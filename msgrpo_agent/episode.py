@@ -35,6 +35,7 @@ class Turn(BaseModel):
     action: Clean | None = None
     failure: ParseFailure | None = None
     reward: float = 0.0
+    late: float = 0.0  # what came after it while only others moved
     shaping: float = 0.0
     finish_reason: FinishReason | None = None
     prompt_tokens: Count = 0
@@ -45,6 +46,11 @@ class Turn(BaseModel):
     action_probabilities: dict[str, float] | None = None
     model: Clean | None = None  # which weights answered: the version of a policy in training
     completion: Completion | None = Field(None, exclude=True, repr=False)  # with token ids, for training
+
+    @property
+    def paid(self) -> float:
+        """All the reward that followed, up to the player's next turn."""
+        return self.reward + self.late
 
 
 class Episode(BaseModel):

@@ -14,6 +14,8 @@ EXTRAS = {
     "train": ("torch", "transformers", "peft", "tokenizers", "matplotlib", "tensorboard"),
     "dqn": ("stable_baselines3", "torch", "tensorboard"),
     "web": ("textual_serve",),
+    "minigrid": ("minigrid",),
+    "openspiel": ("pyspiel",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
 }

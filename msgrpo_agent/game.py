@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import count
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 SALT = "msgrpo-2-5 "  # with it Gymnasium's two maps and the lakes without a hole are boards of training
 PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW different starts has few starts
 MOVES = ("up", "down", "left", "right")
+# What a cell is to the one who looks, which a screen turns into a sign and a colour.
+Role = Literal["own", "own-body", "other", "other-body", "good", "bad", "wall", "hole", "goal", "floor", "ice"]
 
 
 class Outcome(StrEnum):
@@ -37,10 +39,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Board:
-    """A plain view for a screen: rows of one-character cells, top row first, and what each character means."""
+    """A plain view for a screen: rows of one-character cells, top row first, and what each character means.
+
+    `roles` say what a character is to a player; those without one are floor.
+    """
 
     cells: tuple[tuple[str, ...], ...]
     legend: Mapping[str, str]
+    roles: Mapping[str, Role] = field(default_factory=dict)
 
     def text(self) -> str:
         """The board with axis labels, y on the left and x below, one space between cells."""
@@ -52,9 +58,11 @@ class Board:
 class Game(ABC):
     """One play of a scenario.
 
-    `step` takes one action for each player; `None` is ⊥, no legal action found: the step counts, nothing is
-    chosen in its place. Subclasses implement `observe`, `_advance`, `board`, and set `_over` when a rule ends
-    the game. Random numbers come from `stream(seed, purpose)`, never from a global generator.
+    `step` takes one action for each player who is to move; `None` is ⊥, no legal action found: the step counts,
+    nothing is chosen in its place. Subclasses implement `observe` and `_advance`, and set `_over` when a rule ends
+    the game; where not all players move at once, or not all actions are legal at all times, `to_move` and `legal`
+    too; for a screen, `board` and `ending`. Random numbers come from `stream(seed, purpose)`, never from a global
+    generator.
     """
 
     players: tuple[str, ...] = ("player",)
@@ -81,26 +89,44 @@ class Game(ABC):
     def observe(self, player: str) -> str:
         """O: S → Ω, what `player` sees of the current state, as text."""
 
-    @abstractmethod
-    def board(self) -> Board:
-        """The current state as cells, for a screen."""
+    def board(self) -> Board | None:
+        """The current state as cells, for a screen; None for a game without a board, whose text is shown."""
+        return None
+
+    @property
+    def to_move(self) -> tuple[str, ...]:
+        """The players whose actions the next step takes: all at once, unless a game says otherwise."""
+        return self.players
+
+    def legal(self, player: str) -> tuple[str, ...]:
+        """The actions that `player` may take now; an observation names them where they are not all."""
+        return self.actions
+
+    @property
+    def ending(self) -> str:
+        """How the game ended, in a few words for a person; empty while it goes on."""
+        if self.outcome is Outcome.PLAYING:
+            return ""
+        if self.success is not None:
+            return "goal reached" if self.success else "goal missed"
+        return "all steps played" if self.outcome is Outcome.TRUNCATED else "game over"
 
     @abstractmethod
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         """One transition of P; the reward R of each player."""
 
     def step(self, actions: Mapping[str, str | None]) -> dict[str, float]:
-        """Play one simultaneous move of all players and return each one's reward.
+        """Play one move of all who are to move, at the same time, and return the reward of every player.
 
         Raises GameError after the end, for a missing or unknown player, and for an illegal action.
         """
         if self.outcome is not Outcome.PLAYING:
             raise GameError(f"the game is over ({self.outcome}) after {self.steps} steps; start a new one")
-        if set(actions) != set(self.players):
-            raise GameError(f"step needs one action for each of {self.players}, not {sorted(actions)}")
+        if set(actions) != set(self.to_move):
+            raise GameError(f"step needs one action for each of {self.to_move}, not {sorted(actions)}")
         for player, action in actions.items():
-            if action is not None and action not in self.actions:
-                raise GameError(f"{action!r} of {player} is no action; legal: {', '.join(self.actions)}")
+            if action is not None and action not in self.legal(player):
+                raise GameError(f"{action!r} of {player} is no action now; legal: {', '.join(self.legal(player))}")
         rewards = self._advance(actions)
         self.steps += 1
         for player, reward in rewards.items():
@@ -132,8 +158,12 @@ class Scenario:
     """A named, fixed setting of a game, and the source of its numbers.
 
     `make(start_seed, chance_seed)`: two seeds, because a group shares its *start* and not its luck.
-    `family` says which game it is (`frozen-lake`, `snake`); `players` and `actions` are those of its games;
-    `one_start` says that every start is the same, `goal` that a game has a goal: success pays, failure does not.
+    `family` says which game it is (`frozen-lake`, `snake`); `players` and `actions` are those of its games; a game
+    with too many actions to list has none here, and each state names its legal ones;
+    `one_start` says that every start is the same, `goal` that a game has a goal: success pays, failure does not;
+    `luck_in_start` that what a player sees first depends on the luck as well (hands of cards).
+    `reference(game, player)` gives the best actions that are known, for the agent `optimal`; `describe(game, player)`
+    says something true about the state, for a model to learn from (`msgrpo nano teach`).
     """
 
     id: str
@@ -146,14 +176,28 @@ class Scenario:
     actions: tuple[str, ...] = Game.actions
     one_start: bool = False
     goal: bool = False
+    luck_in_start: bool = False
+    reference: Callable[[Any, str], Sequence[str]] | None = field(default=None, repr=False)
+    describe: Callable[[Any, str], str] | None = field(default=None, repr=False)
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
         return self.make(start_seed, chance_seed)
 
     def start_key(self, start_seed: int) -> str:
-        """A hash of the board that a seed draws: the same for all scenarios of a family that draw the same one."""
-        board = self.new(start_seed, 0).board().text()
-        return hashlib.sha256(f"{SALT}{self.family}\n{board}".encode()).hexdigest()
+        """A hash of the board that a seed draws: the same for all scenarios of a family that draw the same one.
+
+        Without a board it is that of the text that the first player sees.
+        """
+        game = self.new(start_seed, 0)
+        board = game.board()
+        seen = game.observe(self.players[0]) if board is None else board.text()
+        return hashlib.sha256(f"{SALT}{self.family}\n{seen}".encode()).hexdigest()
+
+    @cached_property
+    def rules_hash(self) -> str:
+        """Names the rules in records: results under different rules do not mix."""
+        said = (self.rules, self.step_limit, self.players, self.actions, self.one_start, self.goal)
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:12]
 
     def starts(self, split: Split, first_seed: int = 0) -> Iterator[int]:
         """Start seeds from `first_seed` on whose *board* belongs to `split`.

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Game, Outcome, Scenario, Split
+from msgrpo_agent.game import Board, Game, Outcome, Scenario, Split
 from msgrpo_agent.games import SCENARIOS, get_scenario
 
 EMPTY = {"_", "."}
@@ -23,14 +23,22 @@ SEEDS = 2**31  # start and luck are drawn from [0, SEEDS)
 Planes = NDArray[np.uint8]
 
 
+def board_of(game: Game) -> Board:
+    """The game's board. Raises UsageError for a game without one: a text has no planes."""
+    board = game.board()
+    if board is None:
+        raise UsageError(f"{type(game).__name__} has no board, which this environment shows as planes")
+    return board
+
+
 def layers(scenario: Scenario) -> tuple[str, ...]:
     """The glyphs that have a plane of their own, in a fixed order: everything but the empty cell."""
-    return tuple(sorted(glyph for glyph in scenario.new(0, 0).board().legend if glyph not in EMPTY))
+    return tuple(sorted(glyph for glyph in board_of(scenario.new(0, 0)).legend if glyph not in EMPTY))
 
 
 def planes_shape(scenario: Scenario) -> tuple[int, int, int]:
     """(planes, height, width): one plane for each glyph, then as many as a cell for every step needs."""
-    cells = scenario.new(0, 0).board().cells
+    cells = board_of(scenario.new(0, 0)).cells
     height, width = len(cells), len(cells[0])
     return len(layers(scenario)) + -(-scenario.step_limit // (height * width)), height, width
 
@@ -42,7 +50,7 @@ def planes(game: Game, glyphs: tuple[str, ...], shape: tuple[int, int, int]) -> 
     cell of the last planes (the last step's cell after the end).
     """
     found = np.zeros(shape, dtype=np.uint8)
-    board = np.array(game.board().cells)
+    board = np.array(board_of(game).cells)
     for plane, glyph in enumerate(glyphs):
         found[plane] = board == glyph
     clock = found[len(glyphs) :].reshape(-1)
@@ -111,7 +119,7 @@ class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not chec
     def render(self) -> str | None:
         if self.game is None or self.render_mode != "ansi":
             return None
-        return self.game.board().text()
+        return board_of(self.game).text()
 
     def _info(self, game: Game) -> dict[str, Any]:
         return self.seeds | ({} if game.success is None else {"success": game.success})

@@ -19,6 +19,7 @@ class ParseFailure(StrEnum):
     EMPTY = "empty"  # nothing but white space
     NO_TAG = "no_tag"  # no closed <action>…</action>
     ILLEGAL = "illegal"  # a tag, but what it holds is no action of the game
+    NOT_NOW = "not_now"  # an action of the game that is not legal in this state
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,14 @@ class Parsed:
     failure: ParseFailure | None
 
 
-def parse_action(text: str, actions: Sequence[str]) -> Parsed:
+def parse_action(text: str, actions: Sequence[str], legal: Sequence[str] | None = None) -> Parsed:
     """The last closed `<action>…</action>` outside of reasoning; case and surrounding space do not matter.
 
     The last one counts, because a model that reasons aloud may quote the tag before it decides. A tag that is not
     closed is no answer: in `<action>up</action> then <action>left` the action is `up`. Reasoning is what stands
     before the last `</think>`, and what stands after a `<think>` that is never closed: a model that was cut off
-    while it thought has not answered. Time is linear in the length of the text.
+    while it thought has not answered. `legal` are the actions of this state, where they are not all. Time is linear
+    in the length of the text.
     """
     if not text[slice(*_answer_span(text))].strip():
         return Parsed(None, ParseFailure.EMPTY)
@@ -43,8 +45,10 @@ def parse_action(text: str, actions: Sequence[str]) -> Parsed:
     if span is None:
         return Parsed(None, ParseFailure.NO_TAG)
     named = text[slice(*span)].strip().casefold()
-    for action in actions:
+    for action in actions or legal or ():
         if named == action.casefold():
+            if legal is not None and action not in legal:
+                return Parsed(None, ParseFailure.NOT_NOW)
             return Parsed(action, None)
     return Parsed(None, ParseFailure.ILLEGAL)
 

@@ -20,6 +20,9 @@ INSTRUCTIONS = (
 )
 
 
+MOST_LISTED = 40  # actions; where there are more, those that are legal stand with the state
+
+
 @dataclass(frozen=True)
 class Prompt:
     """`prefix` is the same in every turn of a scenario; `state` is this turn's observation."""
@@ -40,8 +43,11 @@ class PromptTemplate:
     instructions: str = INSTRUCTIONS
 
     def render(self, scenario: Scenario, observation: str) -> Prompt:
+        actions = scenario.actions if len(scenario.actions) <= MOST_LISTED else ()
         prefix = self.instructions.format(
-            rules=scenario.rules, actions=", ".join(scenario.actions), example=scenario.actions[0]
+            rules=scenario.rules,
+            actions=", ".join(actions) or "those that the state names as legal",
+            example=actions[0] if actions else "…",
         )
         return Prompt(prefix, observation)
 

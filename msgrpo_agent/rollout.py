@@ -32,13 +32,19 @@ def new_episode(
         sampling_seed=sampling_seed,
         agents={player: agent.spec for player, agent in agents.items()},
         settings={player: agent.settings() for player, agent in agents.items()},
-        versions=versions(),
+        versions=versions() | {"rules": scenario.rules_hash},
     )
 
 
 def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int) -> View:
     seed = derive_seed(sampling_seed, game.steps, player)
-    return View(scenario, player, game.observe(player), game, seed)
+    return View(scenario, player, observation_of(game, player), game, seed)
+
+
+def observation_of(game: Game, player: str) -> str:
+    """What a player sees, and which actions are legal now where not all are."""
+    seen, legal = game.observe(player), game.legal(player)
+    return seen if legal == game.actions else f"{seen}\nLegal now: {', '.join(legal)}."
 
 
 def apply_turn(
@@ -48,9 +54,15 @@ def apply_turn(
     decisions: Mapping[str, Decision],
     shaping: Shaping,
 ) -> None:
-    """Step the game with everybody's decision and write one turn for each player."""
+    """Step the game with the decisions of all who were to move, and write one turn for each of them.
+
+    A reward that comes to a player while others move is added to the last turn that this player had.
+    """
     step = game.steps
     rewards = game.step({player: decision.action for player, decision in decisions.items()})
+    for player in set(rewards) - set(decisions):
+        for turn in episode.turns_of(player)[-1:]:
+            turn.late += rewards[player]
     for player, decision in decisions.items():
         completion = decision.completion
         turn = Turn(
@@ -84,7 +96,7 @@ def apply_turn(
 async def decide(
     agents: Mapping[str, Agent], views: Mapping[str, View], on_text: Mapping[str, OnText] | None = None
 ) -> dict[str, Decision]:
-    """All players answer at the same time, none sees another's choice."""
+    """All who are to move answer at the same time, none sees another's choice."""
     hooks = on_text or {}
     answers = await asyncio.gather(*(agents[p].act(view, on_text=hooks.get(p)) for p, view in views.items()))
     return dict(zip(views, answers, strict=True))
@@ -115,7 +127,7 @@ async def play_on(
 ) -> None:
     """Play from where the game stands to its end, and write the turns into the episode."""
     while game.outcome is Outcome.PLAYING:
-        views = {player: view_of(game, scenario, player, episode.sampling_seed) for player in game.players}
+        views = {player: view_of(game, scenario, player, episode.sampling_seed) for player in game.to_move}
         try:
             decisions = await decide(agents, views)
         except EndpointError as error:

@@ -1,5 +1,5 @@
 """One way to name an agent everywhere: `nano`, `nano:SCENARIO` (an adapter that comes with it), `random`, `optimal`,
-`adapter:DIR`, `dqn:DIR`, `endpoint:URL#model`.
+`adapter:DIR`, `base:DIR` (a base model as it is), `dqn:DIR`, `endpoint:URL#model`.
 
 Packages that an agent needs are imported when it is made.
 """
@@ -17,7 +17,9 @@ from msgrpo_agent.models.paths import shipped_adapters
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
-GRAMMAR = "random, optimal, human, nano, nano:SCENARIO, adapter:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
+GRAMMAR = (
+    "random, optimal, human, nano, nano:SCENARIO, adapter:DIR, base:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
+)
 DEFAULT_SAMPLING = Sampling()
 
 
@@ -49,11 +51,14 @@ def make_agent(
         return OptimalAgent()
     if spec == "human":
         raise UsageError("a person plays in the terminal app only", fix="msgrpo play SCENARIO --agent human")
-    if spec == "nano" or (kind in ("adapter", "nano") and rest):
+    if spec == "nano" or (kind in ("adapter", "nano", "base") and rest):
         folder = _shipped(rest) if kind == "nano" and rest else Path(rest)
         with needs(f"the agent {spec!r}", "train"):
             from msgrpo_agent.models import loading
-        model = loading.nano() if spec == "nano" else loading.adapted(folder)
+        if kind == "base":
+            model = loading.based(rest)
+        else:
+            model = loading.nano() if spec == "nano" else loading.adapted(folder)
         return LanguageAgent(spec, model, sampling, show_probabilities=show_probabilities)
     if kind == "endpoint":
         if "#" not in rest:

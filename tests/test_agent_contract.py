@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from msgrpo_agent.contract import check_game
+from msgrpo_agent.contract import RULES, check_game, examine
 from msgrpo_agent.errors import GameError, UsageError
 from msgrpo_agent.game import SPLITS, Board, Game, Outcome, Scenario, stream
 from msgrpo_agent.games import SCENARIOS
@@ -147,32 +149,153 @@ class Aimless(Walk):
         return None
 
 
-@pytest.mark.parametrize(
-    ("game", "fields", "says"),
-    [
-        (LuckyStart, {}, "the start depends on the luck"),
-        (OtherActions, {}, "players or actions vary"),
-        (Walk, {"players": ("one", "two")}, "players or actions vary"),
-        (OneAction, {"actions": ("right",)}, "two or more distinct"),
-        (Twice, {"actions": ("right", "right")}, "two or more distinct"),
-        (Restless, {}, "observing changes"),
-        (OtherLimit, {}, "the step limit is not the scenario's"),
-        (Begun, {}, "not at its start"),
-        (NoReward, {}, "not for every player"),
-        (Infinite, {}, "a reward is not finite"),
-        (Silent, {}, "an observation is empty"),
-        (Ragged, {}, "rows differ in length"),
-        (NoLegend, {}, "the legend lacks"),
-        (TakesAnything, {}, "step takes"),
-        (NeverOver, {}, "goes on after the end"),
-        (GlobalLuck, {}, "went another way"),
-        (SharedLuck, {}, "went another way"),
-        (Aimless, {}, "success and the scenario's goal"),
-    ],
-)
-def test_every_breach_is_found(game: Callable[[int, int], Game], fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(GameError, match=says):
+class Raises(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        raise ZeroDivisionError("no reason")
+
+
+class Nameless(Walk):
+    def legal(self, player: str) -> tuple[str, ...]:
+        return ()
+
+
+class Unheard(Walk):
+    def legal(self, player: str) -> tuple[str, ...]:
+        return ("jump",)
+
+
+class Nobody(Walk):
+    @property
+    def to_move(self) -> tuple[str, ...]:
+        return ()
+
+
+class Tagged(Walk):
+    actions = ("<action>", "right")
+
+
+class Endless(Walk):
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.PLAYING
+
+
+class Hashed(Walk):
+    """What it shows depends on the process: the hash of a text is drawn anew in each."""
+
+    def observe(self, player: str) -> str:
+        return f"{super().observe(player)} {hash('walk') % 1000}"
+
+
+class MovesWithLuck(Walk):
+    def _draw_luck(self, chance_seed: int) -> None:
+        self.place = chance_seed % 7
+
+
+class Touched(Walk):
+    """A copy that shares its place with the original."""
+
+    def __init__(self, start: int, chance: int) -> None:
+        super().__init__(start, chance)
+        self.shared = [0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Touched:
+        twin = copy.copy(self)
+        twin.returns, twin.luck = dict(self.returns), copy.deepcopy(self.luck)
+        return twin
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        self.shared[0] += 1
+        return super()._advance(actions)
+
+    def observe(self, player: str) -> str:
+        return f"{super().observe(player)} {self.shared[0]}"
+
+
+class Wide(Walk):
+    def board(self) -> Board:
+        return Board((("PP",),), {"PP": "you"})
+
+
+def nonsense(game: Walk, player: str) -> list[str]:
+    return ["jump"]
+
+
+def silent(game: Walk, player: str) -> str:
+    return ""
+
+
+BREACHES = [
+    (LuckyStart, {}, "luck", "depends on the chance seed"),
+    (OtherActions, {}, "actions", "not those of its scenario"),
+    (Walk, {"players": ("one", "two")}, "actions", "not those of its scenario"),
+    (OneAction, {"actions": ("right",)}, "actions", "two or more distinct"),
+    (Twice, {"actions": ("right", "right")}, "actions", "two or more distinct"),
+    (Tagged, {"actions": ("<action>", "right")}, "actions", "cannot stand in"),
+    (Nameless, {}, "actions", r"legal for player are \(\)"),
+    (Unheard, {}, "actions", "jump"),
+    (Nobody, {}, "actions", r"to move are \(\)"),
+    (Restless, {}, "luck", "depends on the chance seed"),
+    (OtherLimit, {}, "start", "step limit is 5, the scenario's 6"),
+    (Begun, {}, "start", "not at its start"),
+    (NoReward, {}, "rewards", "not for every player"),
+    (Infinite, {}, "rewards", "one is not finite"),
+    (Silent, {}, "text", "sees nothing at step 1"),
+    (Ragged, {}, "board", r"its rows have \[1, 2\] cells"),
+    (NoLegend, {}, "board", "the legend lacks"),
+    (Wide, {}, "board", "not every cell is one character"),
+    (TakesAnything, {}, "refusals", "step takes"),
+    (NeverOver, {}, "refusals", "goes on after the end"),
+    (Endless, {}, "limit", "goes on after"),
+    (GlobalLuck, {}, "seeds", "went another way"),
+    (SharedLuck, {}, "copies", "went another way"),
+    (Touched, {}, "copies", "stepping a copy changed the original"),
+    (MovesWithLuck, {}, "new luck", "another state is seen"),
+    (Aimless, {}, "goal", "success is None at the end"),
+    (Raises, {}, "runs", r"ZeroDivisionError: no reason \(.*test_agent_contract.py:\d+"),
+    (Walk, {"reference": nonsense}, "reference", r"it says \['jump'\]"),
+    (Walk, {"describe": silent}, "describe", "it says ''"),
+]
+
+
+@pytest.mark.parametrize(("game", "fields", "rule", "says"), BREACHES)
+def test_every_breach_is_found(
+    game: Callable[[int, int], Game], fields: dict[str, Any], rule: str, says: str
+) -> None:
+    found = examine(scenario(game, **fields)).breaches
+    assert any(one.rule == rule and re.search(says, str(one.breach)) for one in found), found
+    assert all(one.fix == RULES[one.rule] for one in found)
+    with pytest.raises(GameError, match="breaks the contract"):
         check_game(scenario(game, **fields))
+
+
+def hashed() -> Scenario:
+    return scenario(Hashed)
+
+
+def walk() -> Scenario:
+    return scenario(Walk)
+
+
+def test_what_differs_between_processes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes with other hashes; and a game that is the same in all of them passes."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    here = f"{Path(__file__)}:"
+    (breach,) = examine(hashed(), name=here + "hashed").breaches
+    assert (breach.rule, breach.breach) == ("processes", "another process plays another game with the same seeds")
+    assert not examine(walk(), name=here + "walk").breaches
+    (breach,) = examine(walk(), name="nowhere:walk").breaches
+    assert "another process fails" in str(breach.breach)
+
+
+def test_every_rule_has_a_breach_that_shows_it() -> None:
+    assert {rule for _, _, rule, _ in BREACHES} | {"processes", "splits"} == set(RULES)
+
+
+def test_a_start_that_is_in_two_splits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scenario, "starts", lambda self, split, first_seed=0: iter(range(20)))
+    (breach,) = examine(scenario(Walk), plays=1).breaches
+    assert breach.rule == "splits"
 
 
 @pytest.mark.parametrize("starts", [1, 2, 3, 7])

@@ -11,7 +11,7 @@ from msgrpo_agent.errors import GameError, UsageError
 from msgrpo_agent.game import SPLITS, Game, Outcome, Scenario, split_of
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
-from msgrpo_agent.references import optimal_lake_actions, optimal_success
+from msgrpo_agent.games.search import optimal_lake_actions, optimal_success
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
@@ -26,7 +26,7 @@ def test_check_game_finds_luck_in_the_start() -> None:
         return lake.new(start + chance, chance)
 
     broken = Scenario("broken", "x", "x", lake.step_limit, "ours", lucky, goal=True)
-    with pytest.raises(GameError, match="the start depends on the luck"):
+    with pytest.raises(GameError, match="seen at the start depends on the chance seed"):
         check_game(broken)
 
 

@@ -31,9 +31,9 @@ from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.games.search import optimal_success
 from msgrpo_agent.parse import ParseFailure
 from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.references import optimal_success
 
 SCENARIO = "frozen-lake"
 SEEDS = episode_seeds(get_scenario(SCENARIO), 8)

@@ -85,7 +85,7 @@ def test_every_turn_of_a_rollout_has_a_value() -> None:
     policy = Policy(settings)
     model = HfEngine(policy, LAKE, settings).load(0)
     starts, _ = next_starts(settings, 0)
-    groups = grouped(asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)), 6, starts)
+    groups = grouped(asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)), settings, starts)
     values = critic_values(policy, groups, 1.0, ALONE)
     assert [[len(one) for one in group.turns] for group in groups] == [[len(one) for one in of] for of in values]
     same = [values[0][j][0] for j in range(6)]

@@ -12,16 +12,16 @@ of their own, credited like any other. They cost answers: equal budget means equ
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgrpo_agent.agent import LanguageAgent, LanguageModel, Sampling
+from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel, Sampling
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, new_episode, play_on, replay
-from train.collect import Group, OnEnded, Start, silent, together
+from train.collect import POLICY, Group, OnEnded, Start, seated, seats_of, silent, together
 from train.config import TrainConfig
 from train.credit import Trajectories, action_gains, by_state
 from train.ranks import ALONE, Ranks
@@ -35,6 +35,7 @@ class Fork:
     start_seed: int
     game: Game
     place: int
+    seats: tuple[str, ...]  # the policy's
 
 
 def forks(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Start]) -> list[Fork]:
@@ -42,11 +43,15 @@ def forks(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Sta
     found = []
     for g, (scenario, start) in enumerate(starts):
         of_start = episodes[g * config.group_size : (g + 1) * config.group_size]
-        groups = [Group.of(scenario.new(start, 0), of_start, player) for player in scenario.players]
-        places = [place for group in groups if (place := disputed(group.trajectories(), config.gamma))]
+        seats = seats_of(scenario, config, g)
+        groups = [Group.of(scenario.new(start, 0), of_start, player) for player in seats]
+        places = [
+            (*place, i) for i, group in enumerate(groups) if (place := disputed(group.trajectories(), config.gamma))
+        ]
         if places:
-            _, j, t = max(places)
-            found.append(Fork(scenario, start, replay(scenario, of_start[j], t), g))
+            _, j, t, i = max(places)
+            step = groups[i].turns[j][t].step
+            found.append(Fork(scenario, start, replay(scenario, of_start[j], step), g, seats))
     return found
 
 
@@ -69,20 +74,21 @@ async def play_forks(
     sampling: Sampling,
     ranks: Ranks = ALONE,
     ended: OnEnded = silent,
+    opponent: Agent | None = None,
 ) -> list[Episode]:
     """Play this rank's share of `config.branch` episodes from each fork."""
-    agent, shaping = LanguageAgent("policy", model, sampling), Shaping(config.format_penalty)
+    agent, shaping = LanguageAgent(POLICY, model, sampling), Shaping(config.format_penalty)
 
     def one(fork: Fork, k: int) -> Coroutine[Any, Any, Episode]:
         where = (config.seed, step, fork.place, "branch", k)
-        return _from(fork, agent, derive_seed("chance", *where), derive_seed("sampling", *where), shaping)
+        agents = seated(fork.scenario, fork.seats, agent, opponent)
+        return _from(fork, agents, derive_seed("chance", *where), derive_seed("sampling", *where), shaping)
 
     mine = ranks.share([(fork, k) for fork in found for k in range(config.branch)])
     return await together(agent, [one(fork, k) for fork, k in mine], ended)
 
 
-async def _from(fork: Fork, agent: LanguageAgent, chance: int, sampling: int, shaping: Shaping) -> Episode:
-    agents = dict.fromkeys(fork.scenario.players, agent)
+async def _from(fork: Fork, agents: Mapping[str, Agent], chance: int, sampling: int, shaping: Shaping) -> Episode:
     episode = new_episode(fork.scenario, agents, fork.start_seed, chance, sampling)
     await play_on(fork.game.with_luck(chance), episode, fork.scenario, agents, shaping)
     return episode
@@ -93,5 +99,6 @@ def branch_groups(episodes: Sequence[Episode], size: int, found: Sequence[Fork])
     return [
         Group.of(fork.game, episodes[i * size : (i + 1) * size], player)
         for i, fork in enumerate(found)
-        for player in fork.scenario.players
+        for player in fork.seats
+        if any(episode.turns_of(player) for episode in episodes[i * size : (i + 1) * size])
     ]

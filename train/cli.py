@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,7 @@ def train(
     def configured(held: TrainConfig | None) -> TrainConfig:
         return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
 
-    folder = out_dir or _free_folder(Path("runs") / configured(None).scenario.replace(",", "+"), resume)
+    folder = out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), resume)
     config = configured(config_of(folder) if resume else None)
     first = launched_as() == 0
     with reporter(err, config, silent=as_json or not first) as report:
@@ -69,6 +70,11 @@ def train(
         return
     out.print(closing_line(summary), highlight=False, soft_wrap=True)
     say(f"adapter, curve.png and transcripts: {folder}")
+
+
+def _folder_for(scenario: str) -> str:
+    """A folder's name for what is played: a mixture has commas, a scenario from outside a path."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", scenario.replace(",", "+").replace(".py:", "-")).strip("_.")
 
 
 def _free_folder(wanted: Path, resume: bool) -> Path:
@@ -150,3 +156,34 @@ def nano_build(
     else:
         built = f"{facts['parameters']:,} parameters, loss {facts['loss']}, {facts['minutes']} minutes → {out_dir}"
         out.print(built, markup=False)
+
+
+@nano.command("teach")
+def nano_teach(
+    scenario: Annotated[str, typer.Argument(help="A scenario, one of your own too: my_game.py:scenario.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the taught base.")],
+    base: Annotated[str, typer.Option(help="nano, or a folder with a small model.")] = "nano",
+    seed: Annotated[int, typer.Option(help="Seed of play and batches.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 200 without.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Teach nano the form of a new game's answers, from play on it; the result is a base for `msgrpo train`."""
+    with needs("msgrpo nano teach", "train"):
+        from train.teach import STEPS, teach
+    from rich.progress import Progress
+
+    from msgrpo_agent.games import get_scenario
+
+    one, steps = get_scenario(scenario), steps or STEPS
+    with Progress(console=err, disable=as_json) as progress:
+        task = progress.add_task("reading the game", total=steps)
+
+        def show(step: int, total: int, loss: float) -> None:
+            progress.update(task, completed=step, description=f"loss {loss:.3f}")
+
+        facts = teach(one, out_dir, base=base, seed=seed, steps=steps, progress=show)
+    if as_json:
+        print_json(facts | {"out": str(out_dir)})
+        return
+    out.print(f"loss {facts['loss']:.3f}, {facts['seconds']} s → {out_dir}", markup=False)
+    say(f"train it: msgrpo train {scenario} --base {out_dir}")

@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from msgrpo_agent.agent import LanguageAgent, LanguageModel, Sampling
+from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel, Sampling
 from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, play_episode
+from msgrpo_agent.specs import make_agent
 from train.config import TrainConfig
 from train.credit import Step
 from train.msgrpo import composite_returns, group_advantages
@@ -30,7 +31,8 @@ def silent(done: int, planned: int, tokens: int) -> None:
 class Group:
     """G trajectories from one state, `origin`: for each, the turns of one player; and what they are worth.
 
-    In a game of several players the policy plays all of them, and each player's trajectories are a group.
+    In a game of several players the policy plays all of them, and each player's trajectories are a group: in a
+    zero-sum game the mean over both seats is always 0 and says nothing.
     """
 
     origin: Game
@@ -42,13 +44,13 @@ class Group:
     def of(cls, origin: Game, episodes: Sequence[Episode], player: str) -> Group:
         turns = [episode.turns_of(player) for episode in episodes]
         returns = composite_returns(
-            [[turn.reward for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
+            [[turn.paid for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
         )
         return cls(origin, turns, returns, group_advantages(returns))
 
     def trajectories(self) -> list[list[Step]]:
         """The turns as far as credit goes."""
-        return [[Step(turn.state, turn.action, turn.reward + turn.shaping) for turn in one] for one in self.turns]
+        return [[Step(turn.state, turn.action, turn.paid + turn.shaping) for turn in one] for one in self.turns]
 
     @property
     def is_flat(self) -> bool:
@@ -56,23 +58,72 @@ class Group:
         return not bool(self.advantages_G.any())
 
 
-Play = tuple[Scenario, int, int, int]  # what is played, and the seeds of its start, its luck and its sampling
+@dataclass(frozen=True)
+class Play:
+    """One episode to play: its seeds, and the seats that the policy has (the others are the opponent's)."""
+
+    scenario: Scenario
+    start: int
+    chance: int
+    sampling: int
+    seats: tuple[str, ...]
+
+
 Start = tuple[Scenario, int]
+POLICY = "policy"  # what the trained agent is called in an episode
 
 
 async def play_episodes(
-    agent: LanguageAgent, plays: Sequence[Play], shaping: Shaping, ended: OnEnded = silent
+    agent: LanguageAgent,
+    plays: Sequence[Play],
+    shaping: Shaping,
+    ended: OnEnded = silent,
+    opponent: Agent | None = None,
 ) -> list[Episode]:
-    """All episodes at once, each player of each the same agent. `ended` gets the count."""
+    """All episodes at once. `ended` gets the count."""
 
     def one(play: Play) -> Coroutine[Any, Any, Episode]:
-        scenario, start, chance, sampling = play
-        agents = dict.fromkeys(scenario.players, agent)
         return play_episode(
-            scenario, agents, start_seed=start, chance_seed=chance, sampling_seed=sampling, shaping=shaping
+            play.scenario,
+            seated(play.scenario, play.seats, agent, opponent),
+            start_seed=play.start,
+            chance_seed=play.chance,
+            sampling_seed=play.sampling,
+            shaping=shaping,
         )
 
     return await together(agent, [one(play) for play in plays], ended)
+
+
+def seated(
+    scenario: Scenario, seats: Sequence[str], agent: LanguageAgent, opponent: Agent | None
+) -> dict[str, Agent]:
+    """Who plays what: the policy its seats, the opponent the others; without one the policy plays all."""
+    return {player: agent if opponent is None or player in seats else opponent for player in scenario.players}
+
+
+def seats_of(scenario: Scenario, config: TrainConfig, g: int) -> tuple[str, ...]:
+    """The policy's seats in the g-th group of an update: all, or against an opponent each seat in its turn."""
+    players = scenario.players
+    return players if config.opponent is None else (players[g % len(players)],)
+
+
+def own_seats(episode: Episode) -> list[str]:
+    """The seats that the policy had; all where no opponent was named."""
+    return [player for player, spec in episode.agents.items() if spec == POLICY] or list(episode.agents)
+
+
+def own_turns(episodes: Sequence[Episode]) -> list[Turn]:
+    """The policy's turns."""
+    return [turn for episode in episodes for turn in episode.turns if turn.player in own_seats(episode)]
+
+
+def opponent_of(config: TrainConfig) -> Agent | None:
+    """The agent that `config.opponent` names; `base` is the model that the policy began as."""
+    if config.opponent is None:
+        return None
+    base = "nano" if config.base == "nano" else f"base:{config.base}"
+    return make_agent(base if config.opponent == "base" else config.opponent, config.sampling)
 
 
 async def together(
@@ -103,6 +154,7 @@ async def play_groups(
     sampling: Sampling,
     ranks: Ranks = ALONE,
     ended: OnEnded = silent,
+    opponent: Agent | None = None,
 ) -> list[Episode]:
     """Play this rank's share of G episodes from each start.
 
@@ -110,23 +162,25 @@ async def play_groups(
     uninterrupted one would have drawn.
     """
     plays = [
-        (
+        Play(
             scenario,
             start,
             derive_seed("chance", config.seed, step, g, j),
             derive_seed("sampling", config.seed, step, g, j),
+            seats_of(scenario, config, g),
         )
         for g, (scenario, start) in enumerate(starts)
         for j in range(config.group_size)
     ]
-    agent = LanguageAgent("policy", model, sampling)
-    return await play_episodes(agent, ranks.share(plays), Shaping(config.format_penalty), ended)
+    agent = LanguageAgent(POLICY, model, sampling)
+    return await play_episodes(agent, ranks.share(plays), Shaping(config.format_penalty), ended, opponent)
 
 
-def grouped(episodes: Sequence[Episode], size: int, starts: Sequence[Start]) -> list[Group]:
-    """Compare the `size` episodes of each start within their group."""
+def grouped(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Start]) -> list[Group]:
+    """Compare the episodes of each start within their group, each of the policy's seats by itself."""
+    size = config.group_size
     return [
         Group.of(scenario.new(start, 0), episodes[g * size : (g + 1) * size], player)
         for g, (scenario, start) in enumerate(starts)
-        for player in scenario.players
+        for player in seats_of(scenario, config, g)
     ]

@@ -50,6 +50,10 @@ class TrainConfig(BaseModel):
     objective_weights: Weights = Field("fixed", description="of the objectives: as set, or DVAO's")
     words_weight: float = Field(1.0, ge=0, description="of the tokens before the action; below 1: ActFocus")
     gate: str | None = Field(None, description="module:function that accepts or rejects groups; see train.gates")
+    opponent: str | None = Field(
+        None,
+        description="who has the other seats: random, optimal, base, adapter:DIR; the policy's seat alternates",
+    )
     format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
 
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
@@ -96,6 +100,8 @@ class TrainConfig(BaseModel):
             raise ValueError(f"mixture has {len(self.shares)} shares for {len(ids)} scenarios")
         if unknown := set(self.objectives) - set(OBJECTIVES):
             raise ValueError(f"no objective is named {unknown.pop()!r}: {', '.join(OBJECTIVES)}")
+        if self.opponent and any(len(scenario.players) == 1 for scenario in self.scenarios):
+            raise ValueError(f"opponent is {self.opponent!r}, and {self.scenario} has one player")
         if self.branch == 1:
             raise ValueError("branch is 1: one episode has none to be compared with")
         if self.ahead and (self.branch or self.entropy):

@@ -16,7 +16,7 @@ from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rewards import Shaping
 from train.checkpoint import Progress
-from train.collect import OnEnded, play_episodes, silent
+from train.collect import POLICY, OnEnded, Play, opponent_of, own_turns, play_episodes, seats_of, silent
 from train.config import TrainConfig
 from train.display import counter
 from train.metrics import METRICS, draw_curve, read
@@ -50,11 +50,17 @@ def evaluate(
     ended: OnEnded = silent,
 ) -> Evaluation:
     """Play the fixed validation starts with the training's own sampling; no shaping."""
-    agent = LanguageAgent("policy", model, config.sampling)
-    plays = [(scenario, *seeds) for seeds in episode_seeds(scenario, config.eval_episodes, "val")]
-    episodes = ranks.gather(asyncio.run(play_episodes(agent, ranks.share(plays), Shaping(), ended)))
-    turns = [turn for episode in episodes for turn in episode.turns]
+    agent = LanguageAgent(POLICY, model, config.sampling)
+    plays = [
+        Play(scenario, *seeds, seats_of(scenario, config, i))
+        for i, seeds in enumerate(episode_seeds(scenario, config.eval_episodes, "val"))
+    ]
+    playing = play_episodes(agent, ranks.share(plays), Shaping(), ended, opponent_of(config))
+    episodes = ranks.gather(asyncio.run(playing))
+    turns = own_turns(episodes)
     values = [episode.score for episode in episodes]
+    if config.opponent is not None:  # what the policy's seat got; the mean of both would be 0
+        values = [episode.returns[play.seats[0]] for play, episode in zip(plays, episodes, strict=True)]
     invalid = sum(turn.failure is not None for turn in turns) / len(turns)
     return Evaluation("success" if scenario.goal else "return", values, invalid)
 

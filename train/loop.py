@@ -15,8 +15,10 @@ import torch
 from msgrpo_agent.errors import RunError, UsageError
 from msgrpo_agent.rollout import derive_seed
 from train import checkpoint
+from train.advice import advice
 from train.batch import select
 from train.checkpoint import Progress, State
+from train.collect import own_seats, own_turns
 from train.config import TrainConfig
 from train.critic import critic_values
 from train.display import counter
@@ -85,8 +87,11 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
                 run.advance(rollouts, seconds)
                 if not told:
                     report.note(evaluations.forecast(run.step, seconds))
-                    told = True
-                sinks.update(run.step, describe(rollouts) | stats | {"time/total": run.progress.seconds})
+                played = describe(rollouts)
+                if not told and (hint := advice(played, config)):
+                    report.note(hint)
+                told = True
+                sinks.update(run.step, played | stats | {"time/total": run.progress.seconds})
                 if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
                     run.save()
                     write_transcripts(out, rollouts.episodes)
@@ -195,8 +200,8 @@ def learn(
 
 def describe(rollouts: Rollouts) -> dict[str, float]:
     """What the update's rollouts looked like, before any selection."""
-    turns = [turn for episode in (*rollouts.episodes, *rollouts.branched) for turn in episode.turns]
-    returns = [value for episode in rollouts.episodes for value in episode.returns.values()]
+    turns = own_turns([*rollouts.episodes, *rollouts.branched])
+    returns = [episode.returns[player] for episode in rollouts.episodes for player in own_seats(episode)]
     successes = [float(episode.success) for episode in rollouts.episodes if episode.success is not None]
     values = {
         "rollout/return": sum(returns) / len(returns),

@@ -95,12 +95,14 @@ def habit(game: Game, player: str) -> list[str]:
     return [action for action in DELTA if off_centre(action) == best]
 
 
-def pick(game: Game, player: str, generator: np.random.Generator, skill: float, bad: float) -> str:
+def pick(
+    scenario: Scenario, game: Game, player: str, generator: np.random.Generator, skill: float, bad: float
+) -> str:
     """The reference player's move with probability `skill`, the habit's with `bad`, else any."""
     drawn = generator.random()
     choices = list(game.actions)
     if drawn < skill:
-        choices = best_actions(game, player)
+        choices = list(best_actions(scenario, game, player))
     elif drawn < skill + bad:
         choices = habit(game, player)
     return str(generator.choice(choices))
@@ -121,10 +123,10 @@ def rows_of(scenario: Scenario, seed: int, *, further: float, cells: int = 0) ->
             for player in game.players:
                 said = [look(game, player, further=bool(generator.random() < further))]
                 said += lessons(game, player, generator, cells, further)
-                action = pick(game, player, generator, *PLAY[scenario.family])
+                action = pick(scenario, game, player, generator, *PLAY[scenario.family])
                 prompt = template.render(scenario, game.observe(player))
                 yield Row(prompt, f"{' '.join(reversed(said))}<action>{action}</action>")
-            game.step({player: pick(game, player, generator, *TOUR) for player in game.players})
+            game.step({player: pick(scenario, game, player, generator, *TOUR) for player in game.players})
 
 
 def lessons(game: Game, player: str, generator: np.random.Generator, cells: int, further: float) -> Iterator[str]:

@@ -21,7 +21,7 @@ from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import stream
 from train.branch import branch_groups, forks, play_forks
 from train.checkpoint import Progress
-from train.collect import Group, OnEnded, Start, grouped, play_groups, silent
+from train.collect import Group, OnEnded, Start, grouped, opponent_of, play_groups, silent
 from train.config import TrainConfig
 from train.ranks import Ranks
 
@@ -52,7 +52,7 @@ class Pace:
     """Gives each update its rollouts; with `ahead`, begins those of the next one at the same moment."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
-        self._config, self._ranks = config, ranks
+        self._config, self._ranks, self._opponent = config, ranks, opponent_of(config)
         self._coming: _InThread | None = None
 
     def next(self, progress: Progress, model: LanguageModel, sampling: Sampling, ended: OnEnded) -> Rollouts:
@@ -67,12 +67,12 @@ class Pace:
         found, branched = [], []
         if self._config.branch:
             found = forks(episodes, self._config, mine.starts)
-            going_on = play_forks(model, self._config, step, found, sampling, self._ranks, ended)
+            going_on = play_forks(model, self._config, step, found, sampling, self._ranks, ended, self._opponent)
             branched = self._ranks.gather(asyncio.run(going_on))
         waited = time.perf_counter() - began
         if self._config.ahead and step + 1 < self._config.steps:
             self._coming = _InThread(self._play(mine.next_start, step + 1, step, model, sampling, silent))
-        groups = grouped(episodes, self._config.group_size, mine.starts)
+        groups = grouped(episodes, self._config, mine.starts)
         groups += branch_groups(branched, self._config.branch, found)
         return Rollouts(groups, episodes, branched, mine.next_start, step - mine.version, mine.seconds, waited)
 
@@ -86,7 +86,7 @@ class Pace:
     ) -> _Played:
         began = time.perf_counter()
         starts, after = next_starts(self._config, first)
-        episodes = await play_groups(model, self._config, step, starts, sampling, self._ranks, ended)
+        episodes = await play_groups(model, self._config, step, starts, sampling, self._ranks, ended, self._opponent)
         return _Played(starts, after, version, episodes, time.perf_counter() - began)
 
 

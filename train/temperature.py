@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from train.collect import own_turns
 from train.config import TrainConfig
 from train.rollouts import Rollouts
 
@@ -18,7 +19,7 @@ RATE = 0.1
 
 def entropy(rollouts: Rollouts) -> float:
     """−mean log p of all sampled tokens, in nats, by the engine's own log-probabilities."""
-    turns = [turn for episode in (*rollouts.episodes, *rollouts.branched) for turn in episode.turns]
+    turns = own_turns([*rollouts.episodes, *rollouts.branched])
     found = [value for turn in turns if turn.completion for value in turn.completion.logprobs]
     return -sum(found) / len(found) if found else 0.0
 

@@ -23,8 +23,8 @@ import numpy as np
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Game
 from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
+from msgrpo_agent.games.search import optimal_values
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
-from msgrpo_agent.references import optimal_values
 
 LONGEST_PATH = 12  # cells: what fits into an answer
 CLOSE = 5  # percent: a chance that is this near the exact one is true

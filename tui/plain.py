@@ -9,26 +9,31 @@ from rich.console import Console
 from rich.text import Text
 
 from msgrpo_agent.errors import UsageError
+from msgrpo_agent.game import Board, Role
 from msgrpo_agent.parse import thought
 from tui.agents import HUMAN, Resolve, Table
 from tui.session import Frame, Match, Session, Setup, ending, new_match, points, verdict
 
-COLOURS = {"P": "bold cyan", "G": "bold green", "O": "red", "A": "bold red", "B": "bold yellow", "1": "bold green",
-           "o": "green", "2": "bold magenta", "x": "magenta"}  # fmt: skip
+COLOURS: dict[Role, str] = {
+    "own": "bold green",
+    "own-body": "green",
+    "other": "bold magenta",
+    "other-body": "magenta",
+    "good": "bold yellow",
+    "bad": "bold red",
+    "hole": "red",
+    "goal": "bold yellow",
+}
 
 
 def frame_text(session: Session, frame: Frame) -> Text:
     """One moment as coloured text: the board that the model reads, what was answered, where it stands."""
     text = Text(f"{session.scenario.id} · seed {session.seed} · step {frame.step}/{session.scenario.step_limit}\n")
     text.stylize("bold")
-    rows = frame.board.text().split("\n")
-    for row in rows[:-1]:
-        label, _, cells = row.partition(" ")
-        text.append(label + " ", "dim")
-        for glyph in cells:
-            text.append(glyph, COLOURS.get(glyph, "dim"))
-        text.append("\n")
-    text.append(rows[-1] + "\n", "dim")
+    if frame.board is None:
+        text.append(frame.seen + "\n")
+    else:
+        _append_board(text, frame.board)
     for player, turn in frame.turns.items():
         words = thought(turn.answer or "")
         if words:
@@ -43,6 +48,17 @@ def frame_text(session: Session, frame: Frame) -> Text:
     if end:
         text.append(f"{end}\n", "bold")
     return text
+
+
+def _append_board(text: Text, board: Board) -> None:
+    rows = board.text().split("\n")
+    for row in rows[:-1]:
+        label, _, cells = row.partition(" ")
+        text.append(label + " ", "dim")
+        for glyph in cells:
+            text.append(glyph, COLOURS.get(board.roles.get(glyph, "floor"), "dim"))
+        text.append("\n")
+    text.append(rows[-1] + "\n", "dim")
 
 
 def show_replay(session: Session, console: Console) -> None:

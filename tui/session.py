@@ -7,17 +7,19 @@ start with the same luck. Nothing here imports Textual.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from msgrpo_agent.agent import Agent, Decision, View
 from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import GameError, RecordError, UsageError
 from msgrpo_agent.game import Board, Game, Outcome, Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, view_of
+from msgrpo_agent.games import get_scenario, recorded_scenario
+from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
 from tui.agents import ARROWS, HUMAN, WASD, HumanAgent
 
 DEFAULT_AGAINST = "optimal"  # the second snake of a duel when nobody is named: it needs no model
@@ -49,14 +51,16 @@ class Setup:
 class Tally:
     """What one player's turns add up to."""
 
-    total: float = 0.0  # the return so far
+    total: float = 0.0  # the return so far, with what came while others moved
     invalid: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, turn: Turn) -> Tally:
+    def plus(self, turn: Turn | None, total: float) -> Tally:
+        if turn is None:
+            return replace(self, total=total)
         return Tally(
-            self.total + turn.reward,
+            total,
             self.invalid + (turn.failure is not None),
             self.tokens + turn.prompt_tokens + turn.completion_tokens,
             self.seconds + turn.latency_s,
@@ -65,14 +69,23 @@ class Tally:
 
 @dataclass(frozen=True)
 class Frame:
-    """One moment: the board, the turns that led to it, and what the players have gathered."""
+    """One moment: the board, the turns that led to it, and what the players have gathered.
+
+    `seen` is what the first player to move reads: it is shown where there is no board.
+    """
 
     step: int
-    board: Board
+    board: Board | None
+    seen: str
     outcome: Outcome
-    success: bool | None
+    ending: str
     turns: Mapping[str, Turn]
     tallies: Mapping[str, Tally]
+
+    @classmethod
+    def of(cls, game: Game, turns: Mapping[str, Turn], tallies: Mapping[str, Tally]) -> Frame:
+        seen = observation_of(game, (game.to_move or game.players)[0])
+        return cls(game.steps, game.board(), seen, game.outcome, game.ending, turns, tallies)
 
 
 class Session:
@@ -93,29 +106,30 @@ class Session:
         self._by: list[dict[str, str]] = []  # player -> spec, a step
         self._settings: dict[str, dict[str, Any]] = {}
         tallies = dict.fromkeys(game.players, Tally())
-        self.frames = [Frame(0, game.board(), game.outcome, game.success, {}, tallies)]
+        self.frames = [Frame.of(game, {}, tallies)]
 
     @classmethod
     def replay(cls, episode: Episode, agents: Mapping[str, Agent]) -> Session:
         """The session of a record, simulated again. Raises RecordError at the first difference."""
-        scenario = get_scenario(episode.scenario)
+        scenario = recorded_scenario(episode.scenario)
         session = cls(scenario, agents, episode.start_seed)
         session.episode = episode.model_copy(deep=True)
         session._start(scenario.new(episode.start_seed, episode.chance_seed))
         players = session.game.players
-        if set(episode.agents) != set(players) or len(episode.turns) % len(players):
-            raise RecordError(f"the record does not hold one turn a step for each of {', '.join(players)}")
+        if set(episode.agents) != set(players):
+            raise RecordError(f"the record's players are not {', '.join(players)}")
         session._settings = {episode.agents[p]: episode.settings.get(p, {}) for p in players}
-        for step in range(len(episode.turns) // len(players)):
-            turns = {turn.player: turn for turn in episode.turns if turn.step == step}
-            session._simulate(step, turns)
+        for number, (step, turns) in enumerate(groupby(episode.turns, key=lambda turn: turn.step)):
+            if step != number:
+                raise RecordError(f"the record lacks step {number}")
+            session._simulate(step, {turn.player: turn for turn in turns})
         session.cursor = 0
         return session
 
     def _simulate(self, step: int, turns: Mapping[str, Turn]) -> None:
         game = self.game.copy()
         try:
-            states = {player: game.observe(player) for player in game.players}
+            states = {player: observation_of(game, player) for player in game.to_move}
             rewards = game.step({player: turn.action for player, turn in turns.items()})
         except GameError as error:
             raise RecordError(f"step {step} of the record cannot be played: {error.message}") from error
@@ -167,7 +181,7 @@ class Session:
 
     def waiting(self) -> list[str]:
         """The players whose answer the step still needs."""
-        return [] if self.over else [player for player in self.players if player not in self.answers]
+        return [] if self.over else [player for player in self.game.to_move if player not in self.answers]
 
     @property
     def ready(self) -> bool:
@@ -182,10 +196,10 @@ class Session:
             raise GameError(f"nothing to play: waiting for {', '.join(self.waiting()) or 'nobody, the game is over'}")
         followed = self.live
         game = self.game.copy()
-        views = {player: self.view(player) for player in self.players}
-        decisions = {player: self.answers[player] for player in self.players}
+        views = {player: self.view(player) for player in self.game.to_move}
+        decisions = {player: self.answers[player] for player in self.game.to_move}
         apply_turn(self.episode, game, views, decisions, NO_SHAPING)
-        turns = {turn.player: turn for turn in self.episode.turns[-len(self.players) :]}
+        turns = {turn.player: turn for turn in self.episode.turns[-len(decisions) :]}
         for agent in self.agents.values():
             self._settings[agent.spec] = agent.settings()
         self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
@@ -197,10 +211,10 @@ class Session:
 
     def _append(self, game: Game, turns: Mapping[str, Turn], specs: dict[str, str]) -> None:
         before = self.frames[-1].tallies
-        tallies = {player: before[player].plus(turns[player]) for player in game.players}
+        tallies = {player: before[player].plus(turns.get(player), game.returns[player]) for player in game.players}
         self._games.append(game)
         self._by.append(specs)
-        self.frames.append(Frame(game.steps, game.board(), game.outcome, game.success, dict(turns), tallies))
+        self.frames.append(Frame.of(game, dict(turns), tallies))
 
     def _sign(self) -> None:
         """Who played goes into the record; a seat that changed hands names all of them: `nano+human`."""
@@ -360,22 +374,11 @@ def points(value: float) -> str:
 
 
 def ending(session: Session, frame: Frame) -> str:
-    """How a game ended, in a word or two; empty while it goes on."""
-    if frame.outcome is Outcome.PLAYING:
-        return ""
-    if frame.success is not None:
-        return (
-            "goal reached"
-            if frame.success
-            else "fell in a hole"
-            if frame.outcome is Outcome.TERMINATED
-            else "out of steps"
-        )
-    if frame.outcome is Outcome.TRUNCATED:
-        return "all steps played"
-    dead = [player for player, turn in frame.turns.items() if turn.reward < 0]
-    names = [session.name(player) for player in dead]
-    return f"{' and '.join(names)} died" if names else "game over"
+    """How a game ended, in its own words, each player by the name of who sits there; empty while it goes on."""
+    text = frame.ending
+    for player in session.players:
+        text = re.sub(rf"\b{re.escape(player)}\b", session.name(player).replace("\\", r"\\"), text)
+    return text
 
 
 def verdict(match: Match) -> str:

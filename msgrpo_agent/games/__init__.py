@@ -1,9 +1,11 @@
-"""SCENARIOS, the registry. To add a game: one file here, one entry below, and the contract test runs over it.
+"""SCENARIOS, the registry of ours, and `get_scenario`, which also finds those from outside (`outside.py`).
 
 Sources: [V] Verlog, [F] FastSnake, [G] Gymnasium, [ours].
 """
 
 from __future__ import annotations
+
+import shlex
 
 from gymnasium.envs.toy_text.frozen_lake import MAPS
 
@@ -11,6 +13,8 @@ from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import frozen_lake, snake
 from msgrpo_agent.games.frozen_lake import FrozenLake
+from msgrpo_agent.games.outside import FIXED, harmless, offered, outside
+from msgrpo_agent.games.search import best_snake_actions, optimal_lake_actions
 from msgrpo_agent.games.snake import Item, Snake, SnakeSetting
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -22,10 +26,34 @@ def register(scenario: Scenario) -> None:
     SCENARIOS[scenario.id] = scenario
 
 
-def get_scenario(scenario_id: str) -> Scenario:
-    if scenario_id not in SCENARIOS:
-        raise UsageError(f"no scenario is named {scenario_id!r}", fix=nearest(scenario_id, SCENARIOS))
-    return SCENARIOS[scenario_id]
+def get_scenario(name: str) -> Scenario:
+    """The scenario of this name: one of ours, `module:scenario`, `file.py:scenario`, or an installed package's.
+
+    Raises UsageError where there is none.
+    """
+    if name in SCENARIOS:
+        return SCENARIOS[name]
+    found = outside(name)
+    if found is None:
+        raise UsageError(f"no scenario is named {name!r}", fix=nearest(name, (*SCENARIOS, *FIXED, *offered())))
+    return found
+
+
+def recorded_scenario(name: str) -> Scenario:
+    """The scenario that a record names: ours, an installed package's, or one that a person has named themselves.
+
+    A record may come from anywhere, and to load a game from outside is to run its code. Raises UsageError.
+    """
+    if name not in SCENARIOS and not harmless(name):
+        raise UsageError(
+            f"a record is of the game {name!r}, which is not msgrpo's own; it is not loaded because a record says so",
+            fix=f"if you trust that file: msgrpo --game {shlex.quote(name)} …",
+        )
+    return get_scenario(name)
+
+
+def _best_on_ice(game: FrozenLake, player: str) -> list[str]:
+    return optimal_lake_actions(game)
 
 
 def _lake(id: str, size: int, p_frozen: float, slippery: bool, step_limit: int, source: str) -> Scenario:
@@ -34,7 +62,7 @@ def _lake(id: str, size: int, p_frozen: float, slippery: bool, step_limit: int, 
         return FrozenLake(desc, slippery, step_limit, chance_seed)
 
     text = frozen_lake.rules(slippery, step_limit)
-    return Scenario(id, "frozen-lake", text, step_limit, source, make, goal=True)
+    return Scenario(id, "frozen-lake", text, step_limit, source, make, goal=True, reference=_best_on_ice)
 
 
 def _gymnasium_lake(name: str, step_limit: int) -> Scenario:
@@ -45,7 +73,17 @@ def _gymnasium_lake(name: str, step_limit: int) -> Scenario:
 
     text = frozen_lake.rules(True, step_limit)
     source = f"[G] map {name}, limit {step_limit}"
-    return Scenario(f"frozen-lake-{name}", "frozen-lake", text, step_limit, source, make, one_start=True, goal=True)
+    return Scenario(
+        f"frozen-lake-{name}",
+        "frozen-lake",
+        text,
+        step_limit,
+        source,
+        make,
+        one_start=True,
+        goal=True,
+        reference=_best_on_ice,
+    )
 
 
 def _snake(id: str, setting: SnakeSetting, source: str) -> Scenario:
@@ -53,7 +91,8 @@ def _snake(id: str, setting: SnakeSetting, source: str) -> Scenario:
         return Snake(setting, start_seed, chance_seed)
 
     players = snake.player_names(setting)
-    return Scenario(id, "snake", snake.rules(setting), setting.step_limit, source, make, players)
+    text = snake.rules(setting)
+    return Scenario(id, "snake", text, setting.step_limit, source, make, players, reference=best_snake_actions)
 
 
 APPLES = Item("apple", "apples", "A", 5, 1)

@@ -12,11 +12,12 @@ from functools import lru_cache
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from msgrpo_agent.game import Board, Game
+from msgrpo_agent.game import Board, Game, Outcome, Role
 
 GYM_ACTION = {"left": 0, "down": 1, "right": 2, "up": 3}
 GLYPH = {"S": "_", "F": "_", "H": "O", "G": "G"}
 LEGEND = {"P": "you", "_": "frozen", "O": "hole", "G": "goal"}
+ROLES: dict[str, Role] = {"P": "own", "_": "ice", "O": "hole", "G": "goal"}
 MOVE = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}  # (row, column), row 0 on top
 
 
@@ -77,6 +78,12 @@ class FrozenLake(Game):
         row, column = self.cell
         return self.desc[row][column] == "G"
 
+    @property
+    def ending(self) -> str:
+        if self.outcome is Outcome.PLAYING:
+            return ""
+        return "goal reached" if self.success else "fell in a hole" if self._over else "out of steps"
+
     def _draw_luck(self, chance_seed: int) -> None:
         state, self.chance_seed, self._env = self.state, chance_seed, None
         self.env.s = state
@@ -94,7 +101,7 @@ class FrozenLake(Game):
         rows = [[GLYPH[letter] for letter in row] for row in self.desc]
         row, column = self.cell
         rows[row][column] = "P"
-        return Board(tuple(map(tuple, rows)), LEGEND)
+        return Board(tuple(map(tuple, rows)), LEGEND, ROLES)
 
     def observe(self, player: str) -> str:
         height = len(self.desc)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msgrpo_agent.game import Board, Game, stream
+from msgrpo_agent.game import Board, Game, Outcome, Role, stream
 
 Cell = tuple[int, int]
 BODY_GLYPHS = "oxvz"  # of snake 1, 2, …; a head is its snake's number
@@ -137,8 +137,9 @@ class Snake(Game):
     def board(self) -> Board:
         size = self.setting.size
         grid = {(x, y): "." for x in range(size) for y in range(size)}
-        legend = {".": "empty"}
+        legend, roles = {".": "empty"}, dict[str, Role]()
         for item in self.setting.items:
+            roles[item.glyph] = "good" if item.value > 0 else "bad"
             grid |= dict.fromkeys(self.items[item.name], item.glyph)
             legend[item.glyph] = f"{item.name} ({item.value:+d})"
         for i, name in enumerate(self.headings, start=1):
@@ -147,8 +148,17 @@ class Snake(Game):
             grid |= dict.fromkeys(body[:1], str(i))
             kind = "enemy" if name in self.enemies else "snake"
             legend |= {str(i): f"head of {kind} {i}", BODY_GLYPHS[i - 1]: f"body of {kind} {i}"}
+            roles[str(i)] = "own" if i == 1 else "other"
+            roles[BODY_GLYPHS[i - 1]] = "own-body" if i == 1 else "other-body"
         rows = [tuple(grid[x, y] for x in range(size)) for y in reversed(range(size))]
-        return Board(tuple(rows), legend)
+        return Board(tuple(rows), legend, roles)
+
+    @property
+    def ending(self) -> str:
+        dead = [player for player in self.players if not self.alive(player)]
+        if self.outcome is Outcome.TERMINATED:
+            return f"{' and '.join(dead)} died"
+        return "all steps played" if self.outcome is Outcome.TRUNCATED else ""
 
     def observe(self, player: str) -> str:
         lines = [f"Step {self.steps + 1} of {self.step_limit}."]

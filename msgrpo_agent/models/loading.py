@@ -87,6 +87,16 @@ def nano() -> LocalModel:
     return model
 
 
+def based(base: str) -> LocalModel:
+    """A base model as it is, from a folder or a hub."""
+    if base == NANO:
+        return nano()
+    model = LocalModel(base, *load_base(base))
+    weights = sorted(Path(base_path(base)).glob("*.safetensors"))
+    model.extra_settings = {"weights": "+".join(map(_digest, weights)) or base}
+    return model
+
+
 def adapted(folder: Path) -> LocalModel:
     """A trained run's model, named after its folder."""
     chat = _chat_of(folder)

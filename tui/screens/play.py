@@ -20,6 +20,7 @@ from textual.widgets import Footer, Static
 from textual.worker import Worker, WorkerState, get_current_worker
 
 from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.game import MOVES, Game
 from msgrpo_agent.prompt import Prompt
 from msgrpo_agent.text import printable
 from tui.agents import ARROWS, HUMAN, WASD, HumanAgent, LazyAgent
@@ -70,7 +71,7 @@ class Lane(Vertical):
 
     def show(self, session: Session) -> None:
         frame = session.frame
-        self.query_one(BoardView).board = frame.board
+        self.query_one(BoardView).show(frame.board, frame.seen)
         self.border_subtitle = ending(session, frame)
         self.set_class(bool(self.border_subtitle), "ended")
 
@@ -80,6 +81,7 @@ class PlayScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *move_bindings(),
+        *(Binding(str(n), f"choose({n})", show=False, id=f"choose.{n}") for n in range(1, 10)),
         Binding("space", "pause", "pause/go", id="play.pause"),
         Binding("n,full_stop", "step", "step", id="play.step"),
         Binding("left_square_bracket,comma", "seek(-1)", "back", id="play.back"),
@@ -136,7 +138,7 @@ class PlayScreen(Screen[None]):
             for i, session in enumerate(self.match.sessions):
                 with Vertical(classes="side"):
                     with Lane(i, session):
-                        yield BoardView(session.frame.board)
+                        yield BoardView(session.frame.board, session.frame.seen)
                         yield Static(legend(session), classes="legend")
                     with Vertical(classes="panels"):
                         for player in session.players:
@@ -205,7 +207,8 @@ class PlayScreen(Screen[None]):
             again = "" if self.waiting_humans() else "enter: ask again   "  # first the person moves
             panel.say(f"{self.failed[index, player]}\n{again}{self.seat_key(index, player)}: play by hand", "error")
         elif isinstance(agent, HumanAgent) and player not in session.answers:
-            panel.say(f"{agent.name}, your move: {KEYS[agent.hands]}".removeprefix("you, "), "turn")
+            keys = keys_of(session.game, player, agent)
+            panel.say(f"{agent.name}, your move: {keys}".removeprefix("you, "), "turn")
         elif self.match.secret and player in session.answers:
             panel.say("has chosen; shown when everybody has", "note")
         elif self.asking and player not in session.answers:
@@ -415,9 +418,18 @@ class PlayScreen(Screen[None]):
         if not self.match.live:  # nobody moves blindly: first back to the present
             self.action_jump_to(-1)
             return
-        for index, _, person in self.waiting_humans():
-            if hand in person.hands and way in self.match.sessions[index].game.actions:
+        for index, player, person in self.waiting_humans():
+            game = self.match.sessions[index].game
+            if hand in person.hands and way in game.legal(player):
                 person.choose(way)
+                return
+
+    def action_choose(self, number: int) -> None:
+        """The `number`-th action that is legal now, for games that are not played with arrows."""
+        for index, player, person in self.waiting_humans():
+            legal = self.match.sessions[index].game.legal(player)
+            if number <= len(legal):
+                person.choose(legal[number - 1])
                 return
 
     @on(ActionChosen)
@@ -552,14 +564,22 @@ class PlayScreen(Screen[None]):
         self.host.leave()
 
 
+def keys_of(game: Game, player: str, person: HumanAgent) -> str:
+    """The keys that play: those of the person's hands where one can go in four directions, else numbers."""
+    legal = game.legal(player)
+    if set(MOVES) & set(legal):
+        return KEYS[person.hands]
+    return "  ".join(f"{i} {action}" for i, action in enumerate(legal[:9], start=1)) + (" …" if legal[9:] else "")
+
+
 def legend(session: Session) -> Content:
     """What the signs on the board mean; a snake's head and body are one entry."""
     board = session.frame.board
     shown: dict[str, str] = {}
-    for glyph, meaning in board.legend.items():
-        if meaning not in ("empty", "frozen"):
+    for glyph, meaning in board.legend.items() if board else ():
+        if board and board.roles.get(glyph, "floor") not in ("floor", "ice"):
             name = re.sub(r"^(head|body) of ", "", meaning)
-            shown[name] = shown.get(name, "") + look(glyph, board.legend)[0]
+            shown[name] = shown.get(name, "") + look(glyph, board)[0]
     parts = [
         Content.styled(f"\u00a0{signs}\u00a0", "bold") + Content.styled(name.replace(" ", "\u00a0"), "$text-muted")
         for name, signs in shown.items()

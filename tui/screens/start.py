@@ -93,7 +93,7 @@ class StartScreen(Screen[None]):
                     options.border_title = title
                     yield options
         with Horizontal(id="about"):
-            yield BoardView(SCENARIOS[self.scenario].new(self.seed, self.seed).board())
+            yield BoardView(None)
             yield Static(id="rules")
         yield Static(id="command")
         yield Footer(compact=True, show_command_palette=False)
@@ -133,7 +133,8 @@ class StartScreen(Screen[None]):
             ways.set_options([Option(WAYS[way], id=way) for way in wanted])
             ways.highlighted = 0
         board = self.query_one(BoardView)
-        board.board = scenario.new(self.seed, self.seed).board()
+        game = scenario.new(self.seed, self.seed)
+        board.show(game.board(), game.observe(game.to_move[0]))
         board.display = self.size.height > board.rows + 15  # a board that is cut off says less than none
         about = Content.styled(scenario.id, "bold $primary") + Content(f"   {scenario.step_limit} steps\n")
         self.query_one("#rules", Static).update(about + Content(scenario.rules))

@@ -6,8 +6,7 @@ second sign beside each letter tells things apart without any colour.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import textwrap
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -16,31 +15,33 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from msgrpo_agent.game import Board
+from msgrpo_agent.game import Board, Role
 
 SCALES = (5, 3, 2)  # odd ones have a middle row for the glyph
 AXIS = 2  # columns of row labels on the left; one row of column labels below
-NUMBERED = re.compile(r"(head|body) of \w+ (\d)")
+# Colour class and sign of each role; {0} is the cell's own letter.
+LOOKS: dict[Role, tuple[str, str]] = {
+    "own": ("head-1", "●{0}"),
+    "own-body": ("body-1", "{0}{0}"),
+    "other": ("head-2", "●{0}"),
+    "other-body": ("body-2", "{0}{0}"),
+    "good": ("good", "{0}+"),
+    "bad": ("bad", "{0}-"),
+    "wall": ("wall", "{0}{0}"),
+    "hole": ("hole", "{0}{0}"),
+    "goal": ("goal", "★{0}"),
+    "ice": ("ice", "· "),
+}
+EMPTY = (".", " ", "_")  # letters that a floor does not show
 
 
-def look(glyph: str, legend: Mapping[str, str]) -> tuple[str, str]:
-    """(two columns of text, colour class) for a cell, from what the legend says about its glyph."""
-    meaning = legend.get(glyph, "")
-    if found := NUMBERED.match(meaning):
-        part, number = found.groups()
-        return (f"●{glyph}" if part == "head" else f"{glyph}{glyph}"), f"{part}-{1 if number == '1' else 2}"
-    if "(+" in meaning:
-        return f"{glyph}+", "good"
-    if "(-" in meaning:
-        return f"{glyph}-", "bad"
-    known = {
-        "you": (f"●{glyph}", "head-1"),
-        "frozen": ("· ", "ice"),
-        "empty": ("· ", "floor"),
-        "hole": (glyph * 2, "hole"),
-        "goal": (f"★{glyph}", "goal"),
-    }
-    return known.get(meaning, (glyph * 2, "floor"))
+def look(glyph: str, board: Board) -> tuple[str, str]:
+    """(two columns of text, colour class) for a cell, by its role."""
+    role = board.roles.get(glyph, "floor")
+    if role == "floor":
+        return ("· " if glyph in EMPTY else glyph * 2), "floor"
+    kind, sign = LOOKS[role]
+    return sign.format(glyph), kind
 
 
 class BoardView(Widget):
@@ -49,24 +50,35 @@ class BoardView(Widget):
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         f"board--{kind}"
         for kind in (
-            "axis", "floor-a", "floor-b", "ice-a", "ice-b", "hole", "goal",
+            "axis", "floor-a", "floor-b", "ice-a", "ice-b", "wall", "hole", "goal",
             "head-1", "head-2", "body-1", "body-2", "good", "bad",
         )
     }  # fmt: skip
 
     board: reactive[Board | None] = reactive(None, repaint=False)
 
-    def __init__(self, board: Board, *, id: str | None = None) -> None:
+    text: reactive[str] = reactive("", repaint=True)  # what is shown of a game without a board
+
+    def __init__(self, board: Board | None, text: str = "", *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.set_reactive(BoardView.board, board)
+        self.set_reactive(BoardView.text, text)
+
+    def show(self, board: Board | None, text: str) -> None:
+        self.board, self.text = board, text
 
     @property
     def rows(self) -> int:
-        return len(self.board.cells) if self.board else 0
+        return len(self.board.cells) if self.board else len(self._lines())
 
     @property
     def columns(self) -> int:
-        return len(self.board.cells[0]) if self.board else 0
+        return len(self.board.cells[0]) if self.board else max(map(len, self._lines())) // 2 + 1
+
+    def _lines(self) -> list[str]:
+        """The text of a game without a board, wrapped."""
+        width = max(20, self.size.width - AXIS)
+        return [part for line in self.text.split("\n") for part in textwrap.wrap(line, width) or [""]]
 
     def scale_in(self, width: int, height: int) -> int:
         """The largest scale at which the board fits."""
@@ -106,11 +118,15 @@ class BoardView(Widget):
         return self.rows + 1
 
     def render_line(self, y: int) -> Strip:
+        if self.board is None:
+            lines = self._lines()
+            shown = lines[y] if y < len(lines) else ""
+            return Strip([Segment(shown, self.rich_style)]).adjust_cell_length(self.size.width, self.rich_style)
         board, scale = self.board, self.scale
         left, top = self._margins()
         blank = self.rich_style
         line = y - top
-        if board is None or not 0 <= line <= scale * self.rows:
+        if not 0 <= line <= scale * self.rows:
             return Strip.blank(self.size.width, blank)
         axis = self.get_component_rich_style("board--axis")
         segments = [Segment(" " * left, blank)]
@@ -123,7 +139,7 @@ class BoardView(Widget):
             label = str((self.rows - 1 - row) % 10) if part == middle else " "
             segments.append(Segment(label.ljust(AXIS), axis))
             for x, glyph in enumerate(board.cells[row]):
-                text, kind = look(glyph, board.legend)
+                text, kind = look(glyph, board)
                 if kind in ("floor", "ice"):
                     kind += "-a" if (x + row) % 2 else "-b"
                 style = self.get_component_rich_style(f"board--{kind}")

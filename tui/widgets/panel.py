@@ -29,7 +29,7 @@ class AgentPanel(Widget):
         super().__init__(id=f"panel-{index}-{player}", classes="panel")
         self.index = index
         self.player = player
-        self.bars = ActionBars(index, player, session.game.actions)
+        self.bars = ActionBars(index, player, session.game.actions or session.game.legal(player))
         self._following = False  # the words scroll to the end of a growing answer
         self.border_title = session.name(player)
 

@@ -1,0 +1,254 @@
+"""Matches: agents against each other in games of two players, both seats equally often on the same starts.
+
+Every start is played twice, with the seats swapped and the same luck, so what a seat or a start is worth cancels. A
+result is a win, a draw or a loss by the return. Of several agents everybody meets everybody; their ratings are
+Bradley-Terry's, P(i beats j) = r_i / (r_i + r_j), a draw half a win for each, on the scale of Elo (400 points are
+odds of ten to one) around a mean of 0. Intervals are percentile bootstraps over starts, drawn once for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evals.record import folder_name
+from evals.suites import EpisodeSeeds, episode_seeds
+from msgrpo_agent.agent import Agent
+from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.rollout import play_episode
+
+RESAMPLES = 1000
+CONCURRENCY = 32
+ELO = 400 / math.log(10)
+Points = NDArray[np.float64]  # of the first of two agents, a start: its mean over both seats, 1 a win and ½ a draw
+Done = Callable[[int, int], None]  # episodes played, and in all
+
+
+@dataclass(frozen=True)
+class Result:
+    """One pairing, from the first agent's side; `score` is (wins + draws / 2) / n with its interval."""
+
+    first: str
+    second: str
+    starts: int
+    wins: int
+    draws: int
+    losses: int
+    failed: int  # starts that are left out, because an endpoint gave no answer
+    score: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Rating:
+    agent: str
+    elo: float
+    low: float
+    high: float
+
+
+def play(
+    scenario: Scenario,
+    agents: Mapping[str, Agent],
+    pairs: Sequence[tuple[str, str]],
+    starts: int,
+    out: Path,
+    done: Done = lambda played, planned: None,
+) -> list[tuple[tuple[str, str], Path]]:
+    """Play what is missing of every pairing, and return each one's record.
+
+    Raises UsageError for a game that has not two players.
+    """
+    if len(scenario.players) != 2:
+        raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
+    records = [(pair, out / "match" / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
+    asyncio.run(_play_all(scenario, agents, records, starts, done))
+    return records
+
+
+async def _play_all(
+    scenario: Scenario,
+    agents: Mapping[str, Agent],
+    records: Sequence[tuple[tuple[str, str], Path]],
+    starts: int,
+    done: Done,
+) -> None:
+    played, gate = 0, asyncio.Semaphore(CONCURRENCY)
+    planned = 2 * starts * len(records)
+
+    async def one(seated: Mapping[str, str], seeds: tuple[int, int, int], file: Path) -> None:
+        nonlocal played
+        async with gate:
+            episode = await play_episode(
+                scenario,
+                {player: agents[spec] for player, spec in seated.items()},
+                start_seed=seeds[0],
+                chance_seed=seeds[1],
+                sampling_seed=seeds[2],
+            )
+        with file.open("a") as record:  # one line in one write: a kill leaves whole lines, or a torn last one
+            record.write(episode.model_dump_json() + "\n")
+        played += 1
+        done(played, planned)
+
+    waiting = []
+    for pair, file in records:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        _drop_torn_line(file)
+        known = {_key(episode) for episode in read_episodes(file) if episode.error is None}
+        for seeds in episode_seeds(scenario, starts):
+            for first, second in (pair, pair[::-1]):
+                seated = dict(zip(scenario.players, (first, second), strict=True))
+                if (_seeds(seeds), tuple(seated.items())) in known:
+                    played += 1
+                else:
+                    waiting.append(one(seated, seeds, file))
+    try:
+        await asyncio.gather(*waiting)
+    finally:
+        for agent in agents.values():
+            await agent.close()
+
+
+def _seeds(seeds: EpisodeSeeds) -> tuple[int, int, int]:
+    return seeds.start, seeds.chance, seeds.sampling
+
+
+def _key(episode: Episode) -> tuple[tuple[int, int, int], tuple[tuple[str, str], ...]]:
+    seeds = (episode.start_seed, episode.chance_seed, episode.sampling_seed)
+    return seeds, tuple(episode.agents.items())
+
+
+def _drop_torn_line(file: Path) -> None:
+    """What a kill left of a line is cut off, so that the next one begins at its own start."""
+    held = file.read_bytes()
+    if held and not held.endswith(b"\n"):
+        file.write_bytes(held[: held.rfind(b"\n") + 1])
+
+
+def points_of(
+    file: Path, pair: tuple[str, str], scenario: Scenario, starts: int
+) -> tuple[dict[int, list[float]], int]:
+    """The first agent's points by the number of the start, and how many starts are left out; two for each that
+    counts."""
+    finished = {_key(episode): episode for episode in read_episodes(file) if episode.error is None}
+    found: dict[int, list[float]] = {}
+    for number, seeds in enumerate(episode_seeds(scenario, starts)):
+        keys = [(_seeds(seeds), tuple(zip(scenario.players, order, strict=True))) for order in (pair, pair[::-1])]
+        if all(key in finished for key in keys):
+            found[number] = [_points(finished[key], i) for i, key in enumerate(keys)]
+    return found, starts - len(found)
+
+
+def _points(episode: Episode, seat: int) -> float:
+    """1 for a win of whoever sits on `seat`, ½ for a draw, 0 for a loss."""
+    values = list(episode.returns.values())
+    mine, other = values[seat], values[1 - seat]
+    return 0.5 if mine == other else float(mine > other)
+
+
+def result(pair: tuple[str, str], points: Mapping[int, Sequence[float]], failed: int) -> Result:
+    """Raises UsageError where no start was finished."""
+    if not points:
+        raise UsageError(f"no start of {pair[0]} against {pair[1]} was finished", fix="the same command goes on")
+    single = [value for both in points.values() for value in both]
+    means = np.array([sum(both) / 2 for both in points.values()])
+    low, high = np.percentile(_resampled(means), [2.5, 97.5])
+    return Result(
+        *pair,
+        starts=len(points),
+        wins=single.count(1.0),
+        draws=single.count(0.5),
+        losses=single.count(0.0),
+        failed=failed,
+        score=float(means.mean()),
+        low=float(low),
+        high=float(high),
+    )
+
+
+def _resampled(means: Points) -> Points:
+    generator = np.random.default_rng(0)
+    return np.asarray(means[generator.integers(len(means), size=(RESAMPLES, len(means)))].mean(axis=1))
+
+
+def bradley_terry(agents: Sequence[str], wins: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ratings (in Elo, mean 0) that make wins[i, j], the points of i against j, most likely.
+
+    Minorisation-maximisation (Hunter 2004): r_i ← W_i / Σ_j n_ij / (r_i + r_j), with half a point added to both sides
+    of every pairing that was played, so that who never lost has a finite rating.
+    """
+    met = (wins + wins.T) > 0
+    wins = wins + 0.5 * met
+    games, total = wins + wins.T, wins.sum(axis=1)
+    rating = np.ones(len(agents))
+    for _ in range(10_000):
+        updated = total / (games / (rating[:, None] + rating[None, :])).sum(axis=1)
+        updated /= np.exp(np.log(updated).mean())
+        if np.abs(np.log(updated / rating)).max() < 1e-10:
+            break
+        rating = updated
+    return np.asarray(ELO * np.log(updated))
+
+
+def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int, Sequence[float]]]) -> list[Rating]:
+    """Everybody's rating, the highest first; resamples draw the starts once for all pairings."""
+    place = {agent: i for i, agent in enumerate(agents)}
+    starts = sorted({number for of in points.values() for number in of})
+
+    def rated(weight: Mapping[int, float]) -> NDArray[np.float64]:
+        wins = np.zeros((len(agents), len(agents)))
+        for (first, second), of in points.items():
+            for number, both in of.items():
+                wins[place[first], place[second]] += weight[number] * sum(both)
+                wins[place[second], place[first]] += weight[number] * (2 - sum(both))
+        return bradley_terry(agents, wins)
+
+    best = rated(dict.fromkeys(starts, 1.0))
+    generator = np.random.default_rng(0)
+    counts = generator.multinomial(len(starts), [1 / len(starts)] * len(starts), size=RESAMPLES // 5)
+    drawn = np.array([rated(dict(zip(starts, map(float, row), strict=True))) for row in counts])
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    found = [Rating(agent, *map(float, (best[i], low[i], high[i]))) for agent, i in place.items()]
+    return sorted(found, key=lambda rating: -rating.elo)
+
+
+def report(
+    scenario: Scenario, records: Sequence[tuple[tuple[str, str], Path]], starts: int, out: Path
+) -> tuple[list[Result], list[Rating]]:
+    """The results of all pairings, and ratings where there are several; both also go to match.json."""
+    found = {pair: points_of(file, pair, scenario, starts) for pair, file in records}
+    results = [result(pair, points, failed) for pair, (points, failed) in found.items()]
+    agents = list(dict.fromkeys(agent for pair in found for agent in pair))
+    rated = ratings(agents, {pair: points for pair, (points, _) in found.items()}) if len(agents) > 2 else []
+    held = {
+        "scenario": scenario.id,
+        "rules": scenario.rules_hash,
+        "starts": starts,
+        "results": list(map(asdict, results)),
+        "ratings": list(map(asdict, rated)),
+    }
+    (out / "match.json").write_text(json.dumps(held, indent=2) + "\n")
+    return results, rated
+
+
+def pairings(agents: Sequence[str], opponent: str | None) -> list[tuple[str, str]]:
+    """Each agent against the opponent, or everybody against everybody. Raises UsageError where nobody meets."""
+    pairs = (
+        [(agent, opponent) for agent in agents if agent != opponent] if opponent else list(combinations(agents, 2))
+    )
+    if not pairs:
+        raise UsageError("a match needs two agents", fix="msgrpo eval A --opponent B, or several agents")
+    return pairs

@@ -1,0 +1,168 @@
+"""Scenarios from outside the package, by name.
+
+    my_pkg.my_game:scenario         an attribute of a module that can be imported, from the current folder too
+    path/to/my_game.py:scenario     an attribute of a file
+    NAME                            what an installed package offers: an entry point of the group `msgrpo.scenarios`
+    gym:BabyAI-GoToObj-v0           any level of MiniGrid and BabyAI
+    spiel:tic_tac_toe               any game of OpenSpiel
+
+The attribute is a `Scenario`, or a function without arguments that returns one. Whatever name a scenario was asked
+for by becomes its id, so that a record's `scenario` finds it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.extras import needs
+from msgrpo_agent.game import Scenario
+
+GROUP = "msgrpo.scenarios"
+HOW = "module:scenario, path/to/file.py:scenario, or the name of an entry point of the group " + GROUP
+
+
+# Levels under a name of their own, with a step limit that stays: id and steps.
+FIXED = {
+    "babyai-goto": ("BabyAI-GoToObj-v0", 20),
+    "babyai-open-door": ("BabyAI-OpenDoor-v0", 20),
+    "babyai-pickup": ("BabyAI-PickupLoc-v0", 24),
+    "minigrid-empty": ("MiniGrid-Empty-Random-6x6-v0", 20),
+}
+_loaded: dict[str, Scenario] = {}
+
+
+def _minigrid(name: str, env_id: str, limit: int | None) -> Scenario:
+    with needs(f"the game {name!r}", "minigrid"):
+        from msgrpo_agent.games.minigrid_game import minigrid_scenario
+    return minigrid_scenario(env_id, step_limit=limit)
+
+
+def outside(name: str) -> Scenario | None:
+    """The scenario that `name` leads to, with that name as its id; None where it leads nowhere.
+
+    Raises UsageError with the file and line where what it leads to cannot be imported or is no scenario.
+    """
+    if name in _loaded:
+        return _loaded[name]
+    found = _found(name)
+    if found is not None:
+        _loaded[name] = found
+    return found
+
+
+def _found(name: str) -> Scenario | None:
+    kind, _, rest = name.partition(":")
+    if name in FIXED:
+        env_id, limit = FIXED[name]
+        return replace(_minigrid(name, env_id, limit), id=name)
+    if kind == "gym":
+        return _minigrid(name, rest, None)
+    if kind == "spiel":
+        with needs(f"the game {name!r}", "openspiel"):
+            from msgrpo_agent.games.spiel_game import spiel_scenario
+        return spiel_scenario(rest)
+    if ":" in name:
+        where, _, attribute = name.rpartition(":")
+        module = _from_file(Path(where), name) if where.endswith(".py") else _imported(where, name)
+        return _scenario(module, attribute, name)
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            with _Told(name):
+                return _checked(entry.load(), name, entry.value)
+    return None
+
+
+def harmless(name: str) -> bool:
+    """Whether a record may lead to it: what a person asked for in this process, or a library's own game."""
+    return name in _loaded or name in FIXED or name in offered() or name.partition(":")[0] in ("gym", "spiel")
+
+
+@cache
+def offered() -> list[str]:
+    """The names that installed packages offer."""
+    return sorted(entry.name for entry in entry_points(group=GROUP))
+
+
+def _imported(module: str, name: str) -> ModuleType:
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
+        raise UsageError(f"{name!r} names no module: {module!r}", fix=HOW)
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # behind all that is installed: a user's train.py does not stand in for ours
+    with _Told(name):
+        return importlib.import_module(module)
+
+
+def _from_file(file: Path, name: str) -> ModuleType:
+    if not file.is_file():
+        raise UsageError(f"{name!r}: there is no file {file}", fix=HOW)
+    known = "msgrpo_game_" + hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, file)
+    assert spec is not None  # a file that ends in .py has both
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[known] = module  # dataclasses look their module up
+    try:
+        with _Told(name):
+            spec.loader.exec_module(module)
+    except UsageError:
+        del sys.modules[known]
+        raise
+    return module
+
+
+def _scenario(module: ModuleType, attribute: str, name: str) -> Scenario:
+    file = getattr(module, "__file__", module.__name__)
+    if not hasattr(module, attribute):
+        known = [key for key, value in vars(module).items() if isinstance(value, Scenario)]
+        there = f"it has {', '.join(known)}" if known else "it holds no msgrpo_agent.game.Scenario"
+        raise UsageError(f"{name!r}: {file} has no {attribute!r}", fix=there)
+    return _checked(getattr(module, attribute), name, f"{file}:{attribute}")
+
+
+def _checked(found: Any, name: str, where: str) -> Scenario:
+    if callable(found) and not isinstance(found, Scenario):
+        with _Told(name):
+            found = found()
+    if not isinstance(found, Scenario):
+        raise UsageError(
+            f"{name!r}: {where} is a {type(found).__name__}",
+            fix="it must be a msgrpo_agent.game.Scenario, or a function without arguments that returns one",
+        )
+    return replace(found, id=name)
+
+
+class _Told:
+    """Turns whatever a user's module raises into one message with its file and line."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, UsageError):
+            return
+        frames = traceback.extract_tb(error.__traceback__)
+        at = f"{frames[-1].filename}:{frames[-1].lineno}"
+        if isinstance(error, SyntaxError) and error.filename:
+            at = f"{error.filename}:{error.lineno}"
+        raise UsageError(
+            f"{self._name!r} cannot be loaded: {type(error).__name__}: {error} ({at})", fix=HOW
+        ) from error

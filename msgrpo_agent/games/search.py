@@ -1,0 +1,110 @@
+"""What the games' reference players know: the exact optimum of Frozen Lake, and a search player for Snake."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake, _environment
+from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
+
+
+@lru_cache(maxsize=4096)
+def optimal_values(
+    desc: tuple[str, ...], slippery: bool, horizon: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Q(k, s, a): the highest probability of reaching the goal within k steps, taking `a` first; and M(k, s, a),
+    how late that is: the smallest Σ_t t · P(the goal is reached at step t) among the policies that reach Q.
+
+    Q(0, s, a) = 0 and Q(k, s, a) = Σ_s' P(s'|s,a) (r + [s' not terminal] max_a' Q(k−1, s', a')), over the
+    transition table of Gymnasium's own environment. Each further step delays all success that lies behind it by
+    one, so M(k, s, a) = Q(k, s, a) + Σ_s' P(s'|s,a) [s' not terminal] min M(k−1, s', a'), the minimum over the a'
+    with the highest Q(k−1, s', ·). Both have the shape (horizon + 1, states, 4). Deterministic maps and every step
+    limit included: Q is the exact ceiling of any agent's expected success.
+    """
+    table = _environment(desc, slippery).P
+    states = len(desc) * len(desc[0])
+    transition = np.zeros((states, 4, states))
+    reward = np.zeros((states, 4))
+    for s in range(states):
+        for a in range(4):
+            for p, successor, r, terminal in table[s][a]:
+                reward[s, a] += p * r
+                if not terminal:
+                    transition[s, a, successor] += p
+    q, late = np.zeros((2, horizon + 1, states, 4))
+    for k in range(1, horizon + 1):
+        q[k] = reward + transition @ q[k - 1].max(axis=1)
+        late[k] = q[k] + transition @ np.where(_highest(q[k - 1]), late[k - 1], np.inf).min(axis=1)
+    return q, late
+
+
+def _highest(q: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which actions (the last axis) have the highest value, up to rounding."""
+    return np.asarray(q >= q.max(axis=-1, keepdims=True) - 1e-12)
+
+
+def optimal_success(game: FrozenLake) -> float:
+    """The exact success probability of the best policy from here within the steps that are left."""
+    left = game.step_limit - game.steps
+    return float(optimal_values(game.desc, game.slippery, left)[0][left, game.state].max())
+
+
+def optimal_lake_actions(game: FrozenLake) -> list[str]:
+    """The actions with the highest success probability within the steps that are left and, among these, the
+    fewest expected steps."""
+    left = game.step_limit - game.steps
+    q, late = (table[left, game.state] for table in optimal_values(game.desc, game.slippery, left))
+    best = _highest(q)
+    return [a for a, i in GYM_ACTION.items() if best[i] and late[i] <= late[best].min() + 1e-9]
+
+
+def distances(game: Snake, source: Cell, blocked: set[Cell]) -> dict[Cell, int]:
+    """Steps from `source` to every cell that can be reached around `blocked` (breadth first)."""
+    found = {source: 0}
+    queue = deque([source])
+    while queue:
+        cell = queue.popleft()
+        for action in DELTA:
+            following = ahead(cell, action)
+            if game.inside(following) and following not in blocked and following not in found:
+                found[following] = found[cell] + 1
+                queue.append(following)
+    return found
+
+
+def snake_scores(game: Snake, player: str) -> dict[str, float]:
+    """A one-step look ahead for each action: what is eaten now, what can be reached soon, and what may kill.
+
+    score = value eaten + Σ over good items of value · 0.6^distance − 1.5 · P(another head comes to the cell)
+    − 1 if the space behind the move is smaller than the body; −∞ (here −9) for a move that surely kills.
+    A heuristic, strong at 20 steps and not proven optimal.
+    """
+    body = game.bodies[player]
+    others = [b for name, b in game.bodies.items() if name != player and b]
+    blocked = {c for b in [body, *others] for c in b[:-1]} | {b[0] for b in others if len(b) > 1}
+    reach_of_others = [{ahead(b[0], a) for a in DELTA} for b in others]
+    scores = {}
+    for action in DELTA:
+        cell = ahead(body[0], action)
+        item = game.item_at(cell)
+        if not game.inside(cell) or cell in blocked or (item and cell == body[-1]):
+            scores[action] = -9.0
+            continue
+        near = distances(game, cell, blocked | {body[0]})
+        score = float(item.value if item else 0)
+        for kind in game.setting.items:
+            if kind.value > 0:
+                score += sum(kind.value * 0.6 ** near[c] for c in game.items[kind.name] if c in near and c != cell)
+        score -= 1.5 * sum(cell in reach for reach in reach_of_others) / 3
+        scores[action] = score - (1.0 if len(near) < len(body) + 1 else 0.0)
+    return scores
+
+
+def best_snake_actions(game: Snake, player: str) -> list[str]:
+    scores = snake_scores(game, player)
+    best = max(scores.values())
+    return [action for action, score in scores.items() if score >= best - 1e-9]

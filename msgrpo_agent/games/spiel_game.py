@@ -1,0 +1,219 @@
+"""OpenSpiel (`pip install 'msgrpo[openspiel]'`): `spiel:tic_tac_toe`, `spiel:connect_four`, `spiel:leduc_poker`, …
+
+Rules, legal actions and texts are OpenSpiel's own. Chance before the first decision is drawn from the start's stream,
+later chance from the luck's. Players are asked in turn, or all at once where a game says so. With hidden information
+a player reads its information state, else the observation. An answer without a legal action loses the game where
+there are several players, and uses up a step where there is one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pyspiel
+
+from msgrpo_agent.errors import GameError, UsageError, nearest
+from msgrpo_agent.game import Game, Scenario, stream
+
+LIMIT = 400  # steps, where a game may last longer
+MOST_ACTIONS = 150  # that are listed; of games with more, each state names its own
+SIMULATIONS = 400  # of the search player
+SEARCHED = pyspiel.GameType.Information.PERFECT_INFORMATION
+
+
+class SpielGame(Game):
+    def __init__(self, name: str, step_limit: int, start_seed: int, chance_seed: int) -> None:
+        self.name = name
+        self.players, self.actions = players_of(name), actions_of(name)
+        super().__init__(step_limit)
+        self.state = load(name).new_initial_state()
+        self._forfeited: str | None = None
+        self._chance(stream(start_seed, "spiel-start"))
+        self._draw_luck(chance_seed)
+
+    def _draw_luck(self, chance_seed: int) -> None:
+        self._luck = stream(chance_seed, "spiel-luck")
+
+    def __deepcopy__(self, memo: dict[int, object]) -> SpielGame:
+        twin = copy.copy(self)
+        twin.state, twin.returns = self.state.clone(), dict(self.returns)
+        twin._luck = copy.deepcopy(self._luck)
+        return twin
+
+    def _chance(self, generator: Any) -> None:
+        """Play chance nodes until somebody decides."""
+        while self.state.is_chance_node():
+            outcomes, chances = zip(*self.state.chance_outcomes(), strict=True)
+            total = sum(chances)
+            self.state.apply_action(int(generator.choice(outcomes, p=[chance / total for chance in chances])))
+
+    @property
+    def to_move(self) -> tuple[str, ...]:
+        if self.state.is_simultaneous_node():
+            return self.players
+        moving = self.state.current_player()
+        return (self.players[moving],) if moving >= 0 else self.players[:1]
+
+    def legal(self, player: str) -> tuple[str, ...]:
+        seat = self.players.index(player)
+        if self.state.is_terminal():
+            return self.actions
+        return tuple(self.state.action_to_string(seat, action) for action in self.state.legal_actions(seat))
+
+    def observe(self, player: str) -> str:
+        seat, kind = self.players.index(player), load(self.name).get_type()
+        hidden = kind.information != SEARCHED and kind.provides_information_state_string
+        text = self.state.information_state_string(seat) if hidden else self.state.observation_string(seat)
+        return (
+            f"Step {self.steps + 1} of {self.step_limit}. You are {player}.\n{text.strip() or 'nothing is seen yet'}"
+        )
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        failed = [player for player, action in actions.items() if action is None]
+        if failed:
+            return self._failed(failed)
+        chosen = {player: self._number(player, str(action)) for player, action in actions.items()}
+        if self.state.is_simultaneous_node():
+            self.state.apply_actions([chosen[player] for player in self.players])
+        else:
+            self.state.apply_action(*chosen.values())
+        self._chance(self._luck)
+        self._over = self.state.is_terminal()
+        after = self.state.returns()
+        return {player: float(after[i]) - self.returns[player] for i, player in enumerate(self.players)}
+
+    def _number(self, player: str, action: str) -> int:
+        seat = self.players.index(player)
+        for number in self.state.legal_actions(seat):
+            if self.state.action_to_string(seat, number) == action:
+                return int(number)
+        raise GameError(f"{action!r} of {player} is no action now")
+
+    def _failed(self, failed: list[str]) -> dict[str, float]:
+        nothing = dict.fromkeys(self.players, 0.0)
+        if len(self.players) == 1:
+            return nothing
+        self._over, self._forfeited = True, failed[0]
+        worst = float(load(self.name).min_utility())
+        others = [player for player in self.players if player not in failed]
+        lost = {player: worst - self.returns[player] for player in failed}
+        won = {player: -sum(lost.values()) / len(others) for player in others}
+        return nothing | lost | won
+
+    @property
+    def ending(self) -> str:
+        if self._forfeited is not None:
+            return f"{self._forfeited} gave no legal action"
+        if not self._over or len(self.players) == 1:
+            return super().ending
+        most = max(self.returns.values())
+        winners = [player for player, value in self.returns.items() if value == most]
+        return "a draw" if len(winners) == len(self.players) else f"{' and '.join(winners)} won"
+
+
+@cache
+def load(name: str) -> Any:
+    """Raises UsageError for a name that OpenSpiel does not know."""
+    try:
+        return pyspiel.load_game(name)
+    except (pyspiel.SpielError, RuntimeError) as error:
+        known = [kind.short_name for kind in pyspiel.registered_games()]
+        raise UsageError(
+            f"OpenSpiel has no game {name!r}: {str(error).splitlines()[0]}", fix=nearest(name, known)
+        ) from error
+
+
+@cache
+def players_of(name: str) -> tuple[str, ...]:
+    count = load(name).num_players()
+    return ("player",) if count == 1 else tuple(f"player{i + 1}" for i in range(count))
+
+
+@cache
+def actions_of(name: str) -> tuple[str, ...]:
+    """Every action of every player by its name, where there are few and a name does not depend on the state.
+
+    Empty for others (chess): there the legal ones of each state are all that is named.
+    """
+    game = load(name)
+    if game.num_distinct_actions() > MOST_ACTIONS:
+        return ()
+    state = _first_decision(game)
+    numbers = range(game.num_distinct_actions())
+    try:
+        names = [state.action_to_string(seat, n) for seat in range(game.num_players()) for n in numbers]
+    except (pyspiel.SpielError, RuntimeError):
+        return ()
+    generator = stream(0, "spiel-actions")
+    for _ in range(5):
+        state = game.new_initial_state()
+        while not state.is_terminal():
+            if state.is_chance_node():
+                state.apply_action(int(generator.choice([outcome for outcome, _ in state.chance_outcomes()])))
+                continue
+            seats = range(game.num_players()) if state.is_simultaneous_node() else [state.current_player()]
+            legal = [state.legal_actions(seat) for seat in seats]
+            found = {state.action_to_string(seat, n) for seat, of in zip(seats, legal, strict=True) for n in of}
+            if not found <= set(names):
+                return ()
+            chosen = [int(generator.choice(of)) for of in legal]
+            if state.is_simultaneous_node():
+                state.apply_actions(chosen)
+            else:
+                state.apply_action(*chosen)
+    return tuple(dict.fromkeys(names))
+
+
+def _first_decision(game: Any) -> Any:
+    state = game.new_initial_state()
+    while state.is_chance_node():
+        state.apply_action(state.chance_outcomes()[0][0])
+    return state
+
+
+def spiel_scenario(name: str) -> Scenario:
+    """The scenario of an OpenSpiel game. Raises UsageError for an unknown one, or one that no text tells of."""
+    game = load(name)
+    kind = game.get_type()
+    if not (kind.provides_observation_string or kind.provides_information_state_string):
+        raise UsageError(f"OpenSpiel gives no text of what a player of {name} sees")
+    limit = min(game.max_game_length(), LIMIT)
+    state = game.new_initial_state()
+
+    def make(start_seed: int, chance_seed: int) -> SpielGame:
+        return SpielGame(name, limit, start_seed, chance_seed)
+
+    several = game.num_players() > 1
+    pays = f"Returns lie between {game.min_utility():g} and {game.max_utility():g}; the higher, the better."
+    rules = (
+        f"{kind.long_name}, {game.num_players()} player{'s' if several else ''}. {pays} "
+        f"There are at most {limit} steps. An answer without a legal action "
+        f"{'loses the game' if several else 'uses up a step'}."
+    )
+    terminal = kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL  # the search needs it
+    solvable = terminal and kind.information == SEARCHED and kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
+    alone = not state.is_chance_node()
+    return Scenario(
+        f"spiel:{name}",
+        f"spiel-{name}",
+        rules,
+        limit,
+        f"[OpenSpiel] {name}",
+        make,
+        players_of(name),
+        actions_of(name),
+        one_start=alone,
+        reference=best if solvable else None,
+    )
+
+
+def best(game: SpielGame, player: str) -> list[str]:
+    """OpenSpiel's own Monte Carlo tree search, which proves a result where it can see to the end."""
+    seed = int(stream(game.steps, "spiel-search").integers(2**31))
+    evaluator = pyspiel.RandomRolloutEvaluator(4, seed)
+    bot = pyspiel.MCTSBot(load(game.name), evaluator, 2.0, SIMULATIONS, 64, True, seed, False)
+    state = game.state.clone()
+    return [state.action_to_string(state.current_player(), bot.step(state))]

@@ -1,0 +1,23 @@
+"""`msgrpo games new FILE`: the small game in `higher.py`, as a beginning for one's own."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from msgrpo_agent.errors import UsageError
+
+
+def write(file: Path) -> str:
+    """Write the game to `file` and return the name by which it can be played. Raises UsageError if it is taken."""
+    if file.suffix != ".py" or not re.fullmatch(r"[A-Za-z_]\w*", file.stem):
+        raise UsageError(f"{file} cannot be imported", fix="a name like my_game.py")
+    if file.exists():
+        raise UsageError(f"{file} is there already", fix="choose another name")
+    text = files("msgrpo_agent.games").joinpath("higher.py").read_text()
+    try:
+        file.write_text(text.replace('"higher", "higher", RULES', f'"{file.stem}", "{file.stem}", RULES'))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+    return f"{file}:scenario"
