@@ -1,0 +1,99 @@
+"""Matches: both seats, by hand; ratings against what they must be; and a match that was killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evals import match
+from evals.verify import verify
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+
+ROOT = Path(__file__).resolve().parents[1]
+NIM = f"{ROOT / 'examples' / 'nim.py'}:scenario"
+PAIR = ("optimal", "random")
+AGENTS = {"optimal": OptimalAgent(), "random": RandomAgent()}
+
+
+def test_everybody_sits_on_both_seats_of_every_start(tmp_path: Path) -> None:
+    scenario = get_scenario(NIM)
+    records = match.play(scenario, AGENTS, [PAIR], 5, tmp_path)
+    points, left_out = match.points_of(records[0][1], PAIR, scenario, 5)
+    assert left_out == 0
+    assert [len(both) for both in points.values()] == [2] * 5
+    (result,), rated = match.report(scenario, records, 5, tmp_path)
+    assert (result.wins + result.draws + result.losses, result.starts, rated) == (10, 5, [])
+    assert result.score > 0.7
+    assert result.low <= result.score <= result.high
+    assert verify(records[0][1]).episodes == 10
+    assert json.loads((tmp_path / "match.json").read_text())["results"][0]["wins"] == result.wins
+
+
+def test_a_match_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    """A torn last line and a missing episode: played again, and nothing twice."""
+    scenario = get_scenario(NIM)
+    ((_, file),) = match.play(scenario, AGENTS, [PAIR], 4, tmp_path)
+    whole = file.read_text().splitlines()
+    file.write_text("\n".join(whole[:5]) + "\n" + whole[5][:40])
+    match.play(scenario, AGENTS, [PAIR], 4, tmp_path)
+    again = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(again) == 8
+    assert len({(one["start_seed"], one["chance_seed"], tuple(one["agents"].items())) for one in again}) == 8
+
+
+def test_points_by_hand() -> None:
+    result = match.result(PAIR, {0: [1.0, 0.0], 1: [0.5, 0.5], 2: [1.0, 1.0]}, failed=1)
+    assert (result.wins, result.draws, result.losses, result.failed) == (3, 2, 1, 1)
+    assert result.score == pytest.approx((0.5 + 0.5 + 1.0) / 3)
+    with pytest.raises(UsageError, match="no start"):
+        match.result(PAIR, {}, failed=3)
+
+
+def test_ratings_of_two_are_their_log_odds() -> None:
+    """30 points of 40, half a point more on each side: odds 30.5 to 10.5, in Elo 400 log10 of them, around 0."""
+    found = match.bradley_terry(PAIR, np.array([[0.0, 30.0], [10.0, 0.0]]))
+    assert found[0] - found[1] == pytest.approx(400 * math.log10(30.5 / 10.5))
+    assert found.sum() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_ratings_are_the_most_likely_ones() -> None:
+    """At the maximum the gradient of the likelihood is 0: everybody's points are what their ratings predict."""
+    wins = np.array([[0.0, 7.0, 9.0], [3.0, 0.0, 6.5], [1.0, 3.5, 0.0]])
+    rating = np.exp(match.bradley_terry("abc", wins) / match.ELO)
+    smoothed = wins + 0.5 * (1 - np.eye(3))
+    expected = rating[:, None] / (rating[:, None] + rating[None, :]) * (smoothed + smoothed.T)
+    assert expected.sum(axis=1) == pytest.approx(smoothed.sum(axis=1), abs=1e-4)
+    assert list(rating) == sorted(rating, reverse=True)
+
+
+def test_a_round_robin_has_ratings_with_intervals() -> None:
+    points = {("a", "b"): {i: [1.0, 0.5] for i in range(20)}, ("a", "c"): {i: [1.0, 1.0] for i in range(20)}}
+    points |= {("b", "c"): {i: [float(i % 2), 1.0] for i in range(20)}}
+    rated = match.ratings(["c", "a", "b"], points)
+    assert [rating.agent for rating in rated] == ["a", "b", "c"]
+    assert all(rating.low <= rating.elo <= rating.high for rating in rated)
+
+
+def test_the_command_plays_a_match_and_a_round_robin(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", *arguments, "--out", str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    done = run("optimal", "--opponent", "random", "--scenario", NIM, "--episodes", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["results"]
+    assert (row["first"], row["second"], row["starts"]) == ("optimal", "random", 3)
+    refused = run("optimal", "--scenario", NIM, "--episodes", "3")
+    assert refused.returncode == 2
+    assert "a match needs two agents" in refused.stderr
+    alone = run("random", "--opponent", "optimal", "--scenario", "snake", "--episodes", "3")
+    assert alone.returncode == 2
+    assert "a match is for two" in alone.stderr

@@ -1,0 +1,122 @@
+"""Games from outside are learnt: teaching nano their form, opponents in the other seats, and advice where nothing can
+be learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.games.template import write
+from msgrpo_agent.parse import parse_action
+from msgrpo_agent.specs import make_agent
+from train import loop
+from train.advice import advice
+from train.collect import own_turns, seats_of
+from train.config import TrainConfig, make_config
+from train.display import Quiet
+from train.metrics import read
+from train.teach import rows_of, teach
+
+NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
+TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=1"]
+
+
+def config(*settings: str, **given: Any) -> TrainConfig:
+    return make_config(settings=[*TINY, *settings], given=given)
+
+
+def test_rows_are_legal_and_say_what_the_game_describes() -> None:
+    scenario = get_scenario(NIM)
+    rows = rows_of(scenario, 0)
+    best = 0
+    for _ in range(200):
+        row = next(rows)
+        legal = row.prompt.state.rpartition("Legal now: ")[2].rstrip(".").split(", ")
+        found = parse_action(row.answer, scenario.actions).action
+        assert found in (legal if "Legal now" in row.prompt.state else scenario.actions)
+        stones = int(row.prompt.state.split("Stones: ")[1].split(".")[0])
+        assert row.answer.startswith(f"{stones}: one leaves {stones - 1}")
+        best += bool(stones % 4) and found == scenario.actions[stones % 4 - 1]
+    assert 60 < best < 140  # it plays badly on purpose
+
+
+def test_a_taught_nano_answers_in_the_games_form(tmp_path: Path) -> None:
+    """Untaught it never names an action of the game; a few steps later it does, and it is a base like any other."""
+    name = write(tmp_path / "cards.py")
+    scenario, out = get_scenario(name), tmp_path / "taught"
+    facts = teach(scenario, out, steps=60)
+    assert facts == json.loads((out / "taught.json").read_text())
+    with pytest.raises(UsageError, match="is not empty"):
+        teach(scenario, out, steps=1)
+    invalid = {}
+    for base in ("nano", str(out)):
+        folder = tmp_path / f"run-{Path(base).name}"
+        loop.train(config("format_penalty=0.1", scenario=name, base=base), folder, report=Quiet())
+        (row,) = [row for row in read(folder) if row["kind"] == "train"]
+        invalid[base] = row["rollout/invalid"]
+    assert invalid["nano"] > 0.9
+    assert invalid[str(out)] < 0.5
+    agent = make_agent(f"base:{out}")
+    assert agent.settings()["weights"]
+
+
+class Told(Quiet):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_run_that_cannot_learn_says_why_after_its_first_update(tmp_path: Path) -> None:
+    told = Told()
+    name = write(tmp_path / "cards.py")
+    loop.train(config(scenario=name), tmp_path / "run", report=told)
+    (hint,) = [note for note in told.notes if "no legal action" in note]
+    assert f"msgrpo nano teach {name}" in hint
+
+
+def test_advice_names_the_reason() -> None:
+    fine = {"rollout/invalid": 0.1, "rollout/truncated": 0.0, "rollout/flat_groups": 0.2}
+    assert advice(fine, config()) is None
+    assert "max_tokens=192" in str(advice(fine | {"rollout/invalid": 0.95, "rollout/truncated": 0.9}, config()))
+    assert "transcripts" in str(advice(fine | {"rollout/invalid": 0.95}, config(base="some/model")))
+    assert "are flat" in str(advice(fine | {"rollout/flat_groups": 1.0}, config()))
+
+
+def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path) -> None:
+    """Seats alternate from start to start; the opponent's turns are no data, and the returns are the policy's."""
+    chosen = config("groups=2", "opponent=random", scenario="snake-duel")
+    duel = get_scenario("snake-duel")
+    assert [seats_of(duel, chosen, g) for g in range(3)] == [("snake1",), ("snake2",), ("snake1",)]
+    assert seats_of(duel, config(scenario="snake-duel"), 0) == duel.players
+    kept: list[Any] = []
+    real = loop.learn
+
+    def spied(policy: Any, optimizer: Any, rollouts: Any, *more: Any) -> dict[str, float]:
+        kept.append(rollouts)
+        return real(policy, optimizer, rollouts, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "learn", spied)
+        loop.train(chosen, tmp_path / "run", report=Quiet())
+    (rollouts,) = kept
+    assert len(rollouts.groups) == 2
+    for group, seat in zip(rollouts.groups, duel.players, strict=True):
+        assert {turn.player for one in group.turns for turn in one} == {seat}
+        assert all(turn.completion is not None for one in group.turns for turn in one)
+    assert all(turn.answer is not None for turn in own_turns(rollouts.episodes))
+    (row,) = [row for row in read(tmp_path / "run") if row["kind"] == "train"]
+    returns = [float(value) for group in rollouts.groups for value in group.returns_G]
+    shaped = sum(turn.shaping for turn in own_turns(rollouts.episodes)) / len(returns)
+    assert row["rollout/return"] == pytest.approx(sum(returns) / len(returns) - shaped)
+
+
+def test_an_opponent_needs_a_game_of_two() -> None:
+    with pytest.raises(UsageError, match="has one player"):
+        config("opponent=random", scenario="snake")
