@@ -823,3 +823,43 @@ async def test_a_replay_of_a_persons_game_scrubs_by_arrows(app_of, tmp_path: Pat
         assert play_screen(app).match.cursor == 1
         assert "a move" not in text_of(app, "#panel-0-snake1 .status")
         assert [play_screen(app).match.sessions[0].name(f"snake{i}") for i in (1, 2)] == ["player 1", "player 2"]
+
+
+# ── games from outside ───────────────────────────────────────────────────────────────────────────────────────
+
+NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
+
+
+async def test_a_game_without_a_board_is_played_by_numbers_and_in_turns(app_of, clock: ManualClock) -> None:
+    """Nim: the text stands where the board would, only who is to move is asked, and the winner is named."""
+    app = app_of(Setup(NIM, "human", "optimal", seed=1))
+    async with app.run_test(size=(90, 26)) as pilot:
+        await settle(pilot)
+        session = play_screen(app).match.sessions[0]
+        stones = session.game.stones
+        assert f"Stones: {stones}." in text_of(app, "BoardView")
+        assert "your move: 1 one 2 two 3 three" in text_of(app, "#panel-0-first .status")
+        assert "the other is to move" in text_of(app, "#panel-0-second .status")
+        await press(pilot, "2")
+        await ticks(pilot, clock, 12)
+        assert [turn.player for turn in session.episode.turns[:2]] == ["first", "second"]
+        assert session.episode.turns[0].action == "two"
+        for _ in range(12):
+            if session.over:
+                break
+            await press(pilot, "1")
+            await ticks(pilot, clock, 12)
+        assert session.over
+        assert "won" in text_of(app, "#panel-0-first .status") or "wins" in text_of(app, "#verdict")
+
+
+async def test_the_start_screen_lists_a_game_from_outside_that_was_named(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup(NIM, "random", "random"))
+    async with app.run_test(size=(90, 26)) as pilot:
+        await settle(pilot)
+        app.choose()
+        await settle(pilot)
+        assert isinstance(app.screen, StartScreen)
+        assert app.screen.chosen("games") == NIM
+        assert app.screen.setup.scenario == NIM
+        assert "Nim. Stones lie on a heap" in text_of(app, "#rules")

@@ -259,3 +259,22 @@ def test_a_dumb_terminal_gets_text(terminal: Terminal) -> None:
     assert terminal.ended() == 0
     assert "goal reached" in terminal.shown
     assert terminal.modes[0] == "0"
+
+
+def test_a_game_from_outside_is_played_on_a_real_terminal(terminal: Terminal) -> None:
+    """Numbers for actions, the text in place of a board, turns one after the other, and a way out."""
+    nim = f"{ROOT / 'examples' / 'nim.py'}:scenario"
+    terminal.run(nim, "--agent", "human", "--against", "optimal", "--seed", "1")
+    terminal.sees("your move: 1 one")
+
+    def over() -> bool:
+        if " won" in terminal.shown:
+            return True
+        terminal.press("1")  # a key that comes before one's turn is dropped
+        time.sleep(0.5)
+        return False
+
+    wait_for(over, "somebody wins")
+    terminal.press("q")
+    assert terminal.ended() == 0
+    assert terminal.modes == ["0", "0", "1"]

@@ -22,8 +22,6 @@ from msgrpo_agent.games import get_scenario, recorded_scenario
 from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
 from tui.agents import ARROWS, HUMAN, WASD, HumanAgent
 
-DEFAULT_AGAINST = "optimal"  # the second snake of a duel when nobody is named: it needs no model
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -353,7 +351,8 @@ def new_match(setup: Setup, seat: Callable[[str], Agent]) -> Match:
         specs = [setup.agent] if setup.against is None else [setup.agent, setup.against]
         match = Match([Session(scenario, {players[0]: seat(spec)}, setup.seed) for spec in specs])
     else:
-        specs = [setup.agent, setup.against or DEFAULT_AGAINST]
+        alone = "random" if scenario.reference is None else "optimal"  # when nobody is named: they need no model
+        specs = [setup.agent, setup.against or alone]
         seated = {player: seat(spec) for player, spec in zip(players, specs, strict=True)}
         match = Match([Session(scenario, seated, setup.seed)])
     match.seat_people()

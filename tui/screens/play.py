@@ -206,6 +206,8 @@ class PlayScreen(Screen[None]):
         elif (index, player) in self.failed:
             again = "" if self.waiting_humans() else "enter: ask again   "  # first the person moves
             panel.say(f"{self.failed[index, player]}\n{again}{self.seat_key(index, player)}: play by hand", "error")
+        elif player not in session.game.to_move:
+            panel.say("the other is to move", "note")
         elif isinstance(agent, HumanAgent) and player not in session.answers:
             keys = keys_of(session.game, player, agent)
             panel.say(f"{agent.name}, your move: {keys}".removeprefix("you, "), "turn")

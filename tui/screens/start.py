@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import ClassVar
 
 from textual import on, work
@@ -14,7 +15,8 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.games import SCENARIOS
+from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.games.outside import offered
 from tui.agents import HUMAN
 from tui.choices import Choice
 from tui.host import host
@@ -35,7 +37,7 @@ WAYS = {
 
 
 def ways_of(scenario_id: str) -> list[str]:
-    two = len(SCENARIOS[scenario_id].players) > 1
+    two = len(get_scenario(scenario_id).players) > 1
     return ["duel", "duel-watch"] if two else ["watch", "step", "play", "race", "compare"]
 
 
@@ -48,7 +50,7 @@ def setup_of(scenario: str, way: str, agent: str, against: str, *, seed: int, sp
 
 def command_of(setup: Setup) -> str:
     """The command that plays the same."""
-    parts = ["msgrpo play", setup.scenario, "--agent", setup.agent]
+    parts = ["msgrpo play", shlex.quote(setup.scenario), "--agent", setup.agent]
     if setup.against is not None:
         parts += ["--against", setup.against]
     if setup.seed:
@@ -71,6 +73,7 @@ class StartScreen(Screen[None]):
         super().__init__()
         self.choices = choices
         self.scenario = scenario
+        self.games = list(dict.fromkeys([*SCENARIOS, *offered(), scenario]))  # one from outside that was named, too
         self.notice = notice
         self.seed = seed
         self.speed = speed
@@ -80,7 +83,7 @@ class StartScreen(Screen[None]):
         yield Static(Content.styled(" msgrpo   language agents in text games", "bold"), id="title")
         with Horizontal(id="choices"):
             with Vertical(classes="column wide"):
-                games = OptionList(*(Option(name, id=name) for name in SCENARIOS), id="games")
+                games = OptionList(*(Option(name, id=name) for name in self.games), id="games")
                 games.border_title = "game"
                 yield games
             with Vertical(classes="column"):
@@ -106,7 +109,7 @@ class StartScreen(Screen[None]):
 
     def on_mount(self) -> None:
         games = self.query_one("#games", OptionList)
-        games.highlighted = list(SCENARIOS).index(self.scenario)
+        games.highlighted = self.games.index(self.scenario)
         games.focus()
         playable = [i for i, choice in enumerate(self.choices) if choice.missing is None]
         self.query_one("#agents", OptionList).highlighted = playable[0]
@@ -126,7 +129,7 @@ class StartScreen(Screen[None]):
         )
 
     def show_game(self) -> None:
-        scenario = SCENARIOS[self.chosen("games")]
+        scenario = get_scenario(self.chosen("games"))
         ways = self.query_one("#ways", OptionList)
         wanted = ways_of(scenario.id)
         if [option.id for option in ways.options] != wanted:
