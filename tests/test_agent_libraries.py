@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.utils import EzPickle
 
 from msgrpo_agent.contract import check_game
-from msgrpo_agent.errors import UsageError
+from msgrpo_agent.errors import GameError, UsageError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.games.gymnasium_game import gym_scenario
 from msgrpo_agent.games.minigrid_game import ACTIONS, MiniGridGame, things
 from msgrpo_agent.games.outside import FIXED
 from msgrpo_agent.games.spiel_game import SpielGame
@@ -67,6 +73,13 @@ def test_a_level_pays_what_minigrid_pays(name: str) -> None:
             assert game.outcome is not Outcome.PLAYING or not (terminated or truncated)
 
 
+def test_a_level_without_a_limit_of_ours_has_its_own_or_64_steps() -> None:
+    """BabyAI says 0 before its first reset."""
+    assert get_scenario("gym:BabyAI-GoToRedBallGrey-v0").step_limit == 64
+    assert get_scenario("gym:MiniGrid-Fetch-5x5-N2-v0").step_limit == 64
+    assert get_scenario("babyai-goto").step_limit == FIXED["babyai-goto"][1]
+
+
 async def test_the_bot_solves_what_is_its_ceiling() -> None:
     for name, least in (("babyai-goto", 0.9), ("minigrid-empty", 1.0)):
         scenario = get_scenario(name)
@@ -81,7 +94,7 @@ async def test_the_bot_solves_what_is_its_ceiling() -> None:
 def test_what_is_seen_is_told_where_it_is() -> None:
     """Walk to the place that the text names, and the thing is right before the player."""
     seen = 0
-    for start in range(20):
+    for start in range(120):
         game = get_scenario("babyai-goto").new(start, 0)
         assert isinstance(game, MiniGridGame)
         for name, forward, right in things(game.observation):
@@ -133,3 +146,45 @@ def test_without_a_search_optimal_says_so() -> None:
     scenario = get_scenario("spiel:leduc_poker")
     with pytest.raises(UsageError, match="has no reference player"):
         best_actions(scenario, scenario.new(0, 0), "player1")
+
+
+class Forgetful(gymnasium.Env[int, int], EzPickle):
+    """Its copies begin anew: EzPickle builds them from the constructor's arguments."""
+
+    observation_space = spaces.Discrete(100)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        EzPickle.__init__(self)
+        self.total = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.total = int(self.np_random.integers(5, 20))
+        return self.total, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.total += action + int(self.np_random.integers(2))
+        return self.total, float(action), self.total > 25, False, {}
+
+
+def test_an_environment_whose_copies_forget_is_copied_by_its_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "Forgetful-v0" not in gymnasium.registry:
+        gymnasium.register("Forgetful-v0", entry_point=Forgetful)
+
+    def seen(env: Forgetful, observation: int) -> str:
+        return f"total {env.total}"
+
+    forgetful = gym_scenario("forgetful", "Forgetful-v0", ("wait", "add"), seen, rules="Add.", step_limit=20)
+    assert copy.deepcopy(Forgetful()).total == 0  # what makes the plain copy wrong
+    check_game(forgetful, plays=5)
+    monkeypatch.setattr("msgrpo_agent.games.gymnasium_game.EzPickle", type(None))
+    with pytest.raises(GameError, match="breaks the contract"):
+        check_game(forgetful, plays=5)
+
+
+def test_an_environment_with_other_actions_is_refused() -> None:
+    with pytest.raises(UsageError, match="not 3 numbered ones"):
+        gym_scenario("cart", "CartPole-v1", ("a", "b", "c"), lambda env, seen: "x", rules="x", step_limit=5)
+    with pytest.raises(UsageError, match="not 2 numbered ones"):
+        gym_scenario("pole", "Pendulum-v1", ("a", "b"), lambda env, seen: "x", rules="x", step_limit=5)

@@ -25,7 +25,7 @@ from msgrpo_agent.rollout import observation_of
 from train.nano import Progress, Row, Source, answer_loss
 
 SKILL = 0.4  # of its actions are the reference player's
-STEPS, BATCH = 200, 48
+STEPS, BATCH = 400, 48
 PEAK = 1e-3  # learning rate
 
 

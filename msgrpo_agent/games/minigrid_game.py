@@ -92,6 +92,7 @@ def minigrid_scenario(env_id: str, *, step_limit: int | None = None) -> Scenario
             f"{env_id} is no MiniGrid level",
             fix="a game of your own for any Gymnasium environment: msgrpo_agent.games.gymnasium_game.gym_scenario",
         )
+    env.reset(seed=0)  # BabyAI says how many steps a level has when it has drawn one
     limit = step_limit or min(env.max_steps, LIMIT)
     make_env = environment(env_id, max_steps=limit)
 
