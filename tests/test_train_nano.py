@@ -11,13 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msgrpo_agent.episode import Turn
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Game, Outcome, stream
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.snake import DELTA
 from train import nano
 from train.nano import Build, build, lists_only, rows_of
-from train.words import Sight, Words, follow, look, truth
+from train.words import Sight, Words, follow, look, looking_ahead, truth
 
 ENOUGH = 6  # episodes of a scenario that a follower plays
 
@@ -189,3 +190,11 @@ def test_one_head_begins_by_looking_for_equal_tokens() -> None:
     attention = nano.new_model(tokenizer).model.layers[0].self_attn
     assert torch.equal(attention.q_proj.weight[:32], attention.k_proj.weight[:32])
     assert not torch.equal(attention.q_proj.weight[32:64], attention.k_proj.weight[32:64])
+
+
+def test_the_share_of_thoughts_that_look_ahead_counts_those_that_can_be_read() -> None:
+    game = get_scenario("frozen-lake").new(0, 0)
+    near, far = look(game, "player"), look(game, "player", further=True)
+    turns = [Turn(step=0, player="player", state="s", answer=text) for text in (near, near, far, "nothing")]
+    assert looking_ahead(turns) == pytest.approx(1 / 3)
+    assert looking_ahead(turns[3:]) is None

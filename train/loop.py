@@ -34,6 +34,7 @@ from train.stopping import StopRequested, stop_requests
 from train.temperature import entropy, following
 from train.token_weights import token_weights
 from train.update import check_mismatch, update
+from train.words import looking_ahead
 
 
 def train(
@@ -212,6 +213,8 @@ def describe(rollouts: Rollouts) -> dict[str, float]:
         "rollout/tokens": float(sum(turn.completion_tokens for turn in turns)),
         "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / len(rollouts.groups),
     }
+    ahead = looking_ahead(turns)
+    values |= {} if ahead is None else {"rollout/looks_ahead": ahead}
     return values | ({"rollout/success": sum(successes) / len(successes)} if successes else {})
 
 
