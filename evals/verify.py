@@ -68,7 +68,8 @@ def verify(path: Path) -> Verified:
         try:
             difference = first_difference(episode)
         except MsgrpoError as error:
-            raise RecordError(f"{path}: episode {number} does not replay: {error.message}") from error
+            message = f"{path}: episode {number} does not replay: {error.message}"
+            raise RecordError(message, fix=error.fix) from error
         if difference is not None:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
         found.unchecked_prompts += not all(_known_template(episode, player) for player in episode.prefix)

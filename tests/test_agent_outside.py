@@ -102,7 +102,7 @@ def test_what_the_template_writes_plays_checks_and_is_evaluated(tmp_path: Path) 
     arguments = ("--scenario", "my_game.py:scenario", "--episodes", "12", "--out", "ev", "--json")
     board = msgrpo("eval", "optimal", "random", *arguments, cwd=tmp_path)
     assert board.returncode == 0, board.stderr
-    rows = {row["agent"]: row["mean"] for row in json.loads(board.stdout)["rows"]}
+    rows = {row["agent"]: row["return_mean"] for row in json.loads(board.stdout)["rows"]}
     assert rows["optimal"] > rows["random"]
     assert subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "my_game.py"], cwd=tmp_path, capture_output=True, check=False,

@@ -121,7 +121,7 @@ async def test_a_replay_of_a_torn_duel_is_refused() -> None:
     match = new_match(Setup("snake-duel", "random", "random"), seat)
     record = (await finish(match.sessions[0])).episode.model_copy(deep=True)
     record.turns.pop()
-    with pytest.raises(RecordError, match="one turn a step"):
+    with pytest.raises(RecordError, match="step needs one action for each"):
         Session.replay(record, {p: HumanAgent() for p in record.agents})
 
 

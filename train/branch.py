@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel, Sampling
@@ -85,7 +86,7 @@ async def play_forks(
         return _from(fork, agents, derive_seed("chance", *where), derive_seed("sampling", *where), shaping)
 
     mine = ranks.share([(fork, k) for fork in found for k in range(config.branch)])
-    return await together(agent, [one(fork, k) for fork, k in mine], ended)
+    return await together(agent, [partial(one, fork, k) for fork, k in mine], ended)
 
 
 async def _from(fork: Fork, agents: Mapping[str, Agent], chance: int, sampling: int, shaping: Shaping) -> Episode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -92,7 +93,7 @@ async def play_episodes(
             shaping=shaping,
         )
 
-    return await together(agent, [one(play) for play in plays], ended)
+    return await together(agent, [partial(one, play) for play in plays], ended)
 
 
 def seated(
@@ -127,14 +128,14 @@ def opponent_of(config: TrainConfig) -> Agent | None:
 
 
 async def together(
-    agent: LanguageAgent, playing: Sequence[Coroutine[Any, Any, Episode]], ended: OnEnded
+    agent: LanguageAgent, playing: Sequence[Callable[[], Coroutine[Any, Any, Episode]]], ended: OnEnded
 ) -> list[Episode]:
-    """Wait for all, telling `ended` of each; then the agent is closed."""
+    """Start all and wait for them, telling `ended` of each; then the agent is closed."""
     done, tokens = 0, 0
 
-    async def counted(coroutine: Coroutine[Any, Any, Episode]) -> Episode:
+    async def counted(begin: Callable[[], Coroutine[Any, Any, Episode]]) -> Episode:
         nonlocal done, tokens
-        episode = await coroutine
+        episode = await begin()
         done += 1
         tokens += sum(turn.completion_tokens for turn in episode.turns)
         ended(done, len(playing), tokens)

@@ -11,9 +11,8 @@ from gymnasium.envs.toy_text.frozen_lake import MAPS
 
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import frozen_lake, snake
+from msgrpo_agent.games import frozen_lake, outside, snake
 from msgrpo_agent.games.frozen_lake import FrozenLake
-from msgrpo_agent.games.outside import FIXED, harmless, offered, outside
 from msgrpo_agent.games.search import best_snake_actions, optimal_lake_actions
 from msgrpo_agent.games.snake import Item, Snake, SnakeSetting
 
@@ -33,9 +32,10 @@ def get_scenario(name: str) -> Scenario:
     """
     if name in SCENARIOS:
         return SCENARIOS[name]
-    found = outside(name)
+    found = outside.find(name)
     if found is None:
-        raise UsageError(f"no scenario is named {name!r}", fix=nearest(name, (*SCENARIOS, *FIXED, *offered())))
+        known = (*SCENARIOS, *outside.FIXED, *outside.offered())
+        raise UsageError(f"no scenario is named {name!r}", fix=nearest(name, known))
     return found
 
 
@@ -44,7 +44,7 @@ def recorded_scenario(name: str) -> Scenario:
 
     A record may come from anywhere, and to load a game from outside is to run its code. Raises UsageError.
     """
-    if name not in SCENARIOS and not harmless(name):
+    if ":" in name and not outside.harmless(name):
         raise UsageError(
             f"a record is of the game {name!r}, which is not msgrpo's own; it is not loaded because a record says so",
             fix=f"if you trust that file: msgrpo --game {shlex.quote(name)} …",

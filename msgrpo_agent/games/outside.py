@@ -50,7 +50,7 @@ def _minigrid(name: str, env_id: str, limit: int | None) -> Scenario:
     return minigrid_scenario(env_id, step_limit=limit)
 
 
-def outside(name: str) -> Scenario | None:
+def find(name: str) -> Scenario | None:
     """The scenario that `name` leads to, with that name as its id; None where it leads nowhere.
 
     Raises UsageError with the file and line where what it leads to cannot be imported or is no scenario.

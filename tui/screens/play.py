@@ -81,7 +81,7 @@ class PlayScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *move_bindings(),
-        *(Binding(str(n), f"choose({n})", show=False, id=f"choose.{n}") for n in range(1, 10)),
+        *(Binding(str(n), f"choose({n})", show=False) for n in range(1, 10)),
         Binding("space", "pause", "pause/go", id="play.pause"),
         Binding("n,full_stop", "step", "step", id="play.step"),
         Binding("left_square_bracket,comma", "seek(-1)", "back", id="play.back"),
