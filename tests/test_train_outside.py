@@ -49,7 +49,7 @@ def test_a_taught_nano_answers_in_the_games_form(tmp_path: Path) -> None:
     """Untaught it never names an action of the game; a few steps later it does, and it is a base like any other."""
     name = write(tmp_path / "cards.py")
     scenario, out = get_scenario(name), tmp_path / "taught"
-    facts = teach(scenario, out, steps=60)
+    facts = teach(scenario, out, steps=80)
     assert facts == json.loads((out / "taught.json").read_text())
     with pytest.raises(UsageError, match="is not empty"):
         teach(scenario, out, steps=1)

@@ -164,7 +164,7 @@ def nano_teach(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the taught base.")],
     base: Annotated[str, typer.Option(help="nano, or a folder with a small model.")] = "nano",
     seed: Annotated[int, typer.Option(help="Seed of play and batches.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 400 without.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 250 without.")] = None,
     as_json: Json = False,
 ) -> None:
     """Teach nano the form of a new game's answers, from play on it; the result is a base for `msgrpo train`."""

@@ -25,8 +25,8 @@ from msgrpo_agent.rollout import observation_of
 from train.nano import Progress, Row, Source, answer_loss
 
 SKILL = 0.4  # of its actions are the reference player's
-STEPS, BATCH = 400, 48
-PEAK = 1e-3  # learning rate
+STEPS, BATCH = 250, 48
+PEAK = 3e-3  # learning rate
 
 
 def rows_of(scenario: Scenario, seed: int) -> Iterator[Row]:
