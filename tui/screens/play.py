@@ -430,7 +430,7 @@ class PlayScreen(Screen[None]):
         """The `number`-th action that is legal now, for games that are not played with arrows."""
         for index, player, person in self.waiting_humans():
             legal = self.match.sessions[index].game.legal(player)
-            if number <= len(legal):
+            if number <= len(legal) and not set(legal) <= set(MOVES):
                 person.choose(legal[number - 1])
                 return
 
@@ -567,9 +567,9 @@ class PlayScreen(Screen[None]):
 
 
 def keys_of(game: Game, player: str, person: HumanAgent) -> str:
-    """The keys that play: those of the person's hands where one can go in four directions, else numbers."""
+    """The keys that play: those of the person's hands where all that can be done is to go somewhere, else numbers."""
     legal = game.legal(player)
-    if set(MOVES) & set(legal):
+    if set(legal) <= set(MOVES):
         return KEYS[person.hands]
     return "  ".join(f"{i} {action}" for i, action in enumerate(legal[:9], start=1)) + (" …" if legal[9:] else "")
 
