@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -91,7 +93,7 @@ def test_what_the_template_writes_plays_checks_and_is_evaluated(tmp_path: Path) 
     """As a new user, in an empty folder: every command that `games new` names, but for the long ones."""
     done = msgrpo("games", "new", "my_game.py", cwd=tmp_path)
     assert done.returncode == 0
-    assert len((tmp_path / "my_game.py").read_text().splitlines()) < 75
+    assert len((tmp_path / "my_game.py").read_text().splitlines()) < 60
     assert "msgrpo train my_game.py:scenario" in done.stderr
     assert msgrpo("games", "new", "my_game.py", cwd=tmp_path).returncode == 2
     checked = json.loads(msgrpo("games", "check", "my_game.py:scenario", "--json", cwd=tmp_path).stdout)
@@ -164,12 +166,14 @@ def test_names_that_lead_nowhere_say_what_was_looked_for(name: str, says: str) -
 
 
 def test_an_installed_package_offers_its_game(tmp_path: Path) -> None:
-    """As pip lays it out: the module, and metadata with the entry point."""
-    (tmp_path / "msgrpo_cards.py").write_text("from msgrpo_agent.games.higher import scenario\n")
+    """examples/packaged as pip lays it out: the module, and metadata with the entry point of its pyproject.toml."""
+    packaged = ROOT / "examples" / "packaged"
+    offered = tomllib.loads((packaged / "pyproject.toml").read_text())["project"]["entry-points"]["msgrpo.scenarios"]
+    shutil.copytree(packaged / "msgrpo_cards", tmp_path / "msgrpo_cards")
     metadata = tmp_path / "msgrpo_cards-0.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: msgrpo-cards\nVersion: 0.1\n")
-    (metadata / "entry_points.txt").write_text("[msgrpo.scenarios]\ncards = msgrpo_cards:scenario\n")
+    (metadata / "entry_points.txt").write_text(f"[msgrpo.scenarios]\ncards = {offered['cards']}\n")
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     listed = msgrpo("games", "--json", cwd=tmp_path, PYTHONPATH=path)
     assert [one["id"] for one in json.loads(listed.stdout)][-1] == "cards"
