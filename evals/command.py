@@ -66,13 +66,17 @@ class Options:
         games = [get_scenario(name) for name in self.scenarios]
         return self.opponent is not None or (len(games) == 1 and len(games[0].players) > 1)
 
-    def specs(self) -> list[str]:
-        """Every agent once. Without any: nano, or the endpoint, between the references."""
+    def served(self) -> list[str]:
+        """The endpoint's model as an agent, where one is named."""
         if (self.endpoint is None) != (self.model is None):
             raise UsageError("--endpoint and --model belong together")
         if "" in (self.endpoint, self.model):
             raise UsageError(f"--endpoint {self.endpoint!r} --model {self.model!r}: one of them is empty")
-        served = [f"endpoint:{self.endpoint}#{self.model}"] if self.endpoint else []
+        return [f"endpoint:{self.endpoint}#{self.model}"] if self.endpoint else []
+
+    def specs(self) -> list[str]:
+        """Every agent once. Without any: nano, or the endpoint, between the references."""
+        served = self.served()
         specs = [*self.agents, *served] if self.agents else [*(served or ["nano"]), *REFERENCES]
         return list(dict.fromkeys(specs))
 
@@ -175,7 +179,7 @@ def run_match(options: Options, console: Console = err) -> tuple[str, list[match
     if len(options.scenarios) != 1:
         raise UsageError("a match is played in one game", fix="--scenario spiel:connect_four")
     scenario, starts = get_scenario(options.scenarios[0]), options.count()
-    specs = options.agents or ["optimal", "random"]
+    specs = [*options.agents, *options.served()] or ["optimal", "random"]
     pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
     sampling, endpoint = options.sampling(), options.endpoint_arguments()
     agents = {spec: make_agent(spec, sampling, endpoint=endpoint) for spec in dict.fromkeys(itertools.chain(*pairs))}

@@ -23,7 +23,7 @@ from evals.record import folder_name
 from evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import UsageError
+from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rollout import play_episode
 
@@ -107,7 +107,11 @@ async def _play_all(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         _drop_torn_line(file)
-        known = {_key(episode) for episode in read_episodes(file) if episode.error is None}
+        known = set()
+        for episode in read_episodes(file):
+            _check_same(episode, scenario, agents, file)
+            if episode.error is None:
+                known.add(_key(episode))
         for seeds in episode_seeds(scenario, starts):
             for first, second in (pair, pair[::-1]):
                 seated = dict(zip(scenario.players, (first, second), strict=True))
@@ -129,6 +133,23 @@ def _seeds(seeds: EpisodeSeeds) -> tuple[int, int, int]:
 def _key(episode: Episode) -> tuple[tuple[int, int, int], tuple[tuple[str, str], ...]]:
     seeds = (episode.start_seed, episode.chance_seed, episode.sampling_seed)
     return seeds, tuple(episode.agents.items())
+
+
+def _check_same(episode: Episode, scenario: Scenario, agents: Mapping[str, Agent], file: Path) -> None:
+    """Raise RecordError for an episode that was played under other rules or by agents with other settings."""
+    rules = episode.versions.get("rules", scenario.rules_hash)
+    for what, held, now in (
+        ("scenario", episode.scenario, scenario.id),
+        ("rules", rules, scenario.rules_hash),
+        *(
+            (f"settings of {spec}", episode.settings.get(player), agents[spec].settings())
+            for player, spec in episode.agents.items()
+        ),
+    ):
+        if held != now:
+            raise RecordError(
+                f"{file} holds episodes with other {what}: {held}, now {now}", fix="choose another --out for these"
+            )
 
 
 def _drop_torn_line(file: Path) -> None:
@@ -184,13 +205,16 @@ def _resampled(means: Points) -> Points:
     return np.asarray(means[generator.integers(len(means), size=(RESAMPLES, len(means)))].mean(axis=1))
 
 
-def bradley_terry(agents: Sequence[str], wins: NDArray[np.float64]) -> NDArray[np.float64]:
+def bradley_terry(
+    agents: Sequence[str], wins: NDArray[np.float64], met: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
     """Ratings (in Elo, mean 0) that make wins[i, j], the points of i against j, most likely.
 
     Minorisation-maximisation (Hunter 2004): r_i ← W_i / Σ_j n_ij / (r_i + r_j), with half a point added to both sides
-    of every pairing that was played, so that who never lost has a finite rating.
+    of every pairing that was played (`met`; without: those that have points), so that who never lost has a finite
+    rating, and who is in no draw of a resample has one at all.
     """
-    met = (wins + wins.T) > 0
+    met = (wins + wins.T) > 0 if met is None else met
     wins = wins + 0.5 * met
     games, total = wins + wins.T, wins.sum(axis=1)
     rating = np.ones(len(agents))
@@ -214,8 +238,11 @@ def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int,
             for number, both in of.items():
                 wins[place[first], place[second]] += weight[number] * sum(both)
                 wins[place[second], place[first]] += weight[number] * (2 - sum(both))
-        return bradley_terry(agents, wins)
+        return bradley_terry(agents, wins, met)
 
+    met = np.zeros((len(agents), len(agents)), dtype=bool)
+    for first, second in points:
+        met[place[first], place[second]] = met[place[second], place[first]] = True
     best = rated(dict.fromkeys(starts, 1.0))
     generator = np.random.default_rng(0)
     counts = generator.multinomial(len(starts), [1 / len(starts)] * len(starts), size=RESAMPLES // 5)

@@ -63,6 +63,7 @@ def verify(path: Path) -> Verified:
     found, run = Verified(), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
     failed: dict[str, set[EpisodeSeeds]] = {}
+    seen: dict[object, int] = {}  # a match plays each start with the seats swapped, too
     for number, episode in enumerate(read_episodes(path), start=1):
         found.episodes = number
         try:
@@ -76,7 +77,8 @@ def verify(path: Path) -> Verified:
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
-        before = finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
+        before = seen.setdefault((episode.scenario, seeds_of(episode), *episode.agents.items()), number)
+        finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
         if run is not None and before != number:
             raise RecordError(f"{path}: episode {number} is episode {before} once more")
     if not found.episodes and (run is None or path.stat().st_size):

@@ -18,11 +18,12 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import get_args
 
 import numpy as np
 
 from msgrpo_agent.errors import GameError
-from msgrpo_agent.game import SPLITS, Game, Outcome, Scenario, stream
+from msgrpo_agent.game import SPLITS, Game, Outcome, Role, Scenario, stream
 
 RULES: dict[str, str] = {
     "runs": "mend what the game raises; only GameError is an answer to a wrong move",
@@ -221,6 +222,8 @@ def _check_board(game: Game) -> None:
     _require(len(widths) == 1, "board", f"its rows have {sorted(widths)} cells")
     letters = {cell for row in board.cells for cell in row}
     _require(all(len(cell) == 1 for cell in letters), "board", f"not every cell is one character: {sorted(letters)}")
+    roles = set(board.roles.values()) - set(get_args(Role))
+    _require(not roles, "board", f"there are no roles {sorted(roles)}; known: {', '.join(get_args(Role))}")
     _require(letters <= set(board.legend), "board", f"the legend lacks {sorted(letters - set(board.legend))}")
 
 
@@ -230,6 +233,10 @@ def _check_luck(game: Game, chance: int) -> None:
     except GameError:
         return  # a game need not be able to; what needs it says so
     _require(_seen(other) == _seen(game), "new luck", f"with new luck another state is seen at step {game.steps}")
+    copied = other.copy()
+    moves = dict.fromkeys(game.to_move)
+    same = other.step(moves) == copied.step(moves) and _seen(other) == _seen(copied)
+    _require(same, "new luck", f"a copy of a game with new luck goes another way at step {game.steps}")
 
 
 def _check_rewards(game: Game, rewards: Mapping[str, float]) -> None:

@@ -44,9 +44,10 @@ def parse_action(text: str, actions: Sequence[str], legal: Sequence[str] | None 
     span = action_span(text)
     if span is None:
         return Parsed(None, ParseFailure.NO_TAG)
-    named = text[slice(*span)].strip().casefold()
-    for action in actions or legal or ():
-        if named == action.casefold():
+    said = text[slice(*span)].strip()
+    known = actions or legal or ()
+    for action in (said,) if said in known else known:  # where names differ only in case (chess), the case counts
+        if said.casefold() == action.casefold():
             if legal is not None and action not in legal:
                 return Parsed(None, ParseFailure.NOT_NOW)
             return Parsed(action, None)

@@ -217,6 +217,12 @@ class Wide(Walk):
         return Board((("PP",),), {"PP": "you"})
 
 
+class Enemy(Walk):
+    def board(self) -> Board:
+        board = super().board()
+        return Board(board.cells, board.legend, {"P": "enemy"})  # type: ignore[dict-item]
+
+
 def nonsense(game: Walk, player: str) -> list[str]:
     return ["jump"]
 
@@ -244,6 +250,7 @@ BREACHES = [
     (Ragged, {}, "board", r"its rows have \[1, 2\] cells"),
     (NoLegend, {}, "board", "the legend lacks"),
     (Wide, {}, "board", "not every cell is one character"),
+    (Enemy, {}, "board", r"there are no roles \['enemy'\]"),
     (TakesAnything, {}, "refusals", "step takes"),
     (NeverOver, {}, "refusals", "goes on after the end"),
     (Endless, {}, "limit", "goes on after"),

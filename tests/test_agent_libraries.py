@@ -188,3 +188,27 @@ def test_an_environment_with_other_actions_is_refused() -> None:
         gym_scenario("cart", "CartPole-v1", ("a", "b", "c"), lambda env, seen: "x", rules="x", step_limit=5)
     with pytest.raises(UsageError, match="not 2 numbered ones"):
         gym_scenario("pole", "Pendulum-v1", ("a", "b"), lambda env, seen: "x", rules="x", step_limit=5)
+
+
+def test_a_copy_of_a_game_with_new_luck_has_that_luck() -> None:
+    """The luck that was drawn in mid-game is part of what is played again."""
+    if "Forgetful-v0" not in gymnasium.registry:
+        gymnasium.register("Forgetful-v0", entry_point=Forgetful)
+    scenario = gym_scenario(
+        "forgetful", "Forgetful-v0", ("wait", "add"), lambda env, seen: f"total {env.total}", rules="x", step_limit=20
+    )
+    for chance in range(8):
+        game = scenario.new(1, 0)
+        game.step({"player": "add"})
+        lucky = game.with_luck(chance)
+        copied = lucky.copy()
+        for _ in range(3):
+            lucky.step({"player": "wait"})
+            copied.step({"player": "wait"})
+        assert lucky.observe("player") == copied.observe("player")
+
+
+@pytest.mark.parametrize("name", ["gym:phys2d/CartPole-v1", "gym:GymV21Environment-v0", "spiel:mfg_crowd_modelling"])
+def test_what_is_no_game_of_these_libraries_is_one_message(name: str) -> None:
+    with pytest.raises(UsageError):
+        get_scenario(name)

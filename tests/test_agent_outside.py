@@ -76,6 +76,8 @@ def test_actions_that_are_not_legal_now_are_a_failure_of_their_own() -> None:
     assert parse_action("<action>four</action>", actions, legal).failure is ParseFailure.ILLEGAL
     assert parse_action("<action>ONE</action>", actions, legal).action == "one"
     assert parse_action("<action>e4</action>", (), ("e4", "d4")).action == "e4"
+    for capture in ("bxc3", "Bxc3"):  # in chess the case tells the pawn from the bishop
+        assert parse_action(f"<action>{capture}</action>", (), ("bxc3", "Bxc3")).action == capture
     game = get_scenario(NIM).new(0, 0)
     while game.legal(game.to_move[0]) == game.actions:
         game.step({game.to_move[0]: "one"})
@@ -184,7 +186,9 @@ def test_an_installed_package_offers_its_game(tmp_path: Path) -> None:
     assert msgrpo("verify", "ev", cwd=tmp_path, PYTHONPATH=path).returncode == 0  # an installed package is trusted
 
 
-@pytest.mark.parametrize("name", ["os:getcwd", "evil.py:scenario", "subprocess:run"])
+@pytest.mark.parametrize(
+    "name", ["os:getcwd", "evil.py:scenario", "subprocess:run", "spiel:efg_game(filename=/etc/passwd)"]
+)
 def test_a_record_loads_no_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong: to import whatever a file that came by mail names."""
     monkeypatch.setattr(outside, "_found", lambda name: pytest.fail(f"{name} was loaded"))

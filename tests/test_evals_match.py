@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from evals import match
 from evals.verify import verify
-from msgrpo_agent.errors import UsageError
+from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 
@@ -97,3 +98,51 @@ def test_the_command_plays_a_match_and_a_round_robin(tmp_path: Path) -> None:
     alone = run("random", "--opponent", "optimal", "--scenario", "snake", "--episodes", "3")
     assert alone.returncode == 2
     assert "a match is for two" in alone.stderr
+
+
+def test_a_resample_without_an_agents_starts_still_rates_it() -> None:
+    """c met the others on one start of twenty: in most resamples it has no points at all, and none may be NaN."""
+    points = {
+        ("a", "b"): {i: [1.0, 0.5] for i in range(20)},
+        ("a", "c"): {0: [1.0, 0.0]},
+        ("b", "c"): {0: [0.0, 1.0]},
+    }
+    rated = match.ratings(["a", "b", "c"], points)
+    assert all(math.isfinite(value) for rating in rated for value in (rating.elo, rating.low, rating.high))
+
+
+def test_episodes_of_other_settings_or_rules_are_not_taken_for_these(tmp_path: Path) -> None:
+    scenario = get_scenario(NIM)
+    ((_, file),) = match.play(scenario, AGENTS, [PAIR], 2, tmp_path)
+    with pytest.raises(RecordError, match="other rules"):
+        match.play(replace(scenario, rules="Other."), AGENTS, [PAIR], 2, tmp_path)
+
+    class Colder(RandomAgent):
+        def settings(self) -> dict[str, object]:
+            return {"model": "random", "temperature": 0}
+
+    with pytest.raises(RecordError, match="other settings of random"):
+        match.play(scenario, {**AGENTS, "random": Colder()}, [PAIR], 2, tmp_path)
+    assert len(file.read_text().splitlines()) == 4
+
+
+def test_a_match_beside_an_evaluation_is_verified(tmp_path: Path) -> None:
+    """Both seats of a start have its seeds; that is no episode played twice."""
+    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "random"]
+    subprocess.run(
+        [*command, "--scenario", "frozen-lake", "--episodes", "2", "--out", str(tmp_path)],
+        check=True, cwd=ROOT, capture_output=True,
+    )  # fmt: skip
+    ((_, file),) = match.play(get_scenario("snake-duel"), AGENTS, [PAIR], 2, tmp_path)
+    assert verify(file).episodes == 4
+
+
+def test_the_endpoint_that_was_named_plays(tmp_path: Path) -> None:
+    """Wrong: to leave it out and print another pairing's table."""
+    done = subprocess.run(
+        [sys.executable, "-m", "msgrpo_agent.cli", "eval", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m",
+         "--opponent", "random", "--scenario", NIM, "--episodes", "1", "--retries", "0", "--out", str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "127.0.0.1:9" in done.stderr

@@ -51,7 +51,7 @@ def config(*settings: str, scenario: str | None = None) -> TrainConfig:
 def test_a_value_comes_from_the_other_groups_alone() -> None:
     """Groups of one feature x with R = 2x in the one and R = 4x in the other: each is valued by the other's slope."""
     xs = torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64)
-    first, second = left_out_values([xs, xs], [2 * xs[:, 0], 4 * xs[:, 0]])
+    first, second = left_out_values([xs, xs], [2 * xs[:, 0], 4 * xs[:, 0]], [0, 1])
     shrunk = 0.01 * 22 / (8 + 0.01 * 22)  # Σ(x − mean)² = 8; λ is a hundredth of the sum of squares of both, 22
     assert first.tolist() == pytest.approx([4 + 4 * (1 - shrunk) * (x - 1) for x in (-1, 1, 3)])
     assert second.tolist() == pytest.approx([2 + 2 * (1 - shrunk) * (x - 1) for x in (-1, 1, 3)])
@@ -59,8 +59,20 @@ def test_a_value_comes_from_the_other_groups_alone() -> None:
 
 
 def test_a_single_group_has_no_values() -> None:
-    (alone,) = left_out_values([torch.ones(3, 2, dtype=torch.float64)], [torch.arange(3.0, dtype=torch.float64)])
+    (alone,) = left_out_values([torch.ones(3, 2, dtype=torch.float64)], [torch.arange(3.0, dtype=torch.float64)], [0])
     assert alone.tolist() == [0, 0, 0]
+
+
+def test_the_other_seat_of_a_game_is_no_data() -> None:
+    """Two seats of one start, and another start: what one seat lost the other won, so neither is the other's data."""
+    draw = torch.Generator().manual_seed(0)
+    states = [torch.randn(6, 2, generator=draw, dtype=torch.float64) for _ in range(3)]
+    targets = [torch.ones(6, dtype=torch.float64), -torch.ones(6, dtype=torch.float64), torch.zeros(6).double()]
+    mine, other, third = left_out_values(states, targets, [0, 0, 1])
+    assert mine.tolist() == pytest.approx([0.0] * 6, abs=1e-6)  # fitted on the third alone
+    assert other.tolist() == pytest.approx([0.0] * 6, abs=1e-6)
+    assert third.tolist() != pytest.approx([0.0] * 6, abs=1e-3)
+    assert [one.tolist() for one in left_out_values(states[:2], targets[:2], [0, 0])] == [[0.0] * 6] * 2
 
 
 @given(st.integers(2, 4), st.integers(1, 5), st.integers(0, 99))
@@ -68,7 +80,8 @@ def test_what_is_constant_is_learnt_whatever_the_features(groups: int, turns: in
     """Every return is 7: so is every value, since the constant is not shrunk."""
     draw = torch.Generator().manual_seed(seed)
     states = [torch.randn(turns, 3, generator=draw, dtype=torch.float64) for _ in range(groups)]
-    for values in left_out_values(states, [torch.full((turns,), 7.0, dtype=torch.float64)] * groups):
+    sevens = [torch.full((turns,), 7.0, dtype=torch.float64)] * groups
+    for values in left_out_values(states, sevens, list(range(groups))):
         assert values.tolist() == pytest.approx([7.0] * turns, abs=1e-4)
 
 
@@ -326,3 +339,22 @@ def test_a_run_learns_with_it_and_goes_on_as_it_would_have(
         assert [row[key] for row in rows[0]] == [row[key] for row in rows[1]], key
     if "entropy=0.5" in settings:
         assert rows[0][1]["rollout/temperature"] > 1  # nano is surer than that
+
+
+@pytest.mark.parametrize(
+    "settings", [["credit=critic"], ["credit=to-go"], ['objectives={"brevity": 1, "format": 1}'], ["branch=2"]]
+)
+def test_a_seat_that_never_moved_is_compared_with_nothing(settings: list[str], tmp_path: Path) -> None:
+    """nano knows no connect four: its first answer loses, and the other seat has no turn in any episode."""
+    chosen = config(*settings, scenario="spiel:connect_four").model_copy(update={"steps": 1})
+    loop.train(chosen, tmp_path / "run", report=Quiet())
+    (row,) = [row for row in read(tmp_path / "run") if row["kind"] == "train"]
+    assert row["rollout/invalid"] > 0.5
+
+
+def test_names_of_a_mixture_keep_their_own_commas() -> None:
+    from train.config import names_of
+
+    assert names_of("snake, frozen-lake") == ["snake", "frozen-lake"]
+    name = "spiel:goofspiel(imp_info=True,num_cards=4)"
+    assert names_of(f"{name},snake") == [name, "snake"]

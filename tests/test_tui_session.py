@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from evals.verify import first_difference
 from msgrpo_agent.agent import Completion, Decision
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import GameError, RecordError, UsageError
@@ -115,6 +117,19 @@ async def test_a_replay_shows_every_frame_and_refuses_a_changed_record() -> None
     record.turns[1].reward = 7.0
     with pytest.raises(RecordError, match="step 1 of the record differs"):
         Session.replay(record, {"snake1": HumanAgent()})
+
+
+async def test_what_is_taken_back_takes_its_late_reward_along() -> None:
+    """Rewound before the last move and played to the end again, the record still replays."""
+    nim = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
+    match = new_match(Setup(nim, "optimal", "random", seed=2), seat)
+    session = await finish(match.sessions[0])
+    assert any(turn.late for turn in session.episode.turns)
+    session.seek(session.last - 1)
+    session.rewind()
+    assert not any(turn.late for turn in session.episode.turns)
+    await finish(session)
+    assert first_difference(session.episode) is None
 
 
 async def test_a_replay_of_a_torn_duel_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from train.config import TrainConfig
+from train.config import TrainConfig, names_of
 
 NEARLY_ALL = 0.9
 
@@ -18,7 +18,7 @@ def advice(stats: Mapping[str, float], config: TrainConfig) -> str | None:
             f"{config.max_tokens}: with --set max_tokens={4 * config.max_tokens} they could end"
         )
     if invalid > NEARLY_ALL:
-        name = config.scenario.split(",")[0]
+        name = names_of(config.scenario)[0]
         helps = f"msgrpo nano teach {name} --out runs/taught, then --base runs/taught"
         if config.base != "nano":
             helps = "look at transcripts.jsonl in the run's folder: does this base follow the prompt's form at all?"

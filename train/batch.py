@@ -72,7 +72,8 @@ def select(
         credits = turn_advantages(group, config, values[g] if values else None)
         if not any(any(of_episode) for of_episode in credits):
             continue
-        for j in keep_indices(group.advantages_G, group.returns_G, config.selection, config.keep, generator):
+        keep = min(config.keep, len(group.turns))
+        for j in keep_indices(group.advantages_G, group.returns_G, config.selection, keep, generator):
             for turn, advantage in zip(group.turns[j], credits[j], strict=True):
                 assert turn.completion is not None
                 samples.append(Sample(turn.completion, advantage))

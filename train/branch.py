@@ -45,14 +45,16 @@ def forks(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Sta
     for g, (scenario, start) in enumerate(starts):
         of_start = episodes[g * config.group_size : (g + 1) * config.group_size]
         seats = seats_of(scenario, config, g)
-        groups = [Group.of(scenario.new(start, 0), of_start, player) for player in seats]
+        found_in = (Group.of(scenario.new(start, 0), of_start, player, g) for player in seats)
+        groups = [group for group in found_in if group is not None]
         places = [
             (*place, i) for i, group in enumerate(groups) if (place := disputed(group.trajectories(), config.gamma))
         ]
         if places:
             _, j, t, i = max(places)
-            step = groups[i].turns[j][t].step
-            found.append(Fork(scenario, start, replay(scenario, of_start[j], step), g, seats))
+            turn = groups[i].turns[j][t]
+            episode = next(one for one in of_start if any(turn is other for other in one.turns))
+            found.append(Fork(scenario, start, replay(scenario, episode, turn.step), g, seats))
     return found
 
 
@@ -97,9 +99,9 @@ async def _from(fork: Fork, agents: Mapping[str, Agent], chance: int, sampling: 
 
 def branch_groups(episodes: Sequence[Episode], size: int, found: Sequence[Fork]) -> list[Group]:
     """The episodes that went on from each fork, compared with each other."""
-    return [
-        Group.of(fork.game, episodes[i * size : (i + 1) * size], player)
+    groups = (
+        Group.of(fork.game, episodes[i * size : (i + 1) * size], player, fork.place)
         for i, fork in enumerate(found)
         for player in fork.seats
-        if any(episode.turns_of(player) for episode in episodes[i * size : (i + 1) * size])
-    ]
+    )
+    return [group for group in groups if group is not None]

@@ -32,6 +32,9 @@ def silent(done: int, planned: int, tokens: int) -> None:
 class Group:
     """G trajectories from one state, `origin`: for each, the turns of one player; and what they are worth.
 
+    Episodes in which the player had no turn (the other lost before) are not among them: nothing in them was this
+    player's doing. `place` is the start's number in the update: groups of one start may share their episodes.
+
     In a game of several players the policy plays all of them, and each player's trajectories are a group: in a
     zero-sum game the mean over both seats is always 0 and says nothing.
     """
@@ -40,14 +43,18 @@ class Group:
     turns: list[list[Turn]]
     returns_G: Tensor
     advantages_G: Tensor
+    place: int = 0
 
     @classmethod
-    def of(cls, origin: Game, episodes: Sequence[Episode], player: str) -> Group:
-        turns = [episode.turns_of(player) for episode in episodes]
+    def of(cls, origin: Game, episodes: Sequence[Episode], player: str, place: int) -> Group | None:
+        """None where fewer than two episodes can be compared."""
+        turns = [turns for episode in episodes if (turns := episode.turns_of(player))]
+        if len(turns) < 2:
+            return None
         returns = composite_returns(
             [[turn.paid for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
         )
-        return cls(origin, turns, returns, group_advantages(returns))
+        return cls(origin, turns, returns, group_advantages(returns), place)
 
     def trajectories(self) -> list[list[Step]]:
         """The turns as far as credit goes."""
@@ -180,8 +187,9 @@ async def play_groups(
 def grouped(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Start]) -> list[Group]:
     """Compare the episodes of each start within their group, each of the policy's seats by itself."""
     size = config.group_size
-    return [
-        Group.of(scenario.new(start, 0), episodes[g * size : (g + 1) * size], player)
+    found = (
+        Group.of(scenario.new(start, 0), episodes[g * size : (g + 1) * size], player, g)
         for g, (scenario, start) in enumerate(starts)
         for player in seats_of(scenario, config, g)
-    ]
+    )
+    return [group for group in found if group is not None]

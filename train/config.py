@@ -121,7 +121,7 @@ class TrainConfig(BaseModel):
     @property
     def scenarios(self) -> list[Scenario]:
         """What is played; the first is the one that a run's evaluations look at."""
-        return [get_scenario(name.strip()) for name in self.scenario.split(",")]
+        return [get_scenario(name) for name in names_of(self.scenario)]
 
     @property
     def shares(self) -> list[float]:
@@ -179,6 +179,11 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 
 
+def names_of(scenario: str) -> list[str]:
+    """The names of a mixture; a comma within parentheses belongs to a game's own parameters."""
+    return [name.strip() for name in re.split(r",(?![^(]*\))", scenario)]
+
+
 def make_config(
     preset: str | None = None,
     *,
@@ -206,7 +211,7 @@ def make_config(
         values |= PRESETS[preset or "nano"]
         if preset in (None, "nano") and said.get("base", "nano") == "nano":
             named = said.get("scenario", TrainConfig.model_fields["scenario"].default)
-            values |= CHOSEN.get(str(named).split(",")[0].strip(), {})
+            values |= CHOSEN.get(names_of(str(named))[0], {})
     values |= said
     for key in values:
         if key not in TrainConfig.model_fields:

@@ -1,6 +1,6 @@
 """The critic of `credit=critic`: a linear value head on the trunk's last hidden state of each prompt.
 
-V(s) = w · h(s), where w minimises Σ (R_jt − w · h(s_jt))² + λ |w|² over the turns of the update's *other* groups. The
+V(s) = w · h(s), where w minimises Σ (R_jt − w · h(s_jt))² + λ |w|² over the turns of the update's *other* starts. The
 minimum is computed exactly, so there is no second learning rate and nothing to keep between updates; and no turn's
 own luck is in its value, which would bias the advantage towards 0.
 """
@@ -33,33 +33,37 @@ def critic_values(policy: Policy, groups: Sequence[Group], gamma: float, ranks: 
     features = dict(zip(prompts, ranks.gather([row.clone() for row in mine]), strict=True))
     states = [torch.stack([features[_prompt(turn)] for one in group.turns for turn in one]) for group in groups]
     targets = [_returns(group, gamma) for group in groups]
-    found = left_out_values(states, targets)
+    found = left_out_values(states, targets, [group.place for group in groups])
     return [
         [part.tolist() for part in torch.split(values, [len(one) for one in group.turns])]
         for group, values in zip(groups, found, strict=True)
     ]
 
 
-def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
-    """For each group its values (M), by the head that was fitted on all groups but this one.
+def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+    """For each group its values (M), by the head that was fitted on all groups but those of its start.
 
     Args:
         states: for each group the hidden states (M, D) of its turns.
         targets: their returns to go (M).
+        places: the start of each group. Both seats of a game share its episodes: what one lost the other won, so
+            neither may be the other's data.
 
-    A constant is one of the features, and it is not shrunk. A single group has no other: its values are 0.
+    A constant is one of the features, and it is not shrunk. Where all groups have one start, all values are 0.
     """
     states = [torch.cat([one, one.new_ones(len(one), 1)], dim=1) for one in states]
     squares, products = [one.T @ one for one in states], [x.T @ y for x, y in zip(states, targets, strict=True)]
-    if len(states) == 1:
-        return [torch.zeros_like(targets[0])]
+    if len(set(places)) == 1:
+        return [torch.zeros_like(target) for target in targets]
     whole, product = torch.stack(squares).sum(0), torch.stack(products).sum(0)
     shrink = RIDGE * whole.diagonal()[:-1].mean() * torch.eye(len(whole), dtype=whole.dtype)
     shrink[-1, -1] = 1e-9
-    return [
-        x @ torch.linalg.solve(whole - square + shrink, product - own)
-        for x, square, own in zip(states, squares, products, strict=True)
-    ]
+    heads = {}
+    for place in set(places):
+        mine = [i for i, other in enumerate(places) if other == place]
+        square, own = sum(squares[i] for i in mine), sum(products[i] for i in mine)
+        heads[place] = torch.linalg.solve(whole - square + shrink, product - own)
+    return [x @ heads[place] for x, place in zip(states, places, strict=True)]
 
 
 def hidden_states(policy: Policy, prompts: Sequence[Prompt]) -> Tensor:

@@ -61,7 +61,7 @@ def evaluate(
     values = [episode.score for episode in episodes]
     if config.opponent is not None:  # what the policy's seat got; the mean of both would be 0
         values = [episode.returns[play.seats[0]] for play, episode in zip(plays, episodes, strict=True)]
-    invalid = sum(turn.failure is not None for turn in turns) / len(turns)
+    invalid = sum(turn.failure is not None for turn in turns) / max(len(turns), 1)
     return Evaluation("success" if scenario.goal else "return", values, invalid)
 
 

@@ -191,7 +191,7 @@ def learn(
     stats = update(policy, optimizer, samples, config, generator, step, ranks, done)
     check_mismatch(stats, rollouts.staleness, policy.model.dtype)
     return stats | {
-        "rollout/gated_groups": 1 - len(groups) / len(rollouts.groups),
+        "rollout/gated_groups": 1 - len(groups) / max(len(rollouts.groups), 1),
         "rollout/staleness": float(rollouts.staleness),
         "time/rollout": rollouts.played_s,
         "time/wait": rollouts.waited_s,
@@ -206,12 +206,12 @@ def describe(rollouts: Rollouts) -> dict[str, float]:
     successes = [float(episode.success) for episode in rollouts.episodes if episode.success is not None]
     values = {
         "rollout/return": sum(returns) / len(returns),
-        "rollout/invalid": sum(turn.failure is not None for turn in turns) / len(turns),
-        "rollout/truncated": sum(turn.finish_reason == "length" for turn in turns) / len(turns),
+        "rollout/invalid": sum(turn.failure is not None for turn in turns) / max(len(turns), 1),
+        "rollout/truncated": sum(turn.finish_reason == "length" for turn in turns) / max(len(turns), 1),
         "rollout/turns": float(len(turns)),
         "rollout/entropy": entropy(rollouts),
         "rollout/tokens": float(sum(turn.completion_tokens for turn in turns)),
-        "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / len(rollouts.groups),
+        "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / max(len(rollouts.groups), 1),
     }
     ahead = looking_ahead(turns)
     values |= {} if ahead is None else {"rollout/looks_ahead": ahead}

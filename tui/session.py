@@ -234,6 +234,10 @@ class Session:
         self.answers = {}
         self._games, self._by, self.frames = self._games[: kept + 1], self._by[:kept], self.frames[: kept + 1]
         self.episode.turns = [turn for turn in self.episode.turns if turn.step < kept]
+        for player in self.players:  # what the steps that are gone paid to who had moved before is gone, too
+            own = self.episode.turns_of(player)
+            for turn in own[-1:]:
+                turn.late = self.game.returns[player] - sum(one.paid for one in own[:-1]) - turn.reward
         self.episode.outcome, self.episode.success = self.game.outcome, self.game.success
         self.episode.returns = dict(self.game.returns)
         self.episode.error = self.episode.error_message = None

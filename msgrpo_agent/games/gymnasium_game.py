@@ -35,26 +35,29 @@ class GymGame(Game):
     ) -> None:
         self.actions = actions
         super().__init__(step_limit)
-        self._make, self._seen, self._seeds = make, seen, (start_seed, chance_seed)
+        self._make, self._seen, self._start = make, seen, start_seed
         self.env = make()
         self.observation, _ = self.env.reset(seed=start_seed)
-        self._played: list[int] = []
+        self._history: list[tuple[str, int]] = []  # what was done to it: luck drawn, actions taken
         self._reward = 0.0
         self._draw_luck(chance_seed)
 
     def _draw_luck(self, chance_seed: int) -> None:
+        self._history.append(("luck", chance_seed))
         self.env.np_random = Generator(PCG64(chance_seed))
 
     def __deepcopy__(self, memo: dict[int, object]) -> GymGame:
         twin = copy.copy(self)
-        twin.returns, twin._played = dict(self.returns), list(self._played)
+        twin.returns, twin._history = dict(self.returns), list(self._history)
         twin.observation = copy.deepcopy(self.observation)
         if isinstance(self.env, EzPickle):
             twin.env = self._make()
-            twin.env.reset(seed=self._seeds[0])
-            twin._draw_luck(self._seeds[1])
-            for action in self._played:
-                twin.env.step(action)
+            twin.env.reset(seed=self._start)
+            for what, number in self._history:
+                if what == "luck":
+                    twin.env.np_random = Generator(PCG64(number))
+                else:
+                    twin.env.step(number)
         else:
             twin.env = copy.deepcopy(self.env)
         return twin
@@ -66,8 +69,9 @@ class GymGame(Game):
         action = actions["player"]
         if action is None:
             return {"player": 0.0}
-        self._played.append(self.actions.index(action))
-        self.observation, reward, terminated, truncated, _ = self.env.step(self._played[-1])
+        number = self.actions.index(action)
+        self._history.append(("action", number))
+        self.observation, reward, terminated, truncated, _ = self.env.step(number)
         self._reward, self._over = float(reward), bool(terminated or truncated)
         return {"player": self._reward}
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import minigrid
+import gymnasium
+import minigrid  # noqa: F401 (registers its levels)
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, STATE_TO_IDX
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
@@ -86,12 +87,13 @@ def minigrid_scenario(env_id: str, *, step_limit: int | None = None) -> Scenario
     if any(f"-{name}-" in env_id for name in BROKEN):
         raise UsageError(f"{env_id} is known to be broken: it cannot be solved from some of its starts")
     kwargs: dict[str, Any] = {"max_steps": step_limit} if step_limit else {}
-    env = environment(env_id, **kwargs)()
-    if not isinstance(env, minigrid.minigrid_env.MiniGridEnv):
+    make_level = environment(env_id, **kwargs)
+    if not str(gymnasium.registry[env_id].entry_point).startswith("minigrid."):  # known before it is made
         raise UsageError(
             f"{env_id} is no MiniGrid level",
             fix="a game of your own for any Gymnasium environment: msgrpo_agent.games.gymnasium_game.gym_scenario",
         )
+    env = make_level()
     env.reset(seed=0)  # BabyAI says how many steps a level has when it has drawn one
     limit = step_limit or min(env.max_steps, LIMIT)
     make_env = environment(env_id, max_steps=limit)

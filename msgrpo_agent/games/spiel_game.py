@@ -178,6 +178,8 @@ def spiel_scenario(name: str) -> Scenario:
     """The scenario of an OpenSpiel game. Raises UsageError for an unknown one, or one that no text tells of."""
     game = load(name)
     kind = game.get_type()
+    if kind.dynamics == pyspiel.GameType.Dynamics.MEAN_FIELD:
+        raise UsageError(f"{name} is a mean-field game: nobody in particular plays it")
     if not (kind.provides_observation_string or kind.provides_information_state_string):
         raise UsageError(f"OpenSpiel gives no text of what a player of {name} sees")
     limit = min(game.max_game_length(), LIMIT)

@@ -437,7 +437,8 @@ class PlayScreen(Screen[None]):
     @on(ActionChosen)
     def bar_clicked(self, message: ActionChosen) -> None:
         for index, player, agent in self.waiting_humans():
-            if (index, player) == (message.session, message.player):
+            legal = self.match.sessions[index].game.legal(player)
+            if (index, player) == (message.session, message.player) and message.action in legal:
                 agent.choose(message.action)
 
     def action_pause(self) -> None:
