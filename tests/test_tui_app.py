@@ -89,11 +89,11 @@ async def test_speed_changes_the_pace(app_of, clock: ManualClock) -> None:
         await ticks(pilot, clock, 3)
         assert play_screen(app).match.last == 1
         await press(pilot, "plus")
-        assert play_screen(app).speed == 2.0
+        assert play_screen(app).pace.speed == 2.0
         await ticks(pilot, clock, 2)
         assert play_screen(app).match.last == 2
         await press(pilot, "minus", "minus")
-        assert play_screen(app).speed == 0.5
+        assert play_screen(app).pace.speed == 0.5
 
 
 async def test_back_and_forth_backwards_jump_and_timeline(app_of, clock: ManualClock) -> None:
@@ -110,12 +110,12 @@ async def test_back_and_forth_backwards_jump_and_timeline(app_of, clock: ManualC
         await press(pilot, "end")
         assert screen.match.cursor == 6
         await press(pilot, "b")
-        assert screen.playing
-        assert not screen.forward
+        assert screen.pace.playing
+        assert not screen.pace.forward
         await ticks(pilot, clock, 2)
         assert screen.match.cursor == 3
         await ticks(pilot, clock, 5)
-        assert (screen.match.cursor, screen.playing, screen.forward) == (0, False, True)
+        assert (screen.match.cursor, screen.pace.playing, screen.pace.forward) == (0, False, True)
         await press(pilot, "g")
         await press(pilot, "9", "enter")  # beyond the end: not taken
         assert app.screen is not screen
@@ -185,7 +185,7 @@ async def test_an_answer_is_shown_as_it_streams(app_of) -> None:
             await pilot.pause()
         assert "here.<action>" not in text_of(app, ".text")
         assert "next it reads" in text_of(app, ".text")
-        assert play_screen(app).asking
+        assert play_screen(app).asking.going
         gate.set()
         await settle(pilot)
         assert "here.<action>up</action>" in text_of(app, ".text")
@@ -341,7 +341,7 @@ async def test_a_replay_scrubs_and_can_be_taken_over(app_of, clock: ManualClock,
     async with app.run_test() as pilot:
         await settle(pilot)
         screen = play_screen(app)
-        assert (screen.match.cursor, screen.match.last, screen.playing) == (0, 5, False)
+        assert (screen.match.cursor, screen.match.last, screen.pace.playing) == (0, 5, False)
         await press(pilot, "right", "right")
         assert screen.match.cursor == 2
         await press(pilot, "space")
@@ -364,7 +364,7 @@ async def test_a_failing_endpoint_is_shown_and_asked_again(app_of, clock: Manual
         assert "connection refused" in status
         assert "is it running?" in status
         assert "enter: ask again" in status
-        assert not play_screen(app).playing
+        assert not play_screen(app).pace.playing
         assert play_screen(app).match.last == 0
         await press(pilot, "enter")
         assert play_screen(app).match.sessions[0].answers or play_screen(app).match.last == 1
@@ -389,10 +389,10 @@ async def test_a_hanging_agent_is_shown_and_cancelled(app_of, clock: ManualClock
         clock.tick(1.0)
         clock.tick(1.0)
         await pilot.pause()
-        assert play_screen(app).asking
+        assert play_screen(app).asking.going
         assert "2 s" in text_of(app, ".status")
         await press(pilot, "escape")
-        assert not play_screen(app).asking
+        assert not play_screen(app).asking.going
         await press(pilot, "t", "up")
         assert play_screen(app).match.last == 1
 
@@ -486,9 +486,9 @@ async def test_keys_can_be_remapped(clock: ManualClock) -> None:
     async with app.run_test() as pilot:
         await settle(pilot)
         await press(pilot, "space")
-        assert play_screen(app).playing
+        assert play_screen(app).pace.playing
         await press(pilot, "z")
-        assert not play_screen(app).playing
+        assert not play_screen(app).pace.playing
 
 
 async def test_help_palette_theme_resize_and_quit(app_of) -> None:
@@ -616,9 +616,9 @@ async def test_restart_and_next_seed_keep_speed_and_prompt(app_of) -> None:
     async with app.run_test() as pilot:
         await settle(pilot)
         await press(pilot, "plus", "p", "x")
-        assert (play_screen(app).speed, play_screen(app).details, play_screen(app).setup.seed) == (8.0, True, 4)
+        assert (play_screen(app).pace.speed, play_screen(app).details, play_screen(app).setup.seed) == (8.0, True, 4)
         await press(pilot, "p", "r")
-        assert (play_screen(app).speed, play_screen(app).details, play_screen(app).setup.seed) == (8.0, False, 4)
+        assert (play_screen(app).pace.speed, play_screen(app).details, play_screen(app).setup.seed) == (8.0, False, 4)
 
 
 async def test_a_long_streamed_answer_shows_its_end_and_scrolls_by_keys(app_of, clock: ManualClock) -> None:
@@ -729,7 +729,7 @@ async def test_after_taking_over_the_seat_is_asked_though_the_agent_ends_late(ap
         for _ in range(3):
             await pilot.pause(0.2)
         screen = play_screen(app)
-        assert [player for _, player, _ in screen.waiting_humans()] == ["snake1"]
+        assert [player for _, player, _ in screen.asking.people()] == ["snake1"]
         assert screen.match.sessions[0].answers == {}
         await press(pilot, "up")
         assert screen.match.last == 1
@@ -786,7 +786,7 @@ async def test_in_a_race_esc_does_not_leave_while_an_agent_is_waited_for(app_of,
         await pilot.press("escape")
         await pilot.pause()
         assert play_screen(app).match.sessions
-        assert play_screen(app).waiting_humans()
+        assert play_screen(app).asking.people()
         gate.set()
         await settle(pilot)
 

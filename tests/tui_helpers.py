@@ -94,9 +94,9 @@ async def settle(pilot: Pilot[Any]) -> None:
     for _ in range(500):
         await pilot.pause()
         screen = pilot.app.screen
-        if not isinstance(screen, PlayScreen) or not screen.asking:
+        if not isinstance(screen, PlayScreen) or not screen.asking.going:
             break
-        if screen.waiting_humans() and all(isinstance(a, HumanAgent) for a in unanswered(screen)):
+        if screen.asking.people() and all(isinstance(a, HumanAgent) for a in unanswered(screen)):
             break
     else:
         raise AssertionError("an agent is still being asked")
@@ -105,7 +105,9 @@ async def settle(pilot: Pilot[Any]) -> None:
 
 def unanswered(screen: PlayScreen) -> list[Agent]:
     """Who is being asked; a seat that failed is not."""
-    return [screen.match.sessions[i].agents[p] for i, p in screen.match.waiting() if (i, p) not in screen.failed]
+    return [
+        screen.match.sessions[i].agents[p] for i, p in screen.match.waiting() if (i, p) not in screen.asking.failed
+    ]
 
 
 async def ticks(pilot: Pilot[Any], clock: ManualClock, steps: int, seconds: float = 0.25) -> None:

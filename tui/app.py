@@ -203,4 +203,4 @@ class PlayApp(App[None]):
 
 
 def match_speed(screen: object) -> float:
-    return screen.speed if isinstance(screen, PlayScreen) else 4.0
+    return screen.pace.speed if isinstance(screen, PlayScreen) else 4.0

@@ -42,9 +42,12 @@ class SeatAnswered(Message):
 
 @dataclass
 class SeatFailed(Message):
-    """A seat gave no answer: why, and what may help."""
+    """A seat gave no answer."""
 
     session: int
     player: str
-    message: str
-    fix: str | None = None
+
+
+@dataclass
+class RoundEnded(Message):
+    """Everybody who was asked has answered, or failed."""

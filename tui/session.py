@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from msgrpo_agent.agent import Agent, Decision, View
 from msgrpo_agent.episode import Episode, Turn
@@ -21,6 +21,8 @@ from msgrpo_agent.game import Board, Game, Outcome, Scenario
 from msgrpo_agent.games import get_scenario, recorded_scenario
 from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
 from tui.agents import ARROWS, HUMAN, WASD, HumanAgent
+
+Mood = Literal["good", "bad", "limit"]  # of an end: won, lost, or the steps are used up
 
 
 @dataclass(frozen=True)
@@ -382,6 +384,14 @@ def ending(session: Session, frame: Frame) -> str:
     for player in session.players:
         text = re.sub(rf"\b{re.escape(player)}\b", session.name(player).replace("\\", r"\\"), text)
     return text
+
+
+def mood(session: Session, player: str) -> Mood:
+    """How the end looks from a seat: by the goal where there is one, else by what the last step paid."""
+    if session.game.success is not None:
+        return "good" if session.game.success else "limit" if session.game.outcome is Outcome.TRUNCATED else "bad"
+    before, after = (frame.tallies[player].total for frame in session.frames[-2:])
+    return "good" if after > before else "bad" if after < before else "limit"
 
 
 def verdict(match: Match) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
-from typing import ClassVar, Concatenate, ParamSpec, cast
+from functools import wraps
+from typing import ClassVar, Concatenate, ParamSpec, cast, get_args
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -17,26 +16,23 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widgets import Footer, Static
-from textual.worker import Worker, WorkerState, get_current_worker
 
-from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.game import MOVES, Game
 from msgrpo_agent.prompt import Prompt
-from msgrpo_agent.text import printable
-from tui.agents import ARROWS, HUMAN, WASD, HumanAgent, LazyAgent
+from tui import hands
+from tui.agents import ARROWS, HUMAN, WASD, LazyAgent
+from tui.asking import Asking
 from tui.clock import Cancel
 from tui.host import Host, host
-from tui.messages import ActionChosen, AnswerStreamed, SeatAnswered, SeatFailed, SeekTo
+from tui.messages import ActionChosen, AnswerStreamed, RoundEnded, SeatAnswered, SeatFailed, SeekTo
+from tui.pace import Pace
 from tui.screens.dialogs import Help, Jump
-from tui.session import Match, Session, Setup, ending, verdict
+from tui.session import Match, Mood, Session, Setup, ending, mood, verdict
+from tui.status import status
 from tui.widgets.board import BoardView, look
 from tui.widgets.panel import AgentPanel
 from tui.widgets.timeline import Timeline
 
 P = ParamSpec("P")
-SPEEDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-KEYS = {(ARROWS, WASD): "arrows, hjkl or wasd", (ARROWS,): "arrows or hjkl", (WASD,): "wasd"}
-PATIENCE_S = 3  # of thinking, before the way out is named
 
 
 def while_standing(
@@ -73,7 +69,9 @@ class Lane(Vertical):
         frame = session.frame
         self.query_one(BoardView).show(frame.board, frame.seen)
         self.border_subtitle = ending(session, frame)
-        self.set_class(bool(self.border_subtitle), "ended")
+        first = mood(session, session.players[0]) if self.border_subtitle else None
+        for kind in get_args(Mood):
+            self.set_class(first == kind, kind)
 
 
 class PlayScreen(Screen[None]):
@@ -106,25 +104,23 @@ class PlayScreen(Screen[None]):
         Binding("q", "leave", "leave", show=False, id="game.leave"),
     ]
 
-    playing = reactive(True, init=False)
-    forward = reactive(True, init=False)
     details = reactive(False, init=False)
-    speed = reactive(4.0, init=False)
 
     def __init__(self, match: Match, setup: Setup, *, replay: bool = False, details: bool | None = None) -> None:
         super().__init__()
         self.match = match
         self.setup = setup
         self.replay = replay
-        self.set_reactive(PlayScreen.speed, setup.speed)
         self.set_reactive(PlayScreen.details, setup.step if details is None else details)
-        self.set_reactive(PlayScreen.playing, not setup.step and not replay)
-        self._tick: Cancel | None = None
+        self.pace = Pace(
+            lambda seconds, call: self.host.clock.after(self, seconds, call),
+            self.tick,
+            speed=setup.speed,
+            playing=not setup.step and not replay,
+        )
+        self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
         self._second: Cancel | None = None
-        self._asked_at = 0.0
-        self.stopped = False  # a person stopped waiting for the answers
         self.note = ""  # beside the title: where the episode was recorded
-        self.failed: dict[tuple[int, str], str] = {}
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
 
@@ -152,8 +148,10 @@ class PlayScreen(Screen[None]):
         self.go()
 
     def on_unmount(self) -> None:
-        for cancel in filter(None, (self._tick, self._second)):
-            cancel()
+        self.pace.stop()
+        self.asking.drop()
+        if self._second is not None:
+            self._second()
 
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)
@@ -195,110 +193,56 @@ class PlayScreen(Screen[None]):
 
     @while_standing
     def show_status(self, index: int, player: str) -> None:
-        panel, session = self.panel(index, player), self.match.sessions[index]
-        agent = session.agents[player]
-        if not session.live:
-            way = "end, or a move" if self.match.human else "end"
-            past = f"this is step {session.cursor} of {session.last}; {way}: back to the present"
-            panel.say(past if session.human and not self.replay else "", "note")
-        elif session.over:
-            panel.say(ending(session, session.frame), "end")
-        elif (index, player) in self.failed:
-            again = "" if self.waiting_humans() else "enter: ask again   "  # first the person moves
-            panel.say(f"{self.failed[index, player]}\n{again}{self.seat_key(index, player)}: play by hand", "error")
-        elif player not in session.game.to_move:
-            panel.say("the other is to move", "note")
-        elif isinstance(agent, HumanAgent) and player not in session.answers:
-            keys = keys_of(session.game, player, agent)
-            panel.say(f"{agent.name}, your move: {keys}".removeprefix("you, "), "turn")
-        elif self.match.secret and player in session.answers:
-            panel.say("has chosen; shown when everybody has", "note")
-        elif self.asking and player not in session.answers:
-            panel.say(self.waiting_text(index, player), "wait")
-        elif self.stopped and player not in session.answers:
-            panel.say(f"stopped waiting   n: ask again   {self.seat_key(index, player)}: play by hand", "note")
-        elif self.setup.step and not self.replay and not self.playing:
-            panel.say("n: play it" if player in session.answers else "n: ask", "note")
-        else:
-            panel.say("")
-
-    def seat_key(self, index: int, player: str) -> str:
-        """The key that takes a seat over: t the first, T the second."""
-        return "t" if self.match.seats().index((index, player)) == 0 else "T"
-
-    def waiting_text(self, index: int, player: str) -> str:
-        """What is being waited for, how long already, and after a while the way out."""
-        agent = self.match.sessions[index].agents[player]
-        loading = isinstance(agent, LazyAgent) and not agent.loaded
-        trouble = agent.trouble if isinstance(agent, LazyAgent) else ""
-        waited = int(self.host.clock.now() - self._asked_at)
-        lines = [f"{'loading the agent' if loading else 'thinking'} … {f'{waited} s' if waited else ''}".rstrip()]
-        if trouble:
-            lines.append(trouble)
-        if trouble or waited >= PATIENCE_S:
-            stop = "" if self.waiting_humans() else "esc: stop waiting   "  # a person who waits may take their time
-            lines.append(f"{stop}{self.seat_key(index, player)}: play by hand")
-        return "\n".join(lines)
+        by_step = self.setup.step and not self.pace.playing
+        text, kind = status(self.match, self.asking, index, player, replay=self.replay, by_step=by_step)
+        self.panel(index, player).say(text, kind)
 
     @while_standing
     def show_time(self) -> None:
-        self.query_one(Timeline).show(self.match, playing=self.playing, forward=self.forward, speed=self.speed)
+        self.query_one(Timeline).show(self.match, self.pace)
 
     # ── the game's pace ──────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def asking(self) -> bool:
-        return any(
-            w.group == "agent" and w.node is self and not w.is_finished and not w.is_cancelled for w in self.workers
-        )
-
     def go(self) -> None:
         """Do what comes next by itself: a person is asked at once, everything else follows the clock."""
-        if self.match.live and self.match.human and self.forward:
+        if self.match.live and self.match.human and self.pace.forward:
             self.ask()
-        elif self.playing:
-            self.later()
-
-    def later(self) -> None:
-        if self._tick is not None:
-            self._tick()
-        self._tick = self.host.clock.after(self, 1 / self.speed, self.tick)
+        elif self.pace.playing:
+            self.pace.later()
 
     @while_standing
     def tick(self) -> None:
-        self._tick = None
-        if self.playing:
-            self.advance()
+        self.advance()
 
     def advance(self) -> None:
         """One step in the direction of play: through the history first, then by asking the agents."""
-        if not self.forward:
+        pace = self.pace
+        if not pace.forward:
             self.action_seek(-1)
             if self.match.cursor == 0:
-                self.playing, self.forward = False, True
+                pace.playing, pace.forward = False, True
+                self.show_all()
             else:
-                self.later()
+                pace.later()
         elif not self.match.live:
             self.action_seek(1)
-            if self.playing:
-                self.later()
+            if pace.playing:
+                pace.later()
         elif self.match.over:
-            self.playing = False
+            pace.playing = False
+            self.show_all()
         elif self.match.ready:
             self.commit()
         else:
             self.ask()
 
     def ask(self) -> None:
-        if self.asking or self.match.over:
+        if self.asking.going or self.match.over:
             return
         if not self.match.waiting():
             self.commit()
             return
-        self._asked_at = self.host.clock.now()
-        self.failed.clear()
-        self.stopped = False
-        self.ask_everybody()
+        self.asking.start()
         self.watch_wait()
 
     @while_standing
@@ -308,41 +252,15 @@ class PlayScreen(Screen[None]):
             self.show_status(index, player)
         if self._second is not None:
             self._second()
-        self._second = self.host.clock.after(self, 1.0, self.watch_wait) if self.asking else None
-
-    @work(exclusive=True, group="agent", exit_on_error=False)
-    async def ask_everybody(self) -> None:
-        """Every seat without an answer decides at the same time; one that fails does not undo the others."""
-        await asyncio.gather(*(self.ask_seat(index, player) for index, player in self.match.waiting()))
-
-    async def ask_seat(self, index: int, player: str) -> None:
-        session, asked = self.match.sessions[index], get_current_worker()
-        streamed = partial(self.streamed, index, player)
-        try:
-            decision = await session.agents[player].act(session.view(player), on_text=streamed)
-        except MsgrpoError as error:
-            outcome: SeatFailed | SeatAnswered = SeatFailed(index, player, error.message, error.fix)
-        except Exception as error:  # any fault of an agent is a message in the app, never its end
-            said = printable(f"the agent crashed: {type(error).__name__}: {error}")
-            outcome = SeatFailed(index, player, said)
-        else:
-            outcome = SeatAnswered(index, player)
-        if asked.is_cancelled:  # an agent that ends late must not speak for who has the seat by now
-            return
-        if isinstance(outcome, SeatAnswered):
-            session.answer(player, decision)
-        self.post_message(outcome)
-
-    def streamed(self, index: int, player: str, text: str) -> None:
-        self.post_message(AnswerStreamed(index, player, text))
+        self._second = self.host.clock.after(self, 1.0, self.watch_wait) if self.asking.going else None
 
     @on(AnswerStreamed)
     @while_standing
     def show_stream(self, message: AnswerStreamed) -> None:
         if self.match.secret:
             return
-        if message.player not in self.match.sessions[message.session].answers and self.match.live and self.asking:
-            session = self.match.sessions[message.session]
+        session = self.match.sessions[message.session]
+        if message.player not in session.answers and self.match.live and self.asking.going:
             prompt = self.prompt_of(session, message.player) if self.details else None
             self.panel(message.session, message.player).stream(message.text, prompt)
 
@@ -355,25 +273,17 @@ class PlayScreen(Screen[None]):
     @on(SeatFailed)
     @while_standing
     def seat_failed(self, message: SeatFailed) -> None:
-        text = message.message if message.fix is None else f"{message.message}\n{message.fix}"
-        self.failed[message.session, message.player] = text
         self.show_status(message.session, message.player)
 
-    @on(Worker.StateChanged)
+    @on(RoundEnded)
     @while_standing
-    def round_ended(self, event: Worker.StateChanged) -> None:
-        if event.worker.group != "agent" or not event.worker.is_finished:
+    def round_ended(self, message: RoundEnded) -> None:
+        if self.match.ready and not (self.setup.step and not self.pace.playing and not self.match.human):
+            self.commit()
             return
-        if event.state is WorkerState.ERROR:
-            self.notify(f"the round failed: {event.worker.error}", severity="error")
-        if event.state is WorkerState.SUCCESS and self.match.ready:
-            if self.setup.step and not self.playing and not self.match.human:
-                self.show_all()
-            else:
-                self.commit()
-        else:
-            self.playing = self.playing and not self.failed
-            self.show_all()
+        if self.asking.failed:
+            self.pace.playing = False
+        self.show_all()
 
     def commit(self) -> None:
         over = [session.over for session in self.match.sessions]
@@ -382,7 +292,7 @@ class PlayScreen(Screen[None]):
             if session.over and not was:
                 self.note = self.host.finished(session)
         if self.match.over:
-            self.playing = False
+            self.pace.playing = False
         self.show_all()
         self.go()
 
@@ -390,7 +300,7 @@ class PlayScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "retry":
-            return bool(self.failed)
+            return bool(self.asking.failed)
         if action == "cancel":
             return True
         if action == "take_over":
@@ -398,14 +308,6 @@ class PlayScreen(Screen[None]):
         if action in ("restart", "next_seed"):
             return not self.replay
         return True
-
-    def waiting_humans(self) -> list[tuple[int, str, HumanAgent]]:
-        found = []
-        for index, player in self.match.waiting():
-            agent = self.match.sessions[index].agents[player]
-            if isinstance(agent, HumanAgent) and agent.waiting:
-                found.append((index, player, agent))
-        return found
 
     def action_move(self, way: str, hand: str) -> None:
         """A move while a person has a seat in a game that goes on; scrubbing where nobody plays.
@@ -420,50 +322,36 @@ class PlayScreen(Screen[None]):
         if not self.match.live:  # nobody moves blindly: first back to the present
             self.action_jump_to(-1)
             return
-        for index, player, person in self.waiting_humans():
-            game = self.match.sessions[index].game
-            if hand in person.hands and way in game.legal(player):
-                person.choose(way)
-                return
+        hands.move(self.match, self.asking, way, hand)
 
     def action_choose(self, number: int) -> None:
-        """The `number`-th action that is legal now, for games that are not played with arrows."""
-        for index, player, person in self.waiting_humans():
-            legal = self.match.sessions[index].game.legal(player)
-            if number <= len(legal) and not set(legal) <= set(MOVES):
-                person.choose(legal[number - 1])
-                return
+        hands.choose(self.match, self.asking, number)
 
     @on(ActionChosen)
     def bar_clicked(self, message: ActionChosen) -> None:
-        for index, player, agent in self.waiting_humans():
-            legal = self.match.sessions[index].game.legal(player)
-            if (index, player) == (message.session, message.player) and message.action in legal:
-                agent.choose(message.action)
+        hands.click(self.match, self.asking, message.session, message.player, message.action)
 
     def action_pause(self) -> None:
-        self.playing = not self.playing
-
-    def watch_playing(self, playing: bool) -> None:
-        if playing:
-            if self.match.over and self.match.live and self.forward:
-                self.match.seek(0)
-            self.advance()
+        self.pace.playing = not self.pace.playing
+        if self.pace.playing:
+            self.play_on()
         self.show_all()
 
-    def watch_speed(self) -> None:
-        if self._tick is not None:
-            self.later()
-        self.show_time()
+    def play_on(self) -> None:
+        """Play has just begun again; at the end, from the start."""
+        if self.match.over and self.match.live and self.pace.forward:
+            self.match.seek(0)
+        self.advance()
 
     def watch_details(self) -> None:
         self.show_all()
 
     def action_step(self) -> None:
-        if self.playing:
-            self.playing = False
+        if self.pace.playing:
+            self.pace.playing = False
+            self.show_all()
         else:
-            self.forward = True
+            self.pace.forward = True
             self.advance()
 
     def action_seek(self, by: int) -> None:
@@ -482,19 +370,21 @@ class PlayScreen(Screen[None]):
     async def action_jump(self) -> None:
         step = await self.app.push_screen_wait(Jump(self.match.last))
         if step is not None:
-            self.playing = False
+            self.pace.playing = False
             self.action_jump_to(step)
 
     def action_reverse(self) -> None:
-        self.forward = not self.forward
-        if self.playing:
-            self.later()
+        self.pace.forward = not self.pace.forward
+        if self.pace.playing:
+            self.pace.later()
         else:
-            self.playing = True
+            self.pace.playing = True
+            self.play_on()
+        self.show_all()
 
     def action_speed(self, by: int) -> None:
-        nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
-        self.speed = SPEEDS[max(0, min(nearest + by, len(SPEEDS) - 1))]
+        self.pace.change_speed(by)
+        self.show_time()
 
     def action_details(self) -> None:
         self.details = not self.details
@@ -507,28 +397,28 @@ class PlayScreen(Screen[None]):
             if session.own[player].spec == HUMAN:
                 self.notify("This seat is yours from the start; nobody is there to take it back.")
                 return
-            self.workers.cancel_group(self, "agent")
+            self.asking.drop()
             session.hand_back(player)
             self.notify(f"{session.name(player)} plays on.")
         else:
             if session.over and session.live:
                 self.notify("The game is over. Go back to a moment ([ or a click on the timeline), then take over.")
                 return
-            self.workers.cancel_group(self, "agent")
+            self.asking.drop()
             if not self.match.live:
                 self.notify(f"You play on from step {self.match.cursor}; what came after it is gone.")
             self.match.rewind()
             session.take_over(player)
         self.match.seat_people()
-        self.failed.pop((index, player), None)
-        self.forward = True
+        self.asking.failed.pop((index, player), None)
+        self.pace.forward = True
         self.show_all()
         self.call_after_refresh(self.go)
 
     def action_retry(self) -> None:
         """Ask those who failed again; while a person has still to move, the round is not over."""
-        if not self.asking:
-            self.failed.clear()
+        if not self.asking.going:
+            self.asking.failed.clear()
             self.ask()
 
     def action_cancel(self) -> None:
@@ -536,12 +426,11 @@ class PlayScreen(Screen[None]):
 
         In a race or a duel where both are waited for, neither: the game would be lost, or the person's turn.
         """
-        people = self.waiting_humans()
-        if self.asking and not people:
-            self.workers.cancel_group(self, "agent")
-            self.stopped, self.playing = True, False
+        if self.asking.going and not self.asking.people():
+            self.asking.stop()
+            self.pace.playing = False
             self.show_all()
-        elif len(people) == len([seat for seat in self.match.waiting() if seat not in self.failed]):
+        elif self.asking.only_people():
             self.action_leave()
 
     def action_scroll_words(self, pages: int) -> None:
@@ -550,11 +439,11 @@ class PlayScreen(Screen[None]):
             panel.scroll_words(pages)
 
     def action_restart(self) -> None:
-        setup = replace(self.setup, speed=self.speed)
+        setup = replace(self.setup, speed=self.pace.speed)
         self.host.open_game(setup, replace=True, details=self.details)
 
     def action_next_seed(self) -> None:
-        setup = replace(self.setup, speed=self.speed, seed=self.setup.seed + 1)
+        setup = replace(self.setup, speed=self.pace.speed, seed=self.setup.seed + 1)
         self.host.open_game(setup, replace=True, details=self.details)
 
     def action_export(self) -> None:
@@ -565,14 +454,6 @@ class PlayScreen(Screen[None]):
 
     def action_leave(self) -> None:
         self.host.leave()
-
-
-def keys_of(game: Game, player: str, person: HumanAgent) -> str:
-    """The keys that play: those of the person's hands where all that can be done is to go somewhere, else numbers."""
-    legal = game.legal(player)
-    if set(legal) <= set(MOVES):
-        return KEYS[person.hands]
-    return "  ".join(f"{i} {action}" for i, action in enumerate(legal[:9], start=1)) + (" …" if legal[9:] else "")
 
 
 def legend(session: Session) -> Content:

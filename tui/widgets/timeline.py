@@ -7,6 +7,7 @@ from textual.events import Click
 from textual.widget import Widget
 
 from tui.messages import SeekTo
+from tui.pace import Pace
 from tui.session import Frame, Match
 
 PLAIN, GAIN, LOSS, INVALID, AHEAD, HERE = "━", "+", "−", "!", "─", "●"
@@ -35,12 +36,10 @@ class Timeline(Widget):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.match: Match | None = None
-        self.playing = False
-        self.forward = True
-        self.speed = 1.0
+        self.pace: Pace | None = None
 
-    def show(self, match: Match, *, playing: bool, forward: bool, speed: float) -> None:
-        self.match, self.playing, self.forward, self.speed = match, playing, forward, speed
+    def show(self, match: Match, pace: Pace) -> None:
+        self.match, self.pace = match, pace
         self.refresh()
 
     @property
@@ -57,7 +56,7 @@ class Timeline(Widget):
         return round(max(0, min(column - first, width - 1)) * self.limit / (width - 1))
 
     def render(self) -> Content:
-        if self.match is None:
+        if self.match is None or self.pace is None:
             return Content("")
         first, width = self._track
         marks = [AHEAD] * width
@@ -70,8 +69,8 @@ class Timeline(Widget):
                 column = column_of[frame.step]
                 marks[column] = max(marks[column], mark(frame), key=lambda m: weight[m])
         here = column_of[self.match.cursor]
-        sign = ("▶" if self.forward else "◀") if self.playing else "||"
-        parts: list[Content] = [Content.styled(f" {sign:<2}{self.speed:>4g}/s".ljust(first), "bold $accent")]
+        sign = ("▶" if self.pace.forward else "◀") if self.pace.playing else "||"
+        parts: list[Content] = [Content.styled(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "bold $accent")]
         for i, m in enumerate(marks):
             parts.append(Content.styled(HERE, "bold $accent") if i == here else Content.styled(m, STYLES[m]))
         parts.append(Content.styled(f"{self.match.cursor:>5}/{self.limit}", "$foreground"))

@@ -1,0 +1,110 @@
+"""Asking the seats of a match for their answers: all at the same time, each failure kept to its own seat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from textual.message import Message
+
+from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.text import printable
+from tui.agents import HumanAgent, LazyAgent
+from tui.messages import AnswerStreamed, RoundEnded, SeatAnswered, SeatFailed
+from tui.session import Match
+
+Seat = tuple[int, str]  # (session, player)
+
+
+class Asking:
+    """One round at a time. `tell` gets what happens, from this thread or from another; `now` is the time in seconds.
+
+    An answer goes to its session at once; an agent that ends after its round was dropped speaks for nobody.
+    """
+
+    def __init__(self, match: Match, tell: Callable[[Message], object], now: Callable[[], float]) -> None:
+        self._match, self._tell, self._now = match, tell, now
+        self._round: asyncio.Task[None] | None = None
+        self._began = 0.0
+        self.failed: dict[Seat, str] = {}  # why, and what may help
+        self.stopped = False  # a person stopped waiting for the answers
+
+    @property
+    def going(self) -> bool:
+        return self._round is not None
+
+    @property
+    def waited(self) -> int:
+        """Whole seconds since the round began."""
+        return int(self._now() - self._began)
+
+    def start(self) -> None:
+        """Ask everybody whose answer the step still needs."""
+        self._began = self._now()
+        self.failed.clear()
+        self.stopped = False
+        self._round = asyncio.get_running_loop().create_task(self._ask(self._match.waiting()))
+
+    def stop(self) -> None:
+        """A person has waited long enough."""
+        self.drop()
+        self.stopped = True
+
+    def drop(self) -> None:
+        """Give the round up; nothing of it is told any more."""
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
+
+    async def _ask(self, seats: list[Seat]) -> None:
+        await asyncio.gather(*(self._ask_seat(index, player) for index, player in seats))
+        self._round = None
+        self._tell(RoundEnded())
+
+    async def _ask_seat(self, index: int, player: str) -> None:
+        session, asked = self._match.sessions[index], self._round
+        try:
+            decision = await session.agents[player].act(
+                session.view(player), on_text=partial(self._streamed, index, player)
+            )
+        except MsgrpoError as error:
+            self._fail(asked, index, player, "\n".join(filter(None, (error.message, error.fix))))
+        except Exception as error:  # any fault of an agent is a message in the app, never its end
+            self._fail(asked, index, player, printable(f"the agent crashed: {type(error).__name__}: {error}"))
+        else:
+            if asked is self._round:
+                session.answer(player, decision)
+                self._tell(SeatAnswered(index, player))
+
+    def _fail(self, asked: asyncio.Task[None] | None, index: int, player: str, why: str) -> None:
+        if asked is self._round:
+            self.failed[index, player] = why
+            self._tell(SeatFailed(index, player))
+
+    def _streamed(self, index: int, player: str, text: str) -> None:
+        self._tell(AnswerStreamed(index, player, text))
+
+    # ── people ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def people(self) -> list[tuple[int, str, HumanAgent]]:
+        """The people whose move is waited for."""
+        found = []
+        for index, player in self._match.waiting():
+            agent = self._match.sessions[index].agents[player]
+            if isinstance(agent, HumanAgent) and agent.waiting:
+                found.append((index, player, agent))
+        return found
+
+    def only_people(self) -> bool:
+        """Whether nobody but people is waited for; also where nobody is."""
+        return len(self.people()) == len([seat for seat in self._match.waiting() if seat not in self.failed])
+
+    def loading(self, index: int, player: str) -> bool:
+        agent = self._match.sessions[index].agents[player]
+        return isinstance(agent, LazyAgent) and not agent.loaded
+
+    def trouble(self, index: int, player: str) -> str:
+        """What the seat's model says it is waiting for, or nothing."""
+        agent = self._match.sessions[index].agents[player]
+        return agent.trouble if isinstance(agent, LazyAgent) else ""

@@ -1,0 +1,53 @@
+"""How fast a game goes by itself, which way, and the one timer that waits for the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tui.clock import Cancel
+
+SPEEDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # steps a second
+
+
+class Pace:
+    """Calls `step` 1/`speed` seconds after each call of `later`, as long as it is `playing`.
+
+    `after(seconds, call)` starts a timer and returns what calls it off; whoever owns the pace stops it at the end.
+    """
+
+    def __init__(
+        self,
+        after: Callable[[float, Callable[[], None]], Cancel],
+        step: Callable[[], None],
+        *,
+        speed: float,
+        playing: bool,
+    ) -> None:
+        self._after, self._step = after, step
+        self.speed = speed
+        self.playing = playing
+        self.forward = True
+        self._cancel: Cancel | None = None
+
+    def later(self) -> None:
+        """Start the wait for the next step anew."""
+        self.stop()
+        self._cancel = self._after(1 / self.speed, self._due)
+
+    def _due(self) -> None:
+        self._cancel = None
+        if self.playing:
+            self._step()
+
+    def stop(self) -> None:
+        """Call off the step that is waited for."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def change_speed(self, by: int) -> None:
+        """To the next of SPEEDS, upwards or downwards; a step that is waited for comes at the new speed."""
+        nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
+        self.speed = SPEEDS[max(0, min(nearest + by, len(SPEEDS) - 1))]
+        if self._cancel is not None:
+            self.later()

@@ -1,0 +1,64 @@
+"""The line under a seat that says what is going on there, in words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tui.agents import HumanAgent
+from tui.asking import Asking
+from tui.hands import keys_of
+from tui.session import Match, Mood, ending, mood
+
+Kind = Literal["note", "turn", "wait", "error"] | Mood
+PATIENCE_S = 3  # of thinking, before the way out is named
+
+
+def status(match: Match, asking: Asking, index: int, player: str, *, replay: bool, by_step: bool) -> tuple[str, Kind]:
+    """(text, kind) of one seat; the text is empty where there is nothing to say.
+
+    `by_step` says that the game stands until a person asks for the next step.
+    """
+    session = match.sessions[index]
+    agent = session.agents[player]
+    answered = player in session.answers
+    if not session.live:
+        way = "end, or a move" if match.human else "end"
+        past = f"this is step {session.cursor} of {session.last}; {way}: back to the present"
+        return (past if session.human and not replay else ""), "note"
+    if session.over:
+        return ending(session, session.frame), mood(session, player)
+    if (index, player) in asking.failed:
+        again = "" if asking.people() else "enter: ask again   "  # first the person moves
+        return f"{asking.failed[index, player]}\n{again}{seat_key(match, index, player)}: play by hand", "error"
+    if player not in session.game.to_move:
+        return "the other is to move", "note"
+    if isinstance(agent, HumanAgent) and not answered:
+        keys = keys_of(session.game, player, agent)
+        return f"{agent.name}, your move: {keys}".removeprefix("you, "), "turn"
+    if match.secret and answered:
+        return "has chosen; shown when everybody has", "note"
+    if asking.going and not answered:
+        return waiting(match, asking, index, player), "wait"
+    if asking.stopped and not answered:
+        return f"stopped waiting   n: ask again   {seat_key(match, index, player)}: play by hand", "note"
+    if by_step and not replay:
+        return ("n: play it" if answered else "n: ask"), "note"
+    return "", "note"
+
+
+def seat_key(match: Match, index: int, player: str) -> str:
+    """The key that takes a seat over: t the first, T the second."""
+    return "t" if match.seats().index((index, player)) == 0 else "T"
+
+
+def waiting(match: Match, asking: Asking, index: int, player: str) -> str:
+    """What is being waited for, how long already, and after a while the way out."""
+    waited, trouble = asking.waited, asking.trouble(index, player)
+    doing = "loading the agent" if asking.loading(index, player) else "thinking"
+    lines = [f"{doing} … {f'{waited} s' if waited else ''}".rstrip()]
+    if trouble:
+        lines.append(trouble)
+    if trouble or waited >= PATIENCE_S:
+        stop = "" if asking.people() else "esc: stop waiting   "  # a person who waits may take their time
+        lines.append(f"{stop}{seat_key(match, index, player)}: play by hand")
+    return "\n".join(lines)
