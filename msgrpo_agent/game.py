@@ -24,9 +24,13 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 SALT = "msgrpo-2-5 "  # with it Gymnasium's two maps and the lakes without a hole are boards of training
 PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW different starts has few starts
+MISTAKE, BLUNDER = 0.1, 0.3  # points of the return that a move loses
 MOVES = ("up", "down", "left", "right")
-# What a cell is to the one who looks, which a screen turns into a sign and a colour.
-Role = Literal["own", "own-body", "other", "other-body", "good", "bad", "wall", "hole", "goal", "floor", "ice"]
+# What a cell is to the one who looks, which a screen turns into a sign and a colour; `won` and `lost` say where
+# a player stood when the game ended so.
+Role = Literal[
+    "own", "own-body", "other", "other-body", "good", "bad", "wall", "hole", "goal", "floor", "ice", "won", "lost"
+]  # fmt: skip
 
 
 class Outcome(StrEnum):
@@ -37,22 +41,63 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
 
 
+Place = tuple[int, int]  # (row, column) on a board, row 0 on top
+
+
 @dataclass(frozen=True)
 class Board:
     """A plain view for a screen: rows of one-character cells, top row first, and what each character means.
 
-    `roles` say what a character is to a player; those without one are floor.
+    `roles` say what a character is to a player; those without one are floor. A screen that draws bodies is told by
+    `chains` which cells hang together, head first, and by `facing` where a head looks (up, down, left, right).
     """
 
     cells: tuple[tuple[str, ...], ...]
     legend: Mapping[str, str]
     roles: Mapping[str, Role] = field(default_factory=dict)
+    chains: tuple[tuple[Place, ...], ...] = ()
+    facing: Mapping[Place, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """The board with axis labels, y on the left and x below, one space between cells."""
         height = len(self.cells)
         rows = [f"{height - 1 - i} {' '.join(row)}" for i, row in enumerate(self.cells)]
         return "\n".join([*rows, "  " + " ".join(str(x) for x in range(len(self.cells[0])))])
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What each action is worth in a state, to one player.
+
+    `values` are Q(s, ·) of the legal actions and of ⊥ (None), in points of the return; `errors` the standard error
+    of each one's distance from the best, empty where the values are exact.
+    """
+
+    values: Mapping[str | None, float]
+    errors: Mapping[str | None, float] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        return not self.errors
+
+    @property
+    def value(self) -> float:
+        """V(s) = max Q(s, a)."""
+        return max(self.values.values())
+
+    @property
+    def best(self) -> list[str]:
+        return [action for action, q in self.values.items() if action is not None and q >= self.value - 1e-9]
+
+    def regret(self, action: str | None) -> float:
+        """What is lost by `action`, and nothing where the loss is within two standard errors."""
+        lost = self.value - self.values[action]
+        return lost if lost > max(2 * self.errors.get(action, 0.0), 1e-9) else 0.0
+
+    def sign(self, action: str | None) -> str:
+        """As in chess: `?` a mistake, `??` a blunder, nothing for a move that costs little."""
+        lost = self.regret(action)
+        return "??" if lost >= BLUNDER else "?" if lost >= MISTAKE else ""
 
 
 class Game(ABC):
@@ -153,6 +198,9 @@ class Game(ABC):
         )
 
 
+Judge = Callable[[Any, str], Judgement]  # of (game, player)
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A named, fixed setting of a game, and the source of its numbers.
@@ -163,7 +211,8 @@ class Scenario:
     `one_start` says that every start is the same, `goal` that a game has a goal: success pays, failure does not;
     `luck_in_start` that what a player sees first depends on the luck as well (hands of cards).
     `reference(game, player)` gives the best actions that are known, for the agent `optimal`; `describe(game, player)`
-    says something true about the state, for a model to learn from (`msgrpo nano teach`).
+    says something true about the state, for a model to learn from (`msgrpo nano teach`); `judge(game, player)` says
+    what every action is worth (`judge.py`).
     """
 
     id: str
@@ -179,6 +228,7 @@ class Scenario:
     luck_in_start: bool = False
     reference: Callable[[Any, str], Sequence[str]] | None = field(default=None, repr=False)
     describe: Callable[[Any, str], str] | None = field(default=None, repr=False)
+    judge: Judge | None = field(default=None, repr=False)
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
         return self.make(start_seed, chance_seed)

@@ -94,6 +94,9 @@ async def settle(pilot: Pilot[Any]) -> None:
     for _ in range(500):
         await pilot.pause()
         screen = pilot.app.screen
+        if isinstance(screen, PlayScreen) and screen.judging.going:
+            await asyncio.sleep(0.01)
+            continue
         if not isinstance(screen, PlayScreen) or not screen.asking.going:
             break
         if screen.asking.people() and all(isinstance(a, HumanAgent) for a in unanswered(screen)):

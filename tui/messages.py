@@ -51,3 +51,8 @@ class SeatFailed(Message):
 @dataclass
 class RoundEnded(Message):
     """Everybody who was asked has answered, or failed."""
+
+
+@dataclass
+class Judged(Message):
+    """A position has been judged."""

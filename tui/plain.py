@@ -23,6 +23,8 @@ COLOURS: dict[Role, str] = {
     "bad": "bold red",
     "hole": "red",
     "goal": "bold yellow",
+    "won": "bold green",
+    "lost": "bold red",
 }
 
 

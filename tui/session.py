@@ -147,6 +147,10 @@ class Session:
         """The game where it stands, whatever the cursor shows."""
         return self._games[-1]
 
+    def game_at(self, step: int) -> Game:
+        """The game as it stood after so many steps; to look at, not to play."""
+        return self._games[step]
+
     @property
     def players(self) -> tuple[str, ...]:
         return self.game.players

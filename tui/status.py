@@ -7,13 +7,16 @@ from typing import Literal
 from tui.agents import HumanAgent
 from tui.asking import Asking
 from tui.hands import keys_of
+from tui.judging import Judging
 from tui.session import Match, Mood, ending, mood
 
 Kind = Literal["note", "turn", "wait", "error"] | Mood
 PATIENCE_S = 3  # of thinking, before the way out is named
 
 
-def status(match: Match, asking: Asking, index: int, player: str, *, replay: bool, by_step: bool) -> tuple[str, Kind]:
+def status(
+    match: Match, asking: Asking, judging: Judging, index: int, player: str, *, replay: bool, by_step: bool
+) -> tuple[str, Kind]:
     """(text, kind) of one seat; the text is empty where there is nothing to say.
 
     `by_step` says that the game stands until a person asks for the next step.
@@ -26,7 +29,8 @@ def status(match: Match, asking: Asking, index: int, player: str, *, replay: boo
         past = f"this is step {session.cursor} of {session.last}; {way}: back to the present"
         return (past if session.human and not replay else ""), "note"
     if session.over:
-        return ending(session, session.frame), mood(session, player)
+        lines = filter(None, (ending(session, session.frame), judging.summary(index, player)))
+        return "\n".join(lines), mood(session, player)
     if (index, player) in asking.failed:
         again = "" if asking.people() else "enter: ask again   "  # first the person moves
         return f"{asking.failed[index, player]}\n{again}{seat_key(match, index, player)}: play by hand", "error"
@@ -62,3 +66,27 @@ def waiting(match: Match, asking: Asking, index: int, player: str) -> str:
         stop = "" if asking.people() else "esc: stop waiting   "  # a person who waits may take their time
         lines.append(f"{stop}{seat_key(match, index, player)}: play by hand")
     return "\n".join(lines)
+
+
+def worth(match: Match, judging: Judging, index: int, *, hint: bool) -> str:
+    """What the position that is shown is worth, what the move before it lost, and the best moves.
+
+    The best moves of a position in which a person has still to choose are a hint, shown when asked for.
+    """
+    session = match.sessions[index]
+    step = session.cursor
+    several, parts = len(session.players) > 1, []
+    for player in session.players:
+        name = f"{session.name(player)}: " if several else ""
+        before, now = judging.of(index, step - 1, player), judging.of(index, step, player)
+        turn = session.frame.turns.get(player)
+        if turn is not None and before is not None:
+            lost, sign = judging.lost(index, step, player)
+            said = f"{turn.action or '⊥'} lost {lost:.2f} {sign}".rstrip() if lost else f"{turn.action} is best"
+            better = f", better {' or '.join(before.best)}" if lost else ""
+            parts.append(f"{name}{said}{better}")
+        asked = session.live and isinstance(session.agents[player], HumanAgent)
+        if now is not None and (hint or not asked):
+            about = "" if now.exact else "about "
+            parts.append(f"{name}worth {about}{now.value:+.2f}, best {' or '.join(now.best)}")
+    return "   ".join(parts)

@@ -36,6 +36,7 @@ NIGHT = Theme(
         "snake-body-2": "#871f87",
         "good": "#ffd75f",
         "bad": "#d7263d",
+        "lost": "#af0000",
         "footer-key-foreground": "#ffb454",
     },
 )
@@ -67,6 +68,7 @@ DAY = Theme(
         "snake-body-2": "#871f87",
         "good": "#ffd75f",
         "bad": "#d7263d",
+        "lost": "#af0000",
         "footer-key-foreground": "#b35900",
     },
 )

@@ -13,8 +13,9 @@ from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import frozen_lake, outside, snake
 from msgrpo_agent.games.frozen_lake import FrozenLake
-from msgrpo_agent.games.search import best_snake_actions, optimal_lake_actions
+from msgrpo_agent.games.search import best_snake_actions, judge_lake, optimal_lake_actions
 from msgrpo_agent.games.snake import Item, Snake, SnakeSetting
+from msgrpo_agent.judge import playouts
 
 SCENARIOS: dict[str, Scenario] = {}
 
@@ -62,7 +63,9 @@ def _lake(id: str, size: int, p_frozen: float, slippery: bool, step_limit: int, 
         return FrozenLake(desc, slippery, step_limit, chance_seed)
 
     text = frozen_lake.rules(slippery, step_limit)
-    return Scenario(id, "frozen-lake", text, step_limit, source, make, goal=True, reference=_best_on_ice)
+    return Scenario(
+        id, "frozen-lake", text, step_limit, source, make, goal=True, reference=_best_on_ice, judge=judge_lake
+    )
 
 
 def _gymnasium_lake(name: str, step_limit: int) -> Scenario:
@@ -83,6 +86,7 @@ def _gymnasium_lake(name: str, step_limit: int) -> Scenario:
         one_start=True,
         goal=True,
         reference=_best_on_ice,
+        judge=judge_lake,
     )
 
 
@@ -92,7 +96,17 @@ def _snake(id: str, setting: SnakeSetting, source: str) -> Scenario:
 
     players = snake.player_names(setting)
     text = snake.rules(setting)
-    return Scenario(id, "snake", text, setting.step_limit, source, make, players, reference=best_snake_actions)
+    return Scenario(
+        id,
+        "snake",
+        text,
+        setting.step_limit,
+        source,
+        make,
+        players,
+        reference=best_snake_actions,
+        judge=playouts(best_snake_actions),
+    )
 
 
 APPLES = Item("apple", "apples", "A", 5, 1)

@@ -82,7 +82,11 @@ class FrozenLake(Game):
     def ending(self) -> str:
         if self.outcome is Outcome.PLAYING:
             return ""
-        return "goal reached" if self.success else "fell in a hole" if self._over else "out of steps"
+        if self.success:
+            return "goal reached"
+        row, column = self.cell
+        place = f"({column},{len(self.desc) - 1 - row})"
+        return f"fell in the hole at {place}" if self._over else f"out of steps at {place}"
 
     def _draw_luck(self, chance_seed: int) -> None:
         state, self.chance_seed, self._env = self.state, chance_seed, None
@@ -101,7 +105,8 @@ class FrozenLake(Game):
         rows = [[GLYPH[letter] for letter in row] for row in self.desc]
         row, column = self.cell
         rows[row][column] = "P"
-        return Board(tuple(map(tuple, rows)), LEGEND, ROLES)
+        roles: dict[str, Role] = ROLES | ({"P": "won" if self.success else "lost"} if self._over else {})
+        return Board(tuple(map(tuple, rows)), LEGEND, roles)
 
     def observe(self, player: str) -> str:
         height = len(self.desc)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msgrpo_agent.game import Judgement
 from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake, _environment
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
 
@@ -53,6 +54,14 @@ def optimal_success(game: FrozenLake) -> float:
     return float(optimal_values(game.desc, game.slippery, left)[0][left, game.state].max())
 
 
+def judge_lake(game: FrozenLake, player: str) -> Judgement:
+    """The exact probability of success after each action; ⊥ stays where it is and uses up the step."""
+    left = game.step_limit - game.steps
+    q = optimal_values(game.desc, game.slippery, left)[0]
+    values: dict[str | None, float] = {action: float(q[left, game.state, i]) for action, i in GYM_ACTION.items()}
+    return Judgement(values | {None: float(q[left - 1, game.state].max())})
+
+
 def optimal_lake_actions(game: FrozenLake) -> list[str]:
     """The actions with the highest success probability within the steps that are left and, among these, the
     fewest expected steps."""
@@ -64,16 +73,23 @@ def optimal_lake_actions(game: FrozenLake) -> list[str]:
 
 def distances(game: Snake, source: Cell, blocked: set[Cell]) -> dict[Cell, int]:
     """Steps from `source` to every cell that can be reached around `blocked` (breadth first)."""
+    around = neighbours(game.setting.size)
     found = {source: 0}
     queue = deque([source])
     while queue:
         cell = queue.popleft()
-        for action in DELTA:
-            following = ahead(cell, action)
-            if game.inside(following) and following not in blocked and following not in found:
+        for following in around[cell]:
+            if following not in blocked and following not in found:
                 found[following] = found[cell] + 1
                 queue.append(following)
     return found
+
+
+@cache
+def neighbours(size: int) -> dict[Cell, tuple[Cell, ...]]:
+    """The cells beside each cell of a board."""
+    cells = [(x, y) for x in range(size) for y in range(size)]
+    return {cell: tuple(c for action in DELTA if (c := ahead(cell, action)) in set(cells)) for cell in cells}
 
 
 def snake_scores(game: Snake, player: str) -> dict[str, float]:

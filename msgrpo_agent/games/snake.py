@@ -8,13 +8,12 @@ game goes on; death costs the scenario's reward once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from msgrpo_agent.game import Board, Game, Outcome, Role, stream
+from msgrpo_agent.game import Board, Game, Outcome, Place, Role, stream
 
 Cell = tuple[int, int]
 BODY_GLYPHS = "oxvz"  # of snake 1, 2, …; a head is its snake's number
@@ -42,8 +41,17 @@ class SnakeSetting:
     death: float = -1.0
 
 
+@dataclass(frozen=True)
+class Fall:
+    """How a snake died, for a person, and the cells that it lay on, head first."""
+
+    cause: str
+    body: tuple[Cell, ...]
+
+
 class Snake(Game):
-    """`bodies[name]` lists a snake's cells, head first; a dead snake has none.
+    """`bodies[name]` lists a snake's cells, head first; a dead snake has none. `falls[player]` says how a player
+    died, and where its body lay then.
 
     On ⊥ a snake keeps its heading (at first: up). A move off the board, into a body, or two heads onto one cell
     kills. Items are eaten only by snakes that survive the step.
@@ -56,6 +64,7 @@ class Snake(Game):
         self.enemies = tuple(f"enemy{i + 1}" for i in range(setting.enemies))
         self.headings = dict.fromkeys((*self.players, *self.enemies), "up")
         self.bodies: dict[str, list[Cell]] = {}
+        self.falls: dict[str, Fall] = {}
         self.items: dict[str, list[Cell]] = {item.name: [] for item in setting.items}
         start = stream(start_seed, "snake-start")
         for name in self.headings:
@@ -102,6 +111,8 @@ class Snake(Game):
         rewards = dict.fromkeys(self.players, 0.0)
         for name in moving:
             if name in dead:
+                if name in self.players:
+                    self.falls[name] = Fall(dead[name], tuple(self.bodies[name]))
                 self.bodies[name] = []
             else:
                 grown = self.bodies[name] if eats[name] else self.bodies[name][:-1]
@@ -113,19 +124,29 @@ class Snake(Game):
         self._over = any(not self.alive(player) for player in self.players)
         return rewards
 
-    def _collisions(self, heads: Mapping[str, Cell], eats: Mapping[str, Item | None]) -> set[str]:
-        """Who dies if all heads move at once: the wall, a body cell that stays, or another head."""
-        stays = {c for name in heads for c in (self.bodies[name] if eats[name] else self.bodies[name][:-1])}
-        met = Counter(heads.values())
-        crossed = {
-            name
-            for name, cell in heads.items()
-            for other in heads
-            if other != name and cell == self.bodies[other][0] and heads[other] == self.bodies[name][0]
-        }
-        return crossed | {
-            name for name, cell in heads.items() if not self.inside(cell) or cell in stays or met[cell] > 1
-        }
+    def _collisions(self, heads: Mapping[str, Cell], eats: Mapping[str, Item | None]) -> dict[str, str]:
+        """Who dies if all heads move at once, and of what: the wall, a body cell that stays, or another head."""
+        stays = {c: name for name in heads for c in (self.bodies[name] if eats[name] else self.bodies[name][:-1])}
+        dead = {}
+        for name, cell in heads.items():
+            met = [
+                other
+                for other in heads
+                if other != name
+                and (heads[other] == cell or (cell == self.bodies[other][0] and heads[other] == self.bodies[name][0]))
+            ]
+            if not self.inside(cell):
+                dead[name] = f"hit the wall at {_places([cell])}"
+            elif met:
+                dead[name] = f"met {self._called(met[0])} head on at {_places([cell])}"
+            elif cell in stays:
+                whom = "itself" if stays[cell] == name else self._called(stays[cell])
+                dead[name] = f"bit {whom} at {_places([cell])}"
+        return dead
+
+    def _called(self, name: str) -> str:
+        """A snake as a person is told of it."""
+        return "the enemy" if (name,) == self.enemies else name
 
     def _replace_eaten(self, eaten: list[tuple[Item | None, Cell]]) -> None:
         for item, cell in eaten:
@@ -143,21 +164,36 @@ class Snake(Game):
             grid |= dict.fromkeys(self.items[item.name], item.glyph)
             legend[item.glyph] = f"{item.name} ({item.value:+d})"
         for i, name in enumerate(self.headings, start=1):
-            body = self.bodies[name]
+            body = self.falls[name].body if name in self.falls else self.bodies[name]
             grid |= dict.fromkeys(body[1:], BODY_GLYPHS[i - 1])
             grid |= dict.fromkeys(body[:1], str(i))
             kind = "enemy" if name in self.enemies else "snake"
             legend |= {str(i): f"head of {kind} {i}", BODY_GLYPHS[i - 1]: f"body of {kind} {i}"}
             roles[str(i)] = "own" if i == 1 else "other"
             roles[BODY_GLYPHS[i - 1]] = "own-body" if i == 1 else "other-body"
+            if name in self.falls:
+                roles[str(i)] = "lost"
+        for i, name in enumerate(self.headings, start=1):
+            if name in self.falls:
+                grid[self.falls[name].body[0]] = str(i)
         rows = [tuple(grid[x, y] for x in range(size)) for y in reversed(range(size))]
-        return Board(tuple(rows), legend, roles)
+        return Board(tuple(rows), legend, roles, self._chains(), self._facing())
+
+    def _bodies_seen(self) -> dict[str, list[Place]]:
+        """Every body that a board shows, as (row, column), row 0 on top."""
+        shown = self.bodies | {name: list(fall.body) for name, fall in self.falls.items()}
+        return {name: [(self.setting.size - 1 - y, x) for x, y in body] for name, body in shown.items()}
+
+    def _chains(self) -> tuple[tuple[Place, ...], ...]:
+        return tuple(tuple(body) for body in self._bodies_seen().values() if body)
+
+    def _facing(self) -> dict[Place, str]:
+        return {body[0]: self.headings[name] for name, body in self._bodies_seen().items() if body}
 
     @property
     def ending(self) -> str:
-        dead = [player for player in self.players if not self.alive(player)]
         if self.outcome is Outcome.TERMINATED:
-            return f"{' and '.join(dead)} died"
+            return ", ".join(f"{player} {fall.cause}" for player, fall in self.falls.items())
         return "all steps played" if self.outcome is Outcome.TRUNCATED else ""
 
     def observe(self, player: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import ClassVar, Concatenate, ParamSpec, cast, get_args
+from typing import ClassVar, Concatenate, ParamSpec, cast
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -23,12 +22,14 @@ from tui.agents import ARROWS, HUMAN, WASD, LazyAgent
 from tui.asking import Asking
 from tui.clock import Cancel
 from tui.host import Host, host
-from tui.messages import ActionChosen, AnswerStreamed, RoundEnded, SeatAnswered, SeatFailed, SeekTo
+from tui.judging import Judging
+from tui.messages import ActionChosen, AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed, SeekTo
 from tui.pace import Pace
 from tui.screens.dialogs import Help, Jump
-from tui.session import Match, Mood, Session, Setup, ending, mood, verdict
-from tui.status import status
-from tui.widgets.board import BoardView, look
+from tui.session import Match, Session, Setup, verdict
+from tui.status import status, worth
+from tui.widgets.lane import Lane
+from tui.widgets.moves import MoveList
 from tui.widgets.panel import AgentPanel
 from tui.widgets.timeline import Timeline
 
@@ -57,23 +58,6 @@ def move_bindings() -> list[BindingType]:
     ]
 
 
-class Lane(Vertical):
-    """One board with its title, legend and ending."""
-
-    def __init__(self, index: int, session: Session) -> None:
-        super().__init__(id=f"lane-{index}", classes="lane")
-        self.index = index
-        self.border_title = session.scenario.id
-
-    def show(self, session: Session) -> None:
-        frame = session.frame
-        self.query_one(BoardView).show(frame.board, frame.seen)
-        self.border_subtitle = ending(session, frame)
-        first = mood(session, session.players[0]) if self.border_subtitle else None
-        for kind in get_args(Mood):
-            self.set_class(first == kind, kind)
-
-
 class PlayScreen(Screen[None]):
     """Plays a match. Watching goes by the clock; a person's game waits for the person."""
 
@@ -91,6 +75,7 @@ class PlayScreen(Screen[None]):
         Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="play.faster"),
         Binding("minus", "speed(-1)", "slower", show=False, id="play.slower"),
         Binding("p", "details", "prompt", id="show.details"),
+        Binding("i", "hint", "hint", show=False, id="show.hint"),
         Binding("pagedown", "scroll_words(1)", "scroll the words", show=False, id="show.scroll-down"),
         Binding("pageup", "scroll_words(-1)", "scroll the words back", show=False, id="show.scroll-up"),
         Binding("t", "take_over(0)", "take over", id="seat.take"),
@@ -105,6 +90,7 @@ class PlayScreen(Screen[None]):
     ]
 
     details = reactive(False, init=False)
+    hint = reactive(False, init=False)
 
     def __init__(self, match: Match, setup: Setup, *, replay: bool = False, details: bool | None = None) -> None:
         super().__init__()
@@ -118,6 +104,7 @@ class PlayScreen(Screen[None]):
             speed=setup.speed,
             playing=not setup.step and not replay,
         )
+        self.judging = Judging(match, self.post_message)
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
         self._second: Cancel | None = None
         self.note = ""  # beside the title: where the episode was recorded
@@ -133,9 +120,7 @@ class PlayScreen(Screen[None]):
         with Horizontal(id="table", classes="two" if len(self.match.sessions) > 1 else "one"):
             for i, session in enumerate(self.match.sessions):
                 with Vertical(classes="side"):
-                    with Lane(i, session):
-                        yield BoardView(session.frame.board, session.frame.seen)
-                        yield Static(legend(session), classes="legend")
+                    yield Lane(i, session, several=len(self.match.sessions) > 1)
                     with Vertical(classes="panels"):
                         for player in session.players:
                             yield AgentPanel(i, player, session)
@@ -150,8 +135,16 @@ class PlayScreen(Screen[None]):
     def on_unmount(self) -> None:
         self.pace.stop()
         self.asking.drop()
+        self.judging.drop()
         if self._second is not None:
             self._second()
+
+    def lane(self, session: int) -> Lane:
+        return self.query_one(f"#lane-{session}", Lane)
+
+    def on_resize(self) -> None:
+        if len(self.match.sessions) == 1:
+            self.call_after_refresh(self.lane(0).fit, self.size.width * 56 // 100)
 
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)
@@ -160,11 +153,13 @@ class PlayScreen(Screen[None]):
     def show_all(self) -> None:
         """Draw everything from the match at its cursor."""
         for i, session in enumerate(self.match.sessions):
-            self.query_one(f"#lane-{i}", Lane).show(session)
+            self.lane(i).show(worth(self.match, self.judging, i, hint=self.hint))
             for player in session.players:
                 self.show_seat(i, player)
         mode = "replay" if self.replay else self.setup.mode
-        title = f" msgrpo   {self.match.sessions[0].scenario.id} · seed {self.match.sessions[0].seed} · {mode}"
+        names = " vs ".join(self.match.sessions[i].name(player) for i, player in self.match.seats())
+        first = self.match.sessions[0]
+        title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
         note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
         self.query_one("#title", Static).update(Content.styled(title, "bold") + note)
         result = verdict(self.match) if self.match.live else ""
@@ -173,6 +168,7 @@ class PlayScreen(Screen[None]):
         banner.update(result)
         self.show_time()
         self.refresh_bindings()
+        self.judging.look()
 
     @while_standing
     def show_seat(self, index: int, player: str) -> None:
@@ -180,7 +176,7 @@ class PlayScreen(Screen[None]):
         returns = self.host.sitting.of(session, player)
         decision = session.answers.get(player) if session.live and not self.match.secret else None
         prompt = self.prompt_of(session, player)
-        self.panel(index, player).show(session, returns, decision, details=self.details, prompt=prompt)
+        self.panel(index, player).show(session, self.judging, returns, decision, details=self.details, prompt=prompt)
         self.show_status(index, player)
 
     def prompt_of(self, session: Session, player: str) -> Prompt | None:
@@ -194,12 +190,12 @@ class PlayScreen(Screen[None]):
     @while_standing
     def show_status(self, index: int, player: str) -> None:
         by_step = self.setup.step and not self.pace.playing
-        text, kind = status(self.match, self.asking, index, player, replay=self.replay, by_step=by_step)
+        text, kind = status(self.match, self.asking, self.judging, index, player, replay=self.replay, by_step=by_step)
         self.panel(index, player).say(text, kind)
 
     @while_standing
     def show_time(self) -> None:
-        self.query_one(Timeline).show(self.match, self.pace)
+        self.query_one(Timeline).show(self.match, self.pace, self.judging)
 
     # ── the game's pace ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -263,6 +259,16 @@ class PlayScreen(Screen[None]):
         if message.player not in session.answers and self.match.live and self.asking.going:
             prompt = self.prompt_of(session, message.player) if self.details else None
             self.panel(message.session, message.player).stream(message.text, prompt)
+
+    @on(Judged)
+    @while_standing
+    def show_judgement(self, message: Judged) -> None:
+        for i, session in enumerate(self.match.sessions):
+            self.lane(i).show_worth(worth(self.match, self.judging, i, hint=self.hint))
+            for player in session.players:
+                self.panel(i, player).query_one(MoveList).show(session, self.judging)
+                self.show_status(i, player)
+        self.show_time()
 
     @on(SeatAnswered)
     @while_standing
@@ -342,6 +348,12 @@ class PlayScreen(Screen[None]):
         if self.match.over and self.match.live and self.pace.forward:
             self.match.seek(0)
         self.advance()
+
+    def action_hint(self) -> None:
+        self.hint = not self.hint
+
+    def watch_hint(self) -> None:
+        self.show_all()
 
     def watch_details(self) -> None:
         self.show_all()
@@ -454,18 +466,3 @@ class PlayScreen(Screen[None]):
 
     def action_leave(self) -> None:
         self.host.leave()
-
-
-def legend(session: Session) -> Content:
-    """What the signs on the board mean; a snake's head and body are one entry."""
-    board = session.frame.board
-    shown: dict[str, str] = {}
-    for glyph, meaning in board.legend.items() if board else ():
-        if board and board.roles.get(glyph, "floor") not in ("floor", "ice"):
-            name = re.sub(r"^(head|body) of ", "", meaning)
-            shown[name] = shown.get(name, "") + look(glyph, board)[0]
-    parts = [
-        Content.styled(f"\u00a0{signs}\u00a0", "bold") + Content.styled(name.replace(" ", "\u00a0"), "$text-muted")
-        for name, signs in shown.items()
-    ]
-    return Content("  ").join(parts)

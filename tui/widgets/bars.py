@@ -10,6 +10,7 @@ from textual.widget import Widget
 
 from tui.messages import ActionChosen
 
+WIDEST = 60  # columns of a bar
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -49,7 +50,7 @@ class ActionBars(Widget):
         if self.probabilities is None:
             return Content("\n").join(self._label(action, len(action)) for action in self.actions)
         name_width = max(map(len, self.actions))
-        width = max(4, self.size.width - name_width - 9)
+        width = max(4, min(WIDEST, self.size.width - name_width - 9))
         lines = []
         for action in self.actions:
             share = self.probabilities.get(action, 0.0)

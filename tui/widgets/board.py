@@ -1,23 +1,26 @@
-"""The board by the Line API: two columns a cell (more where there is room), a glyph and a colour each.
+"""The board by the Line API: two columns a cell with a letter and a colour, or pictures where there is room.
 
 The letters are those of the text that a language model reads, so that a person compares the two at a glance; a
-second sign beside each letter tells things apart without any colour.
+second sign beside each letter tells things apart without any colour. Without colours big cells keep their letters.
 """
 
 from __future__ import annotations
 
 import textwrap
+from itertools import groupby, pairwise
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region, Size
 from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from msgrpo_agent.game import Board, Role
+from msgrpo_agent.game import Board, Place, Role
+from tui.sprites import DRAWN, SMALLEST, WAY, sprite
 
-SCALES = (5, 3, 2)  # odd ones have a middle row for the glyph
+SCALES = (6, 5, 4, 3, 2)  # rows of a cell; nothing grows beyond the first
 AXIS = 2  # columns of row labels on the left; one row of column labels below
 # Colour class and sign of each role; {0} is the cell's own letter.
 LOOKS: dict[Role, tuple[str, str]] = {
@@ -30,6 +33,8 @@ LOOKS: dict[Role, tuple[str, str]] = {
     "wall": ("wall", "{0}{0}"),
     "hole": ("hole", "{0}{0}"),
     "goal": ("goal", "★{0}"),
+    "won": ("won", "★{0}"),
+    "lost": ("lost", "×{0}"),
     "ice": ("ice", "· "),
 }
 EMPTY = (".", " ", "_")  # letters that a floor does not show
@@ -51,7 +56,7 @@ class BoardView(Widget):
         f"board--{kind}"
         for kind in (
             "axis", "floor-a", "floor-b", "ice-a", "ice-b", "wall", "hole", "goal",
-            "head-1", "head-2", "body-1", "body-2", "good", "bad",
+            "head-1", "head-2", "body-1", "body-2", "good", "bad", "won", "lost", "leaf",
         )
     }  # fmt: skip
 
@@ -97,16 +102,21 @@ class BoardView(Widget):
         width, height = AXIS + 2 * scale * self.columns, scale * self.rows + 1
         return max(0, (self.size.width - width) // 2), max(0, (self.size.height - height) // 2)
 
+    def width_in(self, height: int) -> int:
+        """The columns that the board takes where only the height is given."""
+        return AXIS + 2 * self.scale_in(10_000, height) * self.columns
+
     def watch_board(self, old: Board | None, new: Board | None) -> None:
         if old is None or new is None or len(old.cells) != len(new.cells) or len(old.cells[0]) != len(new.cells[0]):
             self.refresh()
             return
         scale, (left, top) = self.scale, self._margins()
+        touched = {place for board in (old, new) for chain in board.chains for place in chain}
         regions = [
             Region(left + AXIS + 2 * scale * x, top + scale * y, 2 * scale, scale)
             for y, (before, after) in enumerate(zip(old.cells, new.cells, strict=True))
             for x, (was, now) in enumerate(zip(before, after, strict=True))
-            if was != now
+            if was != now or (y, x) in touched
         ]
         if regions:
             self.refresh(*regions)
@@ -139,10 +149,48 @@ class BoardView(Widget):
             label = str((self.rows - 1 - row) % 10) if part == middle else " "
             segments.append(Segment(label.ljust(AXIS), axis))
             for x, glyph in enumerate(board.cells[row]):
+                if self._drawn(glyph):
+                    segments += self._picture(board, row, x, part)
+                    continue
                 text, kind = look(glyph, board)
-                if kind in ("floor", "ice"):
-                    kind += "-a" if (x + row) % 2 else "-b"
-                style = self.get_component_rich_style(f"board--{kind}")
+                style = self._style(kind, row, x)
                 shown = text.center(2 * scale) if part == middle else " " * (2 * scale)
                 segments.append(Segment(shown, style))
         return Strip(segments).adjust_cell_length(self.size.width, blank)
+
+    def _style(self, kind: str, row: int, x: int) -> Style:
+        if kind in ("floor", "ice"):
+            kind += "-a" if (x + row) % 2 else "-b"
+        return self.get_component_rich_style(f"board--{kind}")
+
+    def _drawn(self, glyph: str) -> bool:
+        """Whether a cell is a picture and no letter."""
+        role = self.board.roles.get(glyph, "floor") if self.board else "floor"
+        return role in DRAWN and 2 * self.scale >= SMALLEST and not self.app.no_color
+
+    def _picture(self, board: Board, row: int, x: int, part: int) -> list[Segment]:
+        """One line of a cell's picture: in each column the upper pixel is the character, the lower its ground."""
+        role = board.roles[board.cells[row][x]]
+        pixels = sprite(role, 2 * self.scale, joined(board, (row, x)), board.facing.get((row, x), "up"))
+        style = self._style(DRAWN[role], row, x)
+        ice = "ice" in board.roles.values()
+        below = self._style("hole" if role == "lost" and ice else "ice" if ice else "floor", row, x).bgcolor
+        mark = self.get_component_rich_style("board--leaf") if role == "good" else style
+        paint = {"#": style.bgcolor, "o": mark.color, ".": below}
+        upper, lower = pixels[2 * part], pixels[2 * part + 1]
+        return [
+            Segment("▀" * len(list(same)), Style(color=paint[above], bgcolor=paint[under]))
+            for (above, under), same in groupby(zip(upper, lower, strict=True))
+        ]
+
+
+def joined(board: Board, place: Place) -> frozenset[str]:
+    """The sides of a cell to which its chain goes on."""
+    sides = set()
+    for chain in board.chains:
+        for one, other in pairwise(chain):
+            for here, there in ((one, other), (other, one)):
+                if here == place:
+                    step = (there[1] - here[1], there[0] - here[0])
+                    sides |= {side for side, way in WAY.items() if way == step}
+    return frozenset(sides)

@@ -12,8 +12,10 @@ from msgrpo_agent.agent import Decision
 from msgrpo_agent.episode import Turn
 from msgrpo_agent.parse import ParseFailure, thought
 from msgrpo_agent.prompt import Prompt
+from tui.judging import Judging
 from tui.session import Session, points
 from tui.widgets.bars import ActionBars
+from tui.widgets.moves import MoveList
 
 STREAMED = 4000  # characters of a growing answer that are drawn: more than a screen holds
 
@@ -39,6 +41,7 @@ class AgentPanel(Widget):
             yield Static(classes="text")
         yield Static(classes="status")
         yield self.bars
+        yield MoveList(self.index, self.player)
         with Horizontal(classes="sitting"):
             yield Static("", classes="returns")
             yield Sparkline([], summary_function=max)
@@ -46,6 +49,7 @@ class AgentPanel(Widget):
     def show(
         self,
         session: Session,
+        judging: Judging,
         returns: list[float],
         decision: Decision | None,
         *,
@@ -57,6 +61,7 @@ class AgentPanel(Widget):
         frame = session.frame
         tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
         self.border_title = session.name(self.player)
+        self.border_subtitle = about(session, self.player)
         stats = [
             stat("return", points(tally.total), "bold"),
             stat("step", f"{frame.step}/{session.scenario.step_limit}"),
@@ -79,6 +84,7 @@ class AgentPanel(Widget):
             self.bars.show(completion.action_probabilities if completion else None, decision.action)
         else:
             self.bars.show(turn.action_probabilities if turn else None, turn.action if turn else None)
+        self.query_one(MoveList).show(session, judging)
         spark = self.query_one(Sparkline)
         spark.data = [value - min(returns) for value in returns] if returns else []
         spark.display = len(returns) > 1
@@ -111,6 +117,14 @@ class AgentPanel(Widget):
         status.set_classes(f"status {kind}")
         status.display = bool(text)
         status.update(Content(text))
+
+
+def about(session: Session, player: str) -> str:
+    """The model and the temperature of who sits there, as far as they say more than the name."""
+    settings = session.agents[player].settings()
+    name, temperature = str(settings.get("model", "")), settings.get("sampling", {}).get("temperature")
+    parts = [name] if name not in ("", session.agents[player].spec, "a person") else []
+    return " · ".join([*parts, f"temperature {temperature:g}"] if temperature is not None else parts)
 
 
 def thought_text(turn: Turn | None, decision: Decision | None) -> Content:

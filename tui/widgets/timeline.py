@@ -6,15 +6,18 @@ from textual.content import Content
 from textual.events import Click
 from textual.widget import Widget
 
+from tui.judging import Judging
 from tui.messages import SeekTo
 from tui.pace import Pace
 from tui.session import Frame, Match
 
-PLAIN, GAIN, LOSS, INVALID, AHEAD, HERE = "━", "+", "−", "!", "─", "●"
+PLAIN, GAIN, LOSS, MISTAKE, BLUNDER, INVALID, AHEAD, HERE = "━", "+", "−", "?", "⁇", "!", "─", "●"
 STYLES = {
     PLAIN: "$primary",
     GAIN: "bold $success",
     LOSS: "bold $error",
+    MISTAKE: "bold $warning",
+    BLUNDER: "bold $error",
     INVALID: "bold $warning",
     AHEAD: "$panel-lighten-2",
 }
@@ -37,9 +40,10 @@ class Timeline(Widget):
         super().__init__(id=id)
         self.match: Match | None = None
         self.pace: Pace | None = None
+        self.judging: Judging | None = None
 
-    def show(self, match: Match, pace: Pace) -> None:
-        self.match, self.pace = match, pace
+    def show(self, match: Match, pace: Pace, judging: Judging) -> None:
+        self.match, self.pace, self.judging = match, pace, judging
         self.refresh()
 
     @property
@@ -56,18 +60,20 @@ class Timeline(Widget):
         return round(max(0, min(column - first, width - 1)) * self.limit / (width - 1))
 
     def render(self) -> Content:
-        if self.match is None or self.pace is None:
+        if self.match is None or self.pace is None or self.judging is None:
             return Content("")
         first, width = self._track
         marks = [AHEAD] * width
-        weight = {AHEAD: 0, PLAIN: 1, GAIN: 2, LOSS: 3, INVALID: 4}
+        weight = {sign: i for i, sign in enumerate((AHEAD, PLAIN, GAIN, MISTAKE, LOSS, BLUNDER, INVALID))}
+        cost = {"": PLAIN, "?": MISTAKE, "??": BLUNDER}
         column_of = [round(step * (width - 1) / self.limit) for step in range(self.limit + 1)]
         for column in range(column_of[min(self.match.last, self.limit)] + 1):
             marks[column] = PLAIN
-        for session in self.match.sessions:
+        for i, session in enumerate(self.match.sessions):
             for frame in session.frames[1:]:
+                signs = [cost[self.judging.lost(i, frame.step, player)[1]] for player in frame.turns]
                 column = column_of[frame.step]
-                marks[column] = max(marks[column], mark(frame), key=lambda m: weight[m])
+                marks[column] = max(marks[column], mark(frame), *signs, key=lambda m: weight[m])
         here = column_of[self.match.cursor]
         sign = ("▶" if self.pace.forward else "◀") if self.pace.playing else "||"
         parts: list[Content] = [Content.styled(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "bold $accent")]

@@ -1,0 +1,73 @@
+"""What a move was worth: the value of every action in a state, and what an agent lost by the one it chose.
+
+    regret(a) = max_a' Q(s, a') − Q(s, a)
+
+Q is the expected return from s on if the best known player goes on after the action. On Frozen Lake it is exact;
+elsewhere playouts estimate it, and a difference counts only where it is larger than their noise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.game import Game, Judge, Judgement, Outcome, Scenario
+
+PLAYOUTS, HORIZON = 8, 8  # futures, and their steps; a compromise between noise and time
+
+
+def playouts(best: Callable[[Any, str], list[str]], futures: int = PLAYOUTS, horizon: int = HORIZON) -> Judge:
+    """A judge that plays on after each action, all players by `best`, with the same `futures` for every action.
+
+    Q(s, a) is the mean return of the `horizon` steps that begin with the action. The luck of each future is drawn
+    from its number alone, so that the differences between actions are not made by luck.
+    """
+
+    def judge(game: Game, player: str) -> Judgement:
+        actions: list[str | None] = [*game.legal(player), None]
+        returns = np.array(
+            [[_future(game, player, a, luck, best, horizon) for luck in range(futures)] for a in actions]
+        )
+        means = returns.mean(axis=1)
+        apart = returns[int(means.argmax())] - returns
+        errors = apart.std(axis=1, ddof=1) / np.sqrt(futures)
+        return Judgement(
+            dict(zip(actions, means.tolist(), strict=True)), dict(zip(actions, errors.tolist(), strict=True))
+        )
+
+    return judge
+
+
+def _future(
+    game: Game, player: str, action: str | None, luck: int, best: Callable[[Any, str], list[str]], horizon: int
+) -> float:
+    twin, had = game.with_luck(luck), game.returns[player]
+    for step in range(horizon):
+        if twin.outcome is not Outcome.PLAYING:
+            break
+        chosen: dict[str, str | None] = {who: best(twin, who)[0] for who in twin.to_move}
+        twin.step(chosen | ({player: action} if step == 0 else {}))
+    return twin.returns[player] - had
+
+
+def judged(scenario: Scenario, episode: Episode) -> list[Judgement]:
+    """The judgement of every turn of an episode, in the order of its turns. The scenario must have a judge."""
+    assert scenario.judge is not None
+    game, found = scenario.new(episode.start_seed, episode.chance_seed), []
+    for _, step in groupby(episode.turns, key=lambda turn: turn.step):
+        turns = list(step)
+        found += [scenario.judge(game, turn.player) for turn in turns]
+        game.step({turn.player: turn.action for turn in turns})
+    return found
+
+
+async def add_regrets(scenario: Scenario, episode: Episode) -> None:
+    """Write what each turn lost into the episode, in a thread."""
+    found = await asyncio.to_thread(judged, scenario, episode)
+    for turn, judgement in zip(episode.turns, found, strict=True):
+        turn.regret = judgement.regret(turn.action)

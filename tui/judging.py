@@ -1,0 +1,96 @@
+"""What the moves of a match were worth: judged one position at a time in a thread, the one that is shown first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from textual.message import Message
+
+from msgrpo_agent.game import Game, Judgement
+from tui.agents import in_daemon_thread
+from tui.messages import Judged
+from tui.session import Match, Session
+
+Position = tuple[int, int, str]  # (session, step, who is to move)
+
+
+class Judging:
+    """`tell` hears of every judgement. A position that is played again otherwise is judged again."""
+
+    def __init__(self, match: Match, tell: Callable[[Message], object]) -> None:
+        self._match, self._tell = match, tell
+        self._found: dict[Position, tuple[Game, Judgement]] = {}
+        self._work: asyncio.Task[None] | None = None
+
+    def of(self, index: int, step: int, player: str) -> Judgement | None:
+        """The judgement of the position before the move of `step`, where it has been made."""
+        game, judgement = self._found.get((index, step, player), (None, None))
+        session = self._match.sessions[index]
+        return judgement if step <= session.last and game is session.game_at(step) else None
+
+    def lost(self, index: int, step: int, player: str) -> tuple[float, str]:
+        """(regret, sign) of the move that led to `step`; nothing where there was none or it is not judged yet."""
+        frames = self._match.sessions[index].frames
+        turn = frames[step].turns.get(player) if step < len(frames) else None
+        judgement = self.of(index, step - 1, player) if turn is not None else None
+        if turn is None or judgement is None:
+            return 0.0, ""
+        return judgement.regret(turn.action), judgement.sign(turn.action)
+
+    def summary(self, index: int, player: str) -> str:
+        """The mistakes of a game that is over: how many, and the worst. Empty where nothing is judged."""
+        session = self._match.sessions[index]
+        steps = [frame.step for frame in session.frames if player in frame.turns]
+        if not steps or any(self.of(index, step - 1, player) is None for step in steps):
+            return ""
+        costs = {step: self.lost(index, step, player) for step in steps}
+        count = sum(bool(sign) for _, sign in costs.values())
+        if not count:
+            return "no mistake"
+        worst = max(costs, key=lambda step: costs[step][0])
+        chosen = session.frames[worst].turns[player].action or "no action"
+        mistakes = f"{count} mistake{'s' if count > 1 else ''}"
+        return f"{mistakes}, the worst at step {worst}: {chosen} lost {costs[worst][0]:.2f}"
+
+    def look(self) -> None:
+        """Judge what is not judged yet."""
+        if self._work is None and self._next() is not None:
+            self._work = asyncio.get_running_loop().create_task(self._judge())
+
+    @property
+    def going(self) -> bool:
+        return self._work is not None
+
+    def drop(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+
+    async def _judge(self) -> None:
+        while (wanted := self._next()) is not None:
+            index, step, player = wanted
+            session = self._match.sessions[index]
+            game, judge = session.game_at(step), session.scenario.judge
+            assert judge is not None
+            found = await in_daemon_thread(lambda: judge(game.copy(), player))  # noqa: B023 (awaited at once)
+            self._found[wanted] = game, found
+            self._tell(Judged())
+        self._work = None
+
+    def _next(self) -> Position | None:
+        """The position that is shown, or else the newest that is not judged."""
+        for index, session in enumerate(self._match.sessions):
+            if session.scenario.judge is None:
+                continue
+            shown = (session.cursor, session.cursor - 1, *range(session.last, -1, -1))
+            for step in shown:
+                for player in to_move(session, step):
+                    if self.of(index, step, player) is None:
+                        return index, step, player
+        return None
+
+
+def to_move(session: Session, step: int) -> tuple[str, ...]:
+    """Who moves in a position; nobody after the end."""
+    return () if step < 0 or session.frames[step].ending else session.game_at(step).to_move

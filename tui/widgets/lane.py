@@ -1,0 +1,77 @@
+"""One board, and in words whose it is, what its signs mean, what the position is worth, how it ended."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from msgrpo_agent.game import Board
+from tui.agents import HumanAgent
+from tui.session import Mood, Session, ending, mood
+from tui.widgets.board import BoardView, look
+
+NARROWEST, AROUND = 30, 4  # columns of a lane; those of its border and padding
+CHIPS = {
+    "head-1": "$snake-1",
+    "body-1": "$snake-body-1",
+    "head-2": "$snake-2",
+    "body-2": "$snake-body-2",
+    "wall": "$board-mark",
+    "won": "$success",
+}  # theme colours that are not named as their class is
+
+
+class Lane(Vertical):
+    """`several` says that another board stands beside it."""
+
+    def __init__(self, index: int, session: Session, *, several: bool) -> None:
+        super().__init__(id=f"lane-{index}", classes="lane")
+        self.index = index
+        self._session = session
+        self._several = several
+
+    def compose(self) -> ComposeResult:
+        frame = self._session.frame
+        yield BoardView(frame.board, frame.seen)
+        yield Static(classes="worth", markup=False)
+        yield Static(legend(frame.board), classes="legend")
+
+    def show(self, worth: str) -> None:
+        session, frame = self._session, self._session.frame
+        self.query_one(BoardView).show(frame.board, frame.seen)
+        first = session.players[0]
+        self.border_title = f"{session.scenario.id} · {session.name(first)}" if self._several else session.scenario.id
+        self.border_subtitle = ending(session, frame)
+        how = mood(session, first) if self.border_subtitle else None
+        for kind in get_args(Mood):
+            self.set_class(how == kind, kind)
+        self.set_class(self._several and isinstance(session.agents[first], HumanAgent), "person")
+        self.show_worth(worth)
+
+    def show_worth(self, worth: str) -> None:
+        self.query_one(".worth", Static).update(worth)
+
+    def fit(self, room: int) -> None:
+        """Take the columns that the board fills at its height, and leave the rest to what stands beside it."""
+        board = self.query_one(BoardView)
+        self.styles.width = max(NARROWEST, min(board.width_in(board.size.height) + AROUND, room))
+
+
+def legend(board: Board | None) -> Content:
+    """What the signs on the board mean; a snake's head and body are one entry."""
+    shown: dict[str, Content] = {}
+    for glyph, meaning in board.legend.items() if board else ():
+        if board and board.roles.get(glyph, "floor") not in ("floor", "ice"):
+            name = re.sub(r"^(head|body) of ", "", meaning)
+            signs, kind = look(glyph, board)
+            chip = Content.styled(signs, f"bold auto on {CHIPS.get(kind, f'${kind}')}")
+            shown[name] = shown.get(name, Content("")) + chip
+    parts = [
+        signs + Content.styled(f"\u00a0{name}".replace(" ", "\u00a0"), "$text-muted") for name, signs in shown.items()
+    ]
+    return Content("   ").join(parts)

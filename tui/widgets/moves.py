@@ -1,0 +1,62 @@
+"""The moves of one seat as a list: step, action, its probability, reward, and what it lost; a click goes there."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.events import Click
+from textual.widget import Widget
+
+from tui.judging import Judging
+from tui.messages import SeekTo
+from tui.session import Frame, Session, points
+
+SIGNS = {"": "$text-muted", "?": "bold $warning", "??": "bold $error"}
+
+
+class MoveList(Widget):
+    """As many lines as there is room for, around the step that is shown."""
+
+    def __init__(self, index: int, player: str) -> None:
+        super().__init__(classes="moves")
+        self.index, self.player = index, player
+        self._session: Session | None = None
+        self._judging: Judging | None = None
+
+    def show(self, session: Session, judging: Judging) -> None:
+        self._session, self._judging = session, judging
+        self.refresh()
+
+    def _rows(self) -> list[Frame]:
+        """The frames that are shown, one below the other."""
+        if self._session is None:
+            return []
+        played = [frame for frame in self._session.frames if self.player in frame.turns]
+        here = sum(frame.step <= self._session.cursor for frame in played)
+        room = max(1, self.size.height - 1)
+        first = max(0, min(here - room // 2 - 1, len(played) - room))
+        return played[first : first + room]
+
+    def render(self) -> Content:
+        if self._session is None or self._judging is None:
+            return Content("")
+        width = max(6, *map(len, self._session.game.actions or ("",)))
+        rows = self._rows()
+        judged = self._session.scenario.judge is not None
+        head = f"step  {'action':<{width}}    p  reward" + ("   lost" if judged else "")
+        lines = [Content.styled(head if rows else "", "$text-muted")]
+        for frame in rows:
+            turn = frame.turns[self.player]
+            p = (turn.action_probabilities or {}).get(turn.action or "")
+            here = frame.step == self._session.cursor
+            text = f"{frame.step:>4}  {turn.action or '⊥':<{width}} {'' if p is None else f'{p:.0%}':>4}"
+            style = "$success" if turn.paid > 0 else "$error" if turn.paid < 0 else ""
+            line = Content.styled(text, "bold $accent" if here else "")
+            line += Content.styled(f" {points(turn.paid):>7}", style)
+            lost, sign = self._judging.lost(self.index, frame.step, self.player)
+            lines.append(line + Content.styled(f" {lost:>6.2f} {sign}" if lost else "", SIGNS[sign]))
+        return Content("\n").join(lines)
+
+    def on_click(self, event: Click) -> None:
+        rows = self._rows()
+        if 0 < event.y <= len(rows):
+            self.post_message(SeekTo(rows[event.y - 1].step))
