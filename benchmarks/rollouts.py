@@ -40,8 +40,8 @@ from machine import facts
 
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.run_log import read_rows
 from train.config import TrainConfig, make_config
-from train.metrics import read
 
 SMALL = ["groups=4", "group_size=16", "keep=6", "eval_episodes=100", "checkpoint_every=1"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -126,7 +126,7 @@ def settings(*pairs: str) -> list[str]:
 
 def summary(out: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    rows = [row for row in read(out) if row["kind"] == "train"]
+    rows = [row for row in read_rows(out) if row["kind"] == "train"]
     mismatch = [row["engine/mismatch_max"] for row in rows if "engine/mismatch_max" in row]
     times = {name: median(row[f"time/{name}"] for row in rows) for name in ("rollout", "update", "wait")}
     return {
@@ -281,7 +281,7 @@ def faulty_command(out: Path, folder: Path, urls: str, *more: str) -> list[str]:
 
 def result_of(out: Path, said: str) -> dict[str, Any]:
     """What a run ended with: its updates in order, each once, and what it said about servers."""
-    rows = [row["step"] for row in read(out) if row["kind"] == "train"]
+    rows = [row["step"] for row in read_rows(out) if row["kind"] == "train"]
     transcripts = [json.loads(line) for line in (out / "transcripts.jsonl").read_text().splitlines()]
     return {
         "updates": rows,

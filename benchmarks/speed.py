@@ -29,7 +29,7 @@ from msgrpo_agent.models.local import LocalModel
 from msgrpo_agent.models.shared_prefix import left_pad
 from msgrpo_agent.models.trunk import trunk_and_head
 from msgrpo_agent.prompt import Prompt
-from train.batch import MicroBatch, micro_batches, select
+from train.batch import MicroBatch, micro_batches, pick
 from train.collect import grouped, play_groups
 from train.config import TrainConfig, make_config
 from train.engines.hf import HfEngine
@@ -113,7 +113,7 @@ def main() -> None:
         episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
         groups = grouped(episodes, config, starts)
         rollout = time.perf_counter() - began
-        samples = select(groups, config, generator)
+        samples = [sample for one in pick(groups, config, generator) for sample in one.samples()]
         parts = list(micro_batches(samples, config.micro_batch_tokens, policy.model.device))
         whole = timed(lambda: update(policy, optimizer, samples, config, generator, step))
         reference = timed(lambda: [policy.reference_logprobs(part.prefix, part.pairs) for part in parts])

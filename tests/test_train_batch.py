@@ -17,14 +17,14 @@ from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.run_log import read_rows
 from tests.train_helpers import taught
 from train import loop, selection
-from train.batch import Sample, micro_batches, minibatches, select
+from train.batch import Sample, micro_batches, minibatches, pick
 from train.collect import Group
 from train.config import TrainConfig, make_config
 from train.display import Quiet
 from train.engines.hf import HfEngine
-from train.metrics import read
 from train.msgrpo import group_advantages
 from train.policy import Policy
 from train.rollouts import Rollouts
@@ -59,6 +59,10 @@ def keep_indices(one: Group, settings: TrainConfig, draw: torch.Generator) -> li
     return selection.keep_indices(one.advantages_G, one.returns_G, settings.selection, settings.keep, draw)
 
 
+def samples_of(groups, settings, generator):
+    return [sample for one in pick(groups, settings, generator) for sample in one.samples()]
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -89,7 +93,7 @@ def test_uniform_does_not_look_at_the_advantage_and_aaw_does() -> None:
 
 def test_select_takes_every_turn_of_every_kept_episode_with_its_advantage() -> None:
     groups = [group(0.0, 1.0), group(2.0, 2.0)]  # the second is flat: it teaches nothing
-    samples = select(groups, config(selection="all", group_size=2, keep=1), generator())
+    samples = samples_of(groups, config(selection="all", group_size=2, keep=1), generator())
     assert [(sample.answer_ids, sample.advantage) for sample in samples] == [
         ((0, 0), -1.0),
         ((10, 0), 1.0),
@@ -209,7 +213,7 @@ def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> No
     run = settings.model_copy(update={"scenario": "snake-duel", "steps": 1})
     summary = loop.train(run, tmp_path / "run", report=Quiet())
     assert summary["score"] == "return"
-    (row,) = [row for row in read(tmp_path / "run") if row["kind"] == "train"]
+    (row,) = [row for row in read_rows(tmp_path / "run") if row["kind"] == "train"]
     assert row["update/kept_turns"] > 0
     episodes = list(read_episodes(tmp_path / "run" / "transcripts.jsonl"))
     assert len(episodes) == 4  # of one group
@@ -327,7 +331,7 @@ def test_each_turn_of_a_kept_episode_has_its_own_credit() -> None:
     by_episode, by_turn = (
         {
             sample.advantage
-            for sample in select([one], config(credit=name, selection="all", group_size=4, keep=2), generator())
+            for sample in samples_of([one], config(credit=name, selection="all", group_size=4, keep=2), generator())
         }
         for name in ("episode", "to-go")
     )
@@ -339,6 +343,6 @@ def test_flat_groups_take_no_draw() -> None:
     """A flat group before another does not change what that one's draw is."""
     alone, after = generator(), generator()
     settings = config(selection="aaw", group_size=4, keep=2)
-    select([flat_or_not(0, 0, 0, 1)], settings, alone)
-    select([flat_or_not(1, 1, 1, 1), flat_or_not(0, 0, 0, 1)], settings, after)
+    pick([flat_or_not(0, 0, 0, 1)], settings, alone)
+    pick([flat_or_not(1, 1, 1, 1), flat_or_not(0, 0, 0, 1)], settings, after)
     assert torch.equal(alone.get_state(), after.get_state())

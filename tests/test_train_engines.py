@@ -23,13 +23,13 @@ from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.loading import load_adapted, load_base
 from msgrpo_agent.models.local import LocalModel
 from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.run_log import read_rows
 from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
 from train import checkpoint, loop
 from train.config import TrainConfig, make_config
 from train.display import Quiet
 from train.engines import pool
 from train.engines.vllm import VllmEngine
-from train.metrics import read
 from train.policy import Policy
 from train.ranks import ALONE
 from train.rollouts import Pace
@@ -374,9 +374,9 @@ def test_a_run_by_servers_is_the_run_in_process(root: Path, in_process: Path, tm
     by_servers, by_process = (list(read_episodes(run / "transcripts.jsonl")) for run in (out, in_process))
     assert turns_of(by_servers) == turns_of(by_process)
     assert all(turn.model is not None and turn.model.endswith("-v000002") for e in by_servers for turn in e.turns)
-    rows = [row for row in read(out) if row["kind"] == "train"]
+    rows = [row for row in read_rows(out) if row["kind"] == "train"]
     assert max(row["engine/mismatch_max"] for row in rows if row["update/kept_turns"]) < 1e-4
-    theirs = [row for row in read(in_process) if row["kind"] == "train"]
+    theirs = [row for row in read_rows(in_process) if row["kind"] == "train"]
     assert [row["update/loss"] for row in rows] == pytest.approx([row["update/loss"] for row in theirs], abs=1e-4)
 
 
@@ -385,7 +385,7 @@ def test_one_update_ahead_plays_with_the_version_before(root: Path, tmp_path: Pa
     out = tmp_path / "out"
     with serving(server) as urls:
         loop.train(config_for(urls, root, steps=4, ahead=1), out, report=Quiet())
-    rows = [row for row in read(out) if row["kind"] == "train"]
+    rows = [row for row in read_rows(out) if row["kind"] == "train"]
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1]
     assert all(row["time/wait"] <= row["time/rollout"] + 0.5 for row in rows)
     models = {turn.model for episode in read_episodes(out / "transcripts.jsonl") for turn in episode.turns}
@@ -416,7 +416,7 @@ def test_a_run_goes_on_with_new_servers_or_in_process(root: Path, tmp_path: Path
         loop.train(config_for(urls, root, steps=2), out, resume=True, report=Quiet())
     settings = json.loads((out / "config.json").read_text()) | {"rollouts": "hf", "adapters": None, "steps": 3}
     loop.train(make_config(given=settings), out, resume=True, report=Quiet())
-    assert [row["step"] for row in read(out) if row["kind"] == "train"] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(out) if row["kind"] == "train"] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,7 @@ def test_the_templates_arguments_hold_where_the_adapter_plays(tmp_path: Path) ->
 
 
 def test_a_run_made_before_metric_names_were_paths_is_drawn(tmp_path: Path) -> None:
-    from train.metrics import draw_curve
+    from train.curve import draw_curve
 
     row = {"kind": "eval", "success": 0.5, "success_low": 0.4, "success_high": 0.6}
     rows = [{"kind": "train", "step": 1, "return": 0.5}, {"kind": "train", "step": 2, "rollout/return": 0.7}]

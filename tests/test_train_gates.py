@@ -9,12 +9,12 @@ import pytest
 from msgrpo_agent.episode import Turn
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.run_log import read_rows
 from train import loop
 from train.collect import Group
 from train.config import make_config
 from train.display import Quiet
 from train.gates import EXAMPLE, accepted, gate_named, true_words
-from train.metrics import read
 from train.msgrpo import composite_returns, group_advantages
 from train.words import look
 
@@ -61,6 +61,6 @@ def test_a_run_whose_gate_rejects_everything_learns_nothing_and_says_so(
     gate_named.cache_clear()
     loop.train(make_config(settings=[f"gate={EXAMPLE}", *TINY]), tmp_path / "out", report=Quiet())
     gate_named.cache_clear()
-    (row,) = [row for row in read(tmp_path / "out") if row["kind"] == "train"]
+    (row,) = [row for row in read_rows(tmp_path / "out") if row["kind"] == "train"]
     assert row["rollout/gated_groups"] == 1
     assert row["update/kept_turns"] == 0

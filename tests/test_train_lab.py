@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from msgrpo_agent.errors import UsageError
+from msgrpo_agent.run_log import read_rows
 from train.lab import Study, _alone, load_study
 from train.lab_report import markdown, reported
-from train.metrics import read
 
 STUDY = """
 question = "Is a uniform draw as good?"
@@ -77,7 +77,7 @@ def command(file: Path, out: Path) -> list[str]:
 
 
 def done(out: Path) -> int:
-    return sum(row["kind"] == "train" for run in out.glob("*/seed-?") for row in read(run))
+    return sum(row["kind"] == "train" for run in out.glob("*/seed-?") for row in read_rows(run))
 
 
 def processes_in(out: Path) -> list[int]:

@@ -28,6 +28,7 @@ from msgrpo_agent.models import loading, local, shared_prefix
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.parse import ParseFailure
 from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.run_log import read_rows
 from tests.train_helpers import taught
 from train import checkpoint, loop, update
 from train.batch import minibatches
@@ -37,7 +38,6 @@ from train.config import TrainConfig, make_config
 from train.display import Quiet
 from train.engines import contract
 from train.engines.hf import HfEngine
-from train.metrics import read
 from train.policy import Policy
 from train.rollouts import Rollouts, next_starts
 
@@ -377,7 +377,7 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
     resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out)]
     done = subprocess.run([*resume, "--steps", "5"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "6 validation starts" in done.stdout
-    assert read(out)[-1]["step"] == 5
+    assert read_rows(out)[-1]["step"] == 5
     refused = subprocess.run([*resume, "--set", "keep=3"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "keep 2 there, 3 asked" in refused.stderr

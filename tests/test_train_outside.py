@@ -13,13 +13,13 @@ from msgrpo_agent.errors import UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.games.template import write
 from msgrpo_agent.parse import parse_action
+from msgrpo_agent.run_log import read_rows
 from msgrpo_agent.specs import make_agent
 from train import loop
 from train.advice import advice
 from train.collect import own_turns, seats_of
 from train.config import TrainConfig, make_config
 from train.display import Quiet
-from train.metrics import read
 from train.teach import rows_of, teach
 
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
@@ -57,7 +57,7 @@ def test_a_taught_nano_answers_in_the_games_form(tmp_path: Path) -> None:
     for base in ("nano", str(out)):
         folder = tmp_path / f"run-{Path(base).name}"
         loop.train(config("format_penalty=0.1", scenario=name, base=base), folder, report=Quiet())
-        (row,) = [row for row in read(folder) if row["kind"] == "train"]
+        (row,) = [row for row in read_rows(folder) if row["kind"] == "train"]
         invalid[base] = row["rollout/invalid"]
     assert invalid["nano"] > 0.9
     assert invalid[str(out)] < 0.5
@@ -111,7 +111,7 @@ def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path)
         assert {turn.player for one in group.turns for turn in one} == {seat}
         assert all(turn.completion is not None for one in group.turns for turn in one)
     assert all(turn.answer is not None for turn in own_turns(rollouts.episodes))
-    (row,) = [row for row in read(tmp_path / "run") if row["kind"] == "train"]
+    (row,) = [row for row in read_rows(tmp_path / "run") if row["kind"] == "train"]
     returns = [float(value) for group in rollouts.groups for value in group.returns_G]
     shaped = sum(turn.shaping for turn in own_turns(rollouts.episodes)) / len(returns)
     assert row["rollout/return"] == pytest.approx(sum(returns) / len(returns) - shaped)

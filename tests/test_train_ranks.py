@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from train.metrics import read
+from msgrpo_agent.run_log import read_rows
 from train.ranks import ALONE, Ranks
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def test_two_ranks_take_the_steps_of_one(both: tuple[Path, Path]) -> None:
 
     def measured(out: Path) -> list[Any]:
         names = ("rollout/return", "rollout/turns", "update/kept_turns", "update/loss", "update/grad_norm", "values")
-        return [row[name] for row in read(out) for name in names if name in row]
+        return [row[name] for row in read_rows(out) for name in names if name in row]
 
     for a, b in zip(measured(both[0]), measured(both[1]), strict=True):
         assert b == pytest.approx(a, abs=1e-3)
@@ -84,7 +84,7 @@ def test_two_ranks_take_the_steps_of_one(both: tuple[Path, Path]) -> None:
 
 @pytest.mark.slow
 def test_the_first_rank_alone_speaks_and_writes(both: tuple[Path, Path]) -> None:
-    steps = [row["step"] for row in read(both[1]) if row["kind"] == "train"]
+    steps = [row["step"] for row in read_rows(both[1]) if row["kind"] == "train"]
     assert steps == [1, 2, 3]
     assert {p.name for p in both[0].iterdir()} == {p.name for p in both[1].iterdir()}
 

@@ -19,6 +19,7 @@ from msgrpo_agent.game import Board, Game, Outcome
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.parse import ParseFailure
 from msgrpo_agent.rollout import replay
+from msgrpo_agent.run_log import read_rows
 from train import loop
 from train.branch import branch_groups, disputed, forks, play_forks
 from train.collect import grouped, play_groups
@@ -27,7 +28,6 @@ from train.credit import Step
 from train.critic import critic_values, hidden_states, left_out_values
 from train.display import Quiet
 from train.engines.hf import HfEngine
-from train.metrics import read
 from train.objectives import OBJECTIVES, combined, shares
 from train.policy import Policy
 from train.ranks import ALONE
@@ -333,7 +333,7 @@ def test_a_run_learns_with_it_and_goes_on_as_it_would_have(
     loop.train(chosen, tmp_path / "whole", report=Quiet())
     loop.train(chosen.model_copy(update={"steps": 1}), tmp_path / "parts", report=Quiet())
     loop.train(chosen, tmp_path / "parts", resume=True, report=Quiet())
-    rows = [[row for row in read(tmp_path / name) if row["kind"] == "train"] for name in ("whole", "parts")]
+    rows = [[row for row in read_rows(tmp_path / name) if row["kind"] == "train"] for name in ("whole", "parts")]
     assert [row["step"] for row in rows[0]] == [1, 2]
     for key in ("rollout/return", "rollout/turns", "rollout/temperature", "rollout/entropy"):
         assert [row[key] for row in rows[0]] == [row[key] for row in rows[1]], key
@@ -348,7 +348,7 @@ def test_a_seat_that_never_moved_is_compared_with_nothing(settings: list[str], t
     """nano knows no connect four: its first answer loses, and the other seat has no turn in any episode."""
     chosen = config(*settings, scenario="spiel:connect_four").model_copy(update={"steps": 1})
     loop.train(chosen, tmp_path / "run", report=Quiet())
-    (row,) = [row for row in read(tmp_path / "run") if row["kind"] == "train"]
+    (row,) = [row for row in read_rows(tmp_path / "run") if row["kind"] == "train"]
     assert row["rollout/invalid"] > 0.5
 
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from msgrpo_agent.cli import make_app
 from msgrpo_agent.errors import UsageError
+from msgrpo_agent.run_log import read_rows
 from train import sinks
 from train.config import make_config
 from train.display import Quiet
-from train.metrics import read
 
 CONFIG = make_config()
 ROW = {"score": "success", "success": 0.5, "success_low": 0.4, "success_high": 0.6, "values": [1.0, 0.0]}
@@ -39,7 +39,7 @@ def test_the_record_and_tensorboard_hold_the_same_paths(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write(sinks.open_sinks(tmp_path, CONFIG, 0, Told(), []))
-    assert read(tmp_path) == [
+    assert read_rows(tmp_path) == [
         {"kind": "train", "step": 1, "rollout/return": 0.25, "update/kl": 0.5},
         {"kind": "eval", "step": 1, **ROW},
     ]
@@ -124,7 +124,7 @@ def test_a_sink_that_fails_is_left_out_with_a_note(tmp_path: Path, monkeypatch: 
         "Unopened cannot be used and is left out: not logged in",
         "Failing failed and is left out from now on: no network",
     ]
-    assert len(read(tmp_path)) == 2
+    assert len(read_rows(tmp_path)) == 2
 
 
 def test_the_record_that_cannot_be_written_does_end_the_run(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from msgrpo_agent.episode import read_episodes
+from msgrpo_agent.run_log import read_rows
 from serve import supervisor
-from train.metrics import read
 
 pytestmark = [
     pytest.mark.vllm,
@@ -70,7 +70,7 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
         cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows = [row for row in read(out) if row["kind"] == "train"]
+    rows = [row for row in read_rows(out) if row["kind"] == "train"]
     assert [row["step"] for row in rows] == [1, 2, 3]
     fresh = [row for row in rows if row["rollout/staleness"] == 0 and row["update/kept_turns"]]
     assert all(row["engine/mismatch_max"] < 1e-3 for row in fresh)
@@ -94,7 +94,7 @@ def test_a_server_that_serves_the_base_is_found_out_and_a_good_one_plays_on(
             cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert any(row["update/kept_turns"] for row in read(out) if row["kind"] == "train" and row["step"] < 3)
+        assert any(row["update/kept_turns"] for row in read_rows(out) if row["kind"] == "train" and row["step"] < 3)
         assert f"{liar} plays no more" in done.stderr, done.stderr
         assert "plays with the weights of the base" in done.stderr, done.stderr
         assert f"{server.url} plays no more" not in done.stderr

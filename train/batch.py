@@ -56,28 +56,39 @@ class MicroBatch:
     advantages_NT: Tensor
 
 
-def select(
+@dataclass(frozen=True)
+class Picked:
+    """A group that has something to teach: the credit of every turn, [j][t], and which episodes the update sees."""
+
+    group: Group
+    credits: Advantages
+    kept: list[int]
+
+    def samples(self) -> Iterator[Sample]:
+        """Every turn of every kept episode, with its credit."""
+        for j in self.kept:
+            for turn, advantage in zip(self.group.turns[j], self.credits[j], strict=True):
+                assert turn.completion is not None
+                yield Sample(turn.completion, advantage)
+
+
+def pick(
     groups: Sequence[Group],
     config: TrainConfig,
     generator: torch.Generator,
     values: Sequence[Advantages] | None = None,
-) -> list[Sample]:
-    """Every turn of every kept episode of every group that has something to teach, with its credit.
-
-    `values` are those of a critic, [group][j][t].
-    """
-    samples = []
+) -> list[Picked]:
+    """The groups that have something to teach. `values` are those of a critic, [group][j][t]."""
+    picked = []
     for g in widest_groups([group.returns_G for group in groups], config.drop_groups):
         group = groups[g]
         credits = turn_advantages(group, config, values[g] if values else None)
         if not any(any(of_episode) for of_episode in credits):
             continue
         keep = min(config.keep, len(group.turns))
-        for j in keep_indices(group.advantages_G, group.returns_G, config.selection, keep, generator):
-            for turn, advantage in zip(group.turns[j], credits[j], strict=True):
-                assert turn.completion is not None
-                samples.append(Sample(turn.completion, advantage))
-    return samples
+        kept = keep_indices(group.advantages_G, group.returns_G, config.selection, keep, generator)
+        picked.append(Picked(group, credits, list(kept)))
+    return picked
 
 
 def turn_advantages(group: Group, config: TrainConfig, values: Advantages | None = None) -> Advantages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -36,15 +37,17 @@ def train(
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --out, by its own settings; starts it where there is none.")
     ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch it learn, in the terminal app.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
     with needs("msgrpo train", "train"):
+        from train.beside import train_and_watch
         from train.config import TrainConfig, make_config
         from train.display import closing_line, reporter
         from train.loop import train as run
         from train.ranks import launched_as
-        from train.run_folder import config_of, resume_command
+        from train.run_folder import check_folder, config_of, resume_command
         from train.sinks import check_logs
 
     given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
@@ -55,6 +58,10 @@ def train(
 
     folder = out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), resume)
     config = configured(config_of(folder) if resume else None)
+    if watch:
+        check_folder(folder, config, resume)
+        arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
+        raise typer.Exit(train_and_watch([*arguments, *(() if out_dir else ("--out", str(folder)))], folder))
     first = launched_as() == 0
     with reporter(err, config, silent=as_json or not first) as report:
         report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")

@@ -15,11 +15,12 @@ from msgrpo_agent.agent import LanguageAgent, LanguageModel
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rewards import Shaping
+from msgrpo_agent.run_log import METRICS, read_rows
 from train.checkpoint import Progress
 from train.collect import POLICY, OnEnded, Play, opponent_of, own_turns, play_episodes, seats_of, silent
 from train.config import TrainConfig
+from train.curve import draw_curve
 from train.display import counter
-from train.metrics import METRICS, draw_curve, read
 from train.ranks import ALONE, Ranks
 from train.sinks import Reporter
 
@@ -69,7 +70,7 @@ class Evaluations:
     """Before, every `eval_every` updates, and after: each is written once, also when a run is resumed."""
 
     def __init__(self, out: Path, scenario: Scenario, config: TrainConfig, from_step: int, ranks: Ranks) -> None:
-        rows = read(out) if ranks.first else []
+        rows = read_rows(out) if ranks.first else []
         self.done = {row["step"]: row for row in rows if row["kind"] == "eval" and row["step"] <= from_step}
         if ranks.first and from_step and 0 not in self.done:
             raise RunError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evals.stats import crossed_bootstrap
-from train.metrics import read
+from msgrpo_agent.run_log import read_rows
 
 Curve = Mapping[str, list[float]]
 
@@ -56,7 +56,7 @@ def curve(folder: Path) -> dict[str, list[float]]:
     """At each evaluation of a run: updates, answers generated so far, seconds of training, and the validation
     score.
     """
-    rows = read(folder)
+    rows = read_rows(folder)
     answers, seconds = {0: 0.0}, {0: 0.0}
     for row in rows:
         if row["kind"] == "train":

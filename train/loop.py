@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from msgrpo_agent import run_log
 from msgrpo_agent.errors import RunError, UsageError
 from msgrpo_agent.rollout import derive_seed
+from msgrpo_agent.run_log import CONFIG
 from train import checkpoint
 from train.advice import advice
-from train.batch import select
+from train.batch import Picked, pick
 from train.checkpoint import Progress, State
 from train.collect import own_seats, own_turns
 from train.config import TrainConfig
@@ -28,12 +30,13 @@ from train.gates import accepted, gate_named
 from train.policy import Policy
 from train.ranks import Ranks, open_ranks
 from train.rollouts import Pace, Rollouts
-from train.run_folder import CONFIG, check_folder, write_transcripts, writing
+from train.run_folder import check_folder, write_transcripts, writing
 from train.sinks import Reporter, Sinks, open_sinks
 from train.stopping import StopRequested, stop_requests
 from train.temperature import entropy, following
 from train.token_weights import token_weights
 from train.update import check_mismatch, update
+from train.watched import watched
 from train.words import looking_ahead
 
 
@@ -78,7 +81,7 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
                         began = time.perf_counter()
                         sampling = config.sampling.model_copy(update={"temperature": policy.temperature})
                         rollouts = pace.next(run.progress, model, sampling, counter(report, now))
-                        stats = learn(policy, optimizer, rollouts, config, run.step, ranks, report)
+                        picked, stats = learn(policy, optimizer, rollouts, config, run.step, ranks, report)
                         stats["rollout/temperature"] = policy.temperature
                         policy.temperature = following(policy.temperature, entropy(rollouts), config)
                         model = engine.load(run.step + 1)
@@ -93,6 +96,9 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
                     report.note(hint)
                 told = True
                 sinks.update(run.step, played | stats | {"time/total": run.progress.seconds})
+                if ranks.first:
+                    played_by = [*rollouts.episodes, *rollouts.branched]
+                    run_log.write_update(out, watched(run.step, rollouts.groups, picked, played_by))
                 if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
                     run.save()
                     write_transcripts(out, rollouts.episodes)
@@ -157,6 +163,7 @@ def _on_cpu(held: Any) -> Any:
 def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
     """The run's folder with its settings, and its sinks."""
     out.mkdir(parents=True, exist_ok=True)
+    run_log.forget_after(out, step)
     checkpoint.replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
     return open_sinks(out, config, step, report, logs)
 
@@ -169,13 +176,14 @@ def learn(
     step: int,
     ranks: Ranks,
     report: Reporter,
-) -> dict[str, float]:
+) -> tuple[list[Picked], dict[str, float]]:
     """Select the episodes that teach, update on their turns, and say how long each part took."""
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(derive_seed("update", config.seed, step))
     groups = accepted(rollouts.groups, config.gate)
     values = critic_values(policy, groups, config.gamma, ranks) if config.credit == "critic" and groups else None
-    samples = select(groups, config, generator, values)
+    picked = pick(groups, config, generator, values)
+    samples = [sample for one in picked for sample in one.samples()]
     if config.words_weight != 1:
         samples = [
             replace(one, weights=token_weights(one.completion, policy.tokenizer, config.words_weight))
@@ -190,7 +198,7 @@ def learn(
 
     stats = update(policy, optimizer, samples, config, generator, step, ranks, done)
     check_mismatch(stats, rollouts.staleness, policy.model.dtype)
-    return stats | {
+    return picked, stats | {
         "rollout/gated_groups": 1 - len(groups) / max(len(rollouts.groups), 1),
         "rollout/staleness": float(rollouts.staleness),
         "time/rollout": rollouts.played_s,

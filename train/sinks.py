@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.extras import needs
+from msgrpo_agent.run_log import METRICS, read_rows
 from train.checkpoint import replace_text
 from train.config import TrainConfig
-from train.metrics import METRICS, read
 
 Row = dict[str, Any]
 
@@ -54,7 +54,7 @@ class JsonLines:
 
     def __init__(self, out: Path, from_step: int) -> None:
         self.file = out / METRICS
-        kept = [row for row in read(out) if row["step"] <= from_step] if from_step else []
+        kept = [row for row in read_rows(out) if row["step"] <= from_step] if from_step else []
         replace_text(self.file, "".join(json.dumps(row) + "\n" for row in kept))
 
     def update(self, step: int, values: Row) -> None:

@@ -21,6 +21,8 @@ from tui import export
 from tui.agents import Resolve, Table
 from tui.choices import RUNS, agent_choices, missing_extra
 from tui.clock import Clock, RealClock
+from tui.learning import Learning
+from tui.screens.learn import LearnScreen
 from tui.screens.play import PlayScreen
 from tui.screens.start import StartScreen
 from tui.session import Match, Session, Setup, Sitting, new_match
@@ -30,7 +32,7 @@ PLAYS = Path("plays")  # where episodes, pictures and recordings go
 
 
 class PlayApp(App[None]):
-    """`setup` starts a game at once, `episodes` replays them; with neither there is the start screen."""
+    """`setup` starts a game at once, `episodes` replays them, `run` is watched; without any: the start screen."""
 
     TITLE = "msgrpo"
     CSS_PATH = "msgrpo.tcss"
@@ -48,6 +50,7 @@ class PlayApp(App[None]):
         setup: Setup | None = None,
         *,
         episodes: list[Episode] | None = None,
+        run: Learning | None = None,
         keys: dict[str, str] | None = None,
         clock: Clock | None = None,
         runs: Path = RUNS,
@@ -60,6 +63,7 @@ class PlayApp(App[None]):
         self.table = Table(resolve)
         self.first = setup
         self.episodes = episodes
+        self.run_shown = run
         self.keys = keys or {}
         self.clock: Clock = clock or RealClock()
         self.runs = runs
@@ -71,7 +75,9 @@ class PlayApp(App[None]):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):  # leave the terminal as it was
             loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
-        if self.episodes:
+        if self.run_shown is not None:
+            self.push_screen(LearnScreen(self.run_shown))
+        elif self.episodes:
             self.replay(self.episodes[0])
         elif self.first is not None and (notice := self._missing(self.first)) is None:
             self.open_game(self.first)
@@ -112,6 +118,14 @@ class PlayApp(App[None]):
             self.switch_screen(screen)
         else:
             self.push_screen(screen)
+
+    def open_run(self, folder: Path) -> None:
+        try:
+            run = Learning.of(folder)
+        except MsgrpoError as error:
+            self.notify(str(error), severity="error")
+            return
+        self.push_screen(LearnScreen(run))
 
     def replay(self, episode: Episode) -> None:
         agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}

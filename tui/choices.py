@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgrpo_agent.errors import MissingExtraError
 from msgrpo_agent.models.paths import shipped_adapters
+from msgrpo_agent.run_log import METRICS
 
 RUNS = Path("runs")
 
@@ -58,6 +59,12 @@ def run_choices(runs: Path) -> list[Choice]:
         title = f"{path.parent.name} ({'DQN, ' if kind == 'dqn' else ''}{about or 'trained'})"
         choices.append(Choice(spec, title, missing_extra(spec)))
     return choices
+
+
+def latest_run(runs: Path) -> Path | None:
+    """The training run that wrote last, finished or going on."""
+    written = {file: file.stat().st_mtime for file in runs.glob(f"*/{METRICS}")}
+    return max(written, key=lambda file: written[file]).parent if written else None
 
 
 def agent_choices(runs: Path = RUNS) -> list[Choice]:

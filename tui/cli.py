@@ -24,6 +24,9 @@ def play(
     speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
     step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
     replay: Annotated[Path | None, typer.Option(help="Show a recorded episode (the last of the file).")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Watch a training run: its folder. It may be going on, or be over.")
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
@@ -50,6 +53,7 @@ def play(
             lambda spec: make_agent(spec, sampling, show_probabilities=True),
             launch.setup(scenario, agent, against, seed, speed, step=step),
             replay=replay,
+            run=run,
             plain=plain,
             console=out,
         )

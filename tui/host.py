@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from textual.screen import Screen
@@ -14,6 +15,7 @@ from tui.session import Match, Session, Setup, Sitting
 class Host(Protocol):
     clock: Clock
     sitting: Sitting
+    runs: Path  # where trained runs are
 
     def open_game(self, setup: Setup, *, replace: bool = False, details: bool | None = None) -> None:
         """Show a game of its own, in place of the present one with `replace`."""
@@ -21,6 +23,10 @@ class Host(Protocol):
 
     def open_replay(self, path: str) -> None:
         """Show the last episode of a record."""
+        ...
+
+    def open_run(self, folder: Path) -> None:
+        """Watch a training run."""
         ...
 
     def replay(self, episode: Episode) -> None: ...

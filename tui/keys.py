@@ -10,12 +10,15 @@ from pathlib import Path
 from textual.binding import Binding, BindingType
 from textual.keys import Keys
 from textual.keys import _character_to_key as character_to_key
+from textual.screen import Screen
 
 from msgrpo_agent.errors import UsageError, nearest
 from tui.app import PlayApp
+from tui.screens.learn import LearnScreen
 from tui.screens.play import PlayScreen
 from tui.screens.start import StartScreen
 
+SCREENS: tuple[type[Screen[None]], ...] = (StartScreen, PlayScreen, LearnScreen)
 SIGNS = (
     *("space", "full_stop", "comma", "plus", "minus", "equals_sign", "question_mark", "exclamation_mark", "slash"),
     *("left_square_bracket", "right_square_bracket", "semicolon", "colon", "underscore", "asterisk", "number_sign"),
@@ -30,7 +33,8 @@ def keys_file() -> Path:
 
 def bindings() -> dict[str, Binding]:
     """Every key that can be changed, by its name."""
-    listed: list[BindingType] = [*StartScreen.BINDINGS, *PlayScreen.BINDINGS, *PlayApp.BINDINGS]
+    listed: list[BindingType] = [binding for screen in SCREENS for binding in screen.BINDINGS]
+    listed += PlayApp.BINDINGS
     return {b.id: b for b in listed if isinstance(b, Binding) and b.id is not None}
 
 
@@ -66,7 +70,7 @@ def is_key(name: str) -> bool:
 
 def _check_conflicts(path: Path, changed: dict[str, str]) -> None:
     """Raise UsageError where one screen would do two things with one key."""
-    for screen in (StartScreen, PlayScreen):
+    for screen in SCREENS:
         owner: dict[str, str] = {}
         listed: list[BindingType] = [*screen.BINDINGS, *PlayApp.BINDINGS]
         for binding in listed:

@@ -21,6 +21,7 @@ from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.paths import read_adapter_config
 from tui.agents import HUMAN, Resolve, Table
 from tui.choices import missing_extra
+from tui.learning import Learning, sign
 from tui.session import Session, Setup
 
 INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no terminal and needs none
@@ -42,10 +43,22 @@ def has_screen() -> bool:
     return drawable or INTERACTIVE in os.environ
 
 
-def start(resolve: Resolve, wanted: Setup | None, *, replay: Path | None, plain: bool, console: Console) -> None:
+def start(
+    resolve: Resolve,
+    wanted: Setup | None,
+    *,
+    replay: Path | None,
+    run: Path | None,
+    plain: bool,
+    console: Console,
+) -> None:
     """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0."""
+    watched = None if run is None else Learning.of(run)
     episodes = None if replay is None else [last_episode(replay)]
     if plain or not has_screen():
+        if watched is not None:
+            print_run(watched, console)
+            return
         _print(resolve, wanted, episodes, console)
         return
     from tui.app import PlayApp
@@ -55,7 +68,7 @@ def start(resolve: Resolve, wanted: Setup | None, *, replay: Path | None, plain:
         check_specs(resolve, wanted)
     if episodes:  # a record that does not replay is an error before the screen is taken
         _session(episodes[0], resolve)
-    app = PlayApp(resolve, wanted, episodes=episodes, keys=read_keys())
+    app = PlayApp(resolve, wanted, episodes=episodes, run=watched, keys=read_keys())
     app.run()
     if app.return_code:  # 1 after a crash
         sys.exit(app.return_code)
@@ -97,6 +110,19 @@ def _print(resolve: Resolve, wanted: Setup | None, episodes: list[Episode] | Non
             )
     check_specs(resolve, wanted)
     play_plain(wanted, resolve, console)
+
+
+def print_run(run: Learning, console: Console) -> None:
+    """The run as text: where it stands, its evaluations, the newest update's groups."""
+    lines = [run.title()]
+    for step, mean, low, high in run.evaluations:
+        lines.append(f"  after {step} updates: {run.score} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    if run.update is not None:
+        lines.append(f"update {run.step}: " + "  ".join(f"{name} {value}" for name, value in run.facts()))
+        for row in run.update.groups:
+            members = "".join(map(sign, sorted(row.members, key=lambda member: -member.advantage)))
+            lines.append(f"  {row.start_seed:>8}  {members}")
+    console.print("\n".join(lines), highlight=False, markup=False)
 
 
 def print_keys(console: Console) -> None:

@@ -22,6 +22,7 @@ from msgrpo_agent.games import get_scenario, recorded_scenario
 from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
 from tui.agents import ARROWS, HUMAN, WASD, HumanAgent
 
+SPEED = 4.0  # steps a second, unless somebody asks for another
 Mood = Literal["good", "bad", "limit"]  # of an end: won, lost, or the steps are used up
 
 
@@ -33,7 +34,7 @@ class Setup:
     agent: str
     against: str | None = None
     seed: int = 0
-    speed: float = 4.0
+    speed: float = SPEED
     step: bool = False
 
     @property

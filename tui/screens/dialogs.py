@@ -17,13 +17,15 @@ HELP = """\
   space      pause, go on; at the end, from the start again
   n          one step; in step mode: ask, then play the answer
   + -        faster, slower
-  p          the prompt, the raw answer, what was made of it
+  p  i       the prompt, the raw answer, what was made of it;  a hint
 [bold $primary]Back and forth[/]
   ← →        one step back, forward (or \\[ and ]); home, end
   g  b       go to a step;  play backwards
 [bold $primary]Playing[/]
   arrows     or hjkl or wasd: move; a click on an action does it too
   t  T       take the first (second) seat, or hand it back
+[bold $primary]Watching a run learn[/] (w on the start screen, msgrpo play --run DIR)
+  ← →  ↑ ↓   update before, after;  another group;  tab: another episode
 [bold $primary]The game[/]
   r  x       restart with the same luck;  the next seed
   e          save record, picture (SVG) and recording (asciicast)

@@ -15,16 +15,21 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.outside import offered
+from msgrpo_agent.rollout import observation_of
 from tui.agents import HUMAN
-from tui.choices import Choice
+from tui.choices import Choice, latest_run
+from tui.clock import Cancel
 from tui.host import host
+from tui.pace import SPEEDS
 from tui.screens.dialogs import Ask, Help
-from tui.session import Setup
+from tui.session import SPEED, Setup
 from tui.widgets.board import BoardView
 
 ENDPOINT = "endpoint"
+PREVIEW_S, PREVIEWED = 0.6, 8  # seconds a move, and moves, before a preview begins again
 WAYS = {
     "watch": "watch",
     "step": "step through",
@@ -55,6 +60,8 @@ def command_of(setup: Setup) -> str:
         parts += ["--against", setup.against]
     if setup.seed:
         parts += ["--seed", str(setup.seed)]
+    if setup.speed != SPEED:
+        parts += ["--speed", f"{setup.speed:g}"]
     return " ".join([*parts, "--step"] if setup.step else parts)
 
 
@@ -64,6 +71,11 @@ class StartScreen(Screen[None]):
         Binding("right", "app.focus_next", "next column", show=False, id="start.right"),
         Binding("left", "app.focus_previous", "previous column", show=False, id="start.left"),
         Binding("o", "open_replay", "open a replay", id="start.replay"),
+        Binding("w", "watch_run", "watch a run learn", id="start.watch"),
+        Binding("s", "seed(1)", "seed", id="start.seed"),
+        Binding("S", "seed(-1)", "seed before", show=False, id="start.seed-before"),
+        Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="start.faster"),
+        Binding("minus", "speed(-1)", "slower", show=False, id="start.slower"),
         Binding("u", "endpoint", "type an endpoint", id="start.endpoint"),
         Binding("question_mark", "help", "help", id="app.help"),
         Binding("q", "app.quit", "quit", id="app.quit-start"),
@@ -77,6 +89,9 @@ class StartScreen(Screen[None]):
         self.notice = notice
         self.seed = seed
         self.speed = speed
+        self._previewed = get_scenario(scenario)
+        self._preview: Game = self._previewed.new(seed, seed)
+        self._timer: Cancel | None = None
         self._clicked: tuple[str, str] | None = None  # (list, entry) that was clicked last
 
     def compose(self) -> ComposeResult:
@@ -115,6 +130,7 @@ class StartScreen(Screen[None]):
         self.query_one("#agents", OptionList).highlighted = playable[0]
         self.query_one("#others", OptionList).highlighted = playable[min(1, len(playable) - 1)]
         self.show_game()
+        self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
 
     def chosen(self, list_id: str) -> str:
         options = self.query_one(f"#{list_id}", OptionList)
@@ -136,7 +152,8 @@ class StartScreen(Screen[None]):
             ways.set_options([Option(WAYS[way], id=way) for way in wanted])
             ways.highlighted = 0
         board = self.query_one(BoardView)
-        game = scenario.new(self.seed, self.seed)
+        game = self._preview = scenario.new(self.seed, self.seed)
+        self._previewed = scenario
         board.show(game.board(), game.observe(game.to_move[0]))
         board.display = self.size.height > board.rows + 15  # a board that is cut off says less than none
         about = Content.styled(scenario.id, "bold $primary") + Content(f"   {scenario.step_limit} steps\n")
@@ -172,6 +189,39 @@ class StartScreen(Screen[None]):
 
     def action_start(self) -> None:
         host(self).open_game(self.setup)
+
+    def action_watch_run(self) -> None:
+        """Watch the training run that wrote last."""
+        latest = latest_run(host(self).runs)
+        if latest is None:
+            self.notify(f"No run below {host(self).runs}/ yet. Start one: msgrpo train frozen-lake", timeout=10)
+        else:
+            host(self).open_run(latest)
+
+    def action_seed(self, by: int) -> None:
+        self.seed = max(0, self.seed + by)
+        self.show_game()
+
+    def action_speed(self, by: int) -> None:
+        place = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
+        self.speed = SPEEDS[max(0, min(place + by, len(SPEEDS) - 1))]
+        self.show_command()
+
+    def preview(self) -> None:
+        """The next move of the scenario's reference player on the small board; from the start again after a few."""
+        game = self._preview
+        if self.query_one(BoardView).display and self.app.animation_level != "none":
+            reference = self._previewed.reference
+            if reference is None or game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
+                game = self._preview = self._previewed.new(self.seed, self.seed)
+            else:
+                game.step({player: reference(game, player)[0] for player in game.to_move})
+            self.query_one(BoardView).show(game.board(), observation_of(game, (game.to_move or game.players)[0]))
+        self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
+
+    def on_unmount(self) -> None:
+        if self._timer is not None:
+            self._timer()
 
     @work(group="dialog")
     async def action_endpoint(self) -> None:

@@ -1,35 +1,17 @@
-"""Reading what a run wrote about itself: its rows, and the learning curve drawn from them."""
+"""The learning curve of a run, drawn from its rows."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from msgrpo_agent.errors import RunError
-
-METRICS = "metrics.jsonl"
-
-
-def read(run: Path) -> list[dict[str, Any]]:
-    """All complete rows of a run; a torn last line is passed over."""
-    file = run / METRICS
-    lines = file.read_text().splitlines() if file.is_file() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            if number != len(lines):
-                raise RunError(f"{file}:{number} is damaged", fix="start again in another --out") from error
-    return rows
+from msgrpo_agent.run_log import read_rows
 
 
 def draw_curve(run: Path, title: str, score: str) -> Path:
     """`curve.png`: the training return of every update, and the evaluations with their intervals."""
     from matplotlib.figure import Figure
 
-    rows = read(run)
+    rows = read_rows(run)
     updates = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "eval"]
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")

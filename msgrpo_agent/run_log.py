@@ -1,0 +1,124 @@
+"""What a training run writes for those who watch it: its rows, and of each update its groups and a few episodes.
+
+Only training writes it; each file comes whole or not at all, so it can be read at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from msgrpo_agent.episode import Clean, Episode
+from msgrpo_agent.errors import RecordError, RunError, UsageError
+
+CONFIG, METRICS, UPDATES = "config.json", "metrics.jsonl", "updates"
+LATEST, EVERY = 100, 10  # updates that are kept whole: the latest, and before them every tenth
+
+
+class Member(BaseModel):
+    """One episode of a group: what it brought, how it compares, and whether the update learnt from it."""
+
+    total: float  # the return with shaping
+    advantage: float  # within its group
+    kept: bool
+    sample: int | None = None  # where the whole episode is in `Update.samples`
+
+
+class GroupRow(BaseModel):
+    """The episodes of one start, of one player."""
+
+    scenario: Clean
+    start_seed: int
+    player: Clean
+    members: list[Member]
+
+    @property
+    def flat(self) -> bool:
+        """All returns equal: there was nothing to learn."""
+        return all(member.advantage == 0 for member in self.members)
+
+
+class Sample(BaseModel):
+    """A whole episode, and the credit that each turn of `player` had in the update."""
+
+    episode: Episode
+    player: Clean
+    credits: list[float]
+
+
+class Update(BaseModel):
+    """What one update looked at."""
+
+    step: int
+    groups: list[GroupRow]
+    samples: list[Sample]
+
+
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """All complete rows of `metrics.jsonl`; a torn last line is passed over."""
+    file = run / METRICS
+    lines = file.read_text().splitlines() if file.is_file() else []
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            if number != len(lines):
+                raise RunError(f"{file}:{number} is damaged", fix="start again in another --out") from error
+    return found
+
+
+def settings(run: Path) -> dict[str, Any]:
+    """The run's own settings. Raises UsageError where there is no run."""
+    try:
+        found = json.loads((run / CONFIG).read_text())
+    except OSError as error:
+        raise UsageError(
+            f"{run} holds no training run: {CONFIG} cannot be read ({error.strerror})",
+            fix="msgrpo train frozen-lake --out runs/fl, then msgrpo play --run runs/fl",
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{run / CONFIG} is damaged: {error}") from error
+    if not isinstance(found, dict) or not {"scenario", "steps"} <= set(found):
+        raise UsageError(f"{run / CONFIG} holds no settings of a training run")
+    return found
+
+
+def write_update(run: Path, update: Update) -> None:
+    """Write the update's file, in one move, and thin out the old ones."""
+    folder = run / UPDATES
+    folder.mkdir(exist_ok=True)
+    whole = folder / f"{update.step:06d}.json"
+    partial = whole.with_suffix(".partial")
+    partial.write_text(update.model_dump_json())
+    os.replace(partial, whole)
+    old = update.step - LATEST
+    if old > 0 and old % EVERY:
+        (folder / f"{old:06d}.json").unlink(missing_ok=True)
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Remove the updates that a resumed run makes again."""
+    for number in steps(run):
+        if number > step:
+            (run / UPDATES / f"{number:06d}.json").unlink(missing_ok=True)
+
+
+def steps(run: Path) -> list[int]:
+    """The updates that can be looked at."""
+    return sorted(int(file.stem) for file in (run / UPDATES).glob("*.json") if file.stem.isdigit())
+
+
+def read_update(run: Path, step: int) -> Update:
+    """Raises RecordError where it is not there, or is no update."""
+    file = run / UPDATES / f"{step:06d}.json"
+    try:
+        return Update.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise RecordError(f"{file} is no update: {error.errors()[0]['msg']}") from error

@@ -1,0 +1,47 @@
+"""`msgrpo train --watch`: the training in a process of its own, and the app that watches its run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgrpo_agent.errors import UsageError
+from msgrpo_agent.output import say
+from msgrpo_agent.run_log import CONFIG
+
+LOG = "train.log"  # in the run's folder: what the training would have printed
+PROGRAM = (sys.executable, "-P", "-m", "msgrpo_agent.cli")  # -P: nothing in the present folder is imported
+
+
+def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
+    """Start `msgrpo` with these arguments, show the run in the app, and wait for its end; returns its exit status.
+
+    Leaving the app leaves the training going; Ctrl-C then stops it with a checkpoint. Raises UsageError without a
+    terminal.
+    """
+    if not sys.stdout.isatty():
+        raise UsageError(
+            "--watch needs a terminal", fix=f"train without it, and look with: msgrpo play --run {folder} --plain"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / LOG
+    with log.open("w") as said:
+        training = subprocess.Popen([*PROGRAM, *arguments], stdout=said, stderr=subprocess.STDOUT)
+    try:
+        while training.poll() is None and not (folder / CONFIG).is_file():
+            time.sleep(0.1)
+        if training.poll() is None:
+            subprocess.run([*PROGRAM, "play", "--run", str(folder)], check=False)
+        if training.poll() is None:
+            say(f"the training goes on; Ctrl-C stops it with a checkpoint. What it prints: {log}")
+        training.wait()
+    except KeyboardInterrupt:
+        if training.poll() is None:
+            training.send_signal(signal.SIGINT)  # twice the same request is one
+        training.wait()
+    sys.stdout.write("".join(line + "\n" for line in log.read_text().splitlines()[-3:]))
+    return training.returncode

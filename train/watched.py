@@ -1,0 +1,44 @@
+"""From an update's groups to what a person can watch of it: every member in numbers, a few episodes whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.run_log import GroupRow, Member, Sample, Update
+from train.batch import Picked
+from train.collect import Group
+
+GROUPS, WHOLE = 16, 3  # groups that are listed; those of them whose best and worst episode are kept whole
+
+
+def watched(step: int, groups: Sequence[Group], picked: Sequence[Picked], episodes: Sequence[Episode]) -> Update:
+    """`groups` are all of the update, `picked` those that taught, `episodes` those that they were made of."""
+    found = {id(turn): episode for episode in episodes for turn in episode.turns}
+    taught = {id(one.group): one for one in picked}
+    listed = sorted(groups, key=lambda group: id(group) not in taught)[:GROUPS]
+    rows, samples = [], list[Sample]()
+    for number, group in enumerate(listed):
+        pick = taught.get(id(group))
+        totals, advantages = group.returns_G.tolist(), group.advantages_G.tolist()
+        members = [
+            Member(total=total, advantage=advantage, kept=pick is not None and j in pick.kept)
+            for j, (total, advantage) in enumerate(zip(totals, advantages, strict=True))
+        ]
+        if number < WHOLE:
+            order = sorted(range(len(members)), key=lambda j: advantages[j])
+            for j in dict.fromkeys((order[-1], order[0])):
+                members[j].sample = len(samples)
+                turns = group.turns[j]
+                credits = pick.credits[j] if pick else [0.0] * len(turns)
+                samples.append(Sample(episode=found[id(turns[0])], player=turns[0].player, credits=list(credits)))
+        origin = found[id(group.turns[0][0])]
+        rows.append(
+            GroupRow(
+                scenario=origin.scenario,
+                start_seed=origin.start_seed,
+                player=group.turns[0][0].player,
+                members=members,
+            )
+        )
+    return Update(step=step, groups=rows, samples=samples)

@@ -1,0 +1,184 @@
+"""A training run as somebody watches it: where it stands, its curve, an update's groups, one of their episodes.
+
+Everything is read from the run's folder, again and again while it goes on; nothing here imports Textual.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgrpo_agent import run_log
+from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.run_log import GroupRow, Member, Sample, Update
+from tui.agents import HumanAgent
+from tui.session import Session, short_name
+
+SUMMARY = "summary.json"
+FACTS = {
+    "rollout/return": "return",
+    "rollout/success": "success",
+    "rollout/invalid": "invalid",
+    "rollout/entropy": "entropy",
+    "rollout/looks_ahead": "looks ahead",
+    "update/kl": "KL",
+    "update/clip_share": "clipped",
+    "rollout/flat_groups": "flat groups",
+}
+PARTS = {"time/rollout": "playing", "time/update": "learning", "time/wait": "waiting"}
+
+
+@dataclass
+class Learning:
+    """A run, the update that is looked at, one of its groups, and one of the episodes that were kept whole."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    update: Update | None = None
+    following: bool = True  # the newest update is shown as it comes
+    group: int = 0
+    sample: int = 0
+
+    @classmethod
+    def of(cls, folder: Path) -> Learning:
+        """Raises UsageError where the folder holds no run."""
+        run = cls(folder, run_log.settings(folder))
+        run.look()
+        return run
+
+    def look(self) -> bool:
+        """Read what is new; whether there was anything."""
+        rows, steps = run_log.read_rows(self.folder), run_log.steps(self.folder)
+        new = (len(rows), steps) != (len(self.rows), self.steps)
+        self.rows, self.steps = rows, steps
+        if self.steps and (self.update is None or self.following) and self.steps[-1] != self.step:
+            self.show(self.steps[-1])
+        return new
+
+    @property
+    def step(self) -> int:
+        """The update that is shown; 0 before the first."""
+        return self.update.step if self.update else 0
+
+    def show(self, step: int) -> None:
+        self.update = run_log.read_update(self.folder, step)
+        self.group = min(self.group, len(self.update.groups) - 1)
+        self.sample = min(self.sample, max(0, len(self.samples()) - 1))
+
+    def move(self, by: int) -> None:
+        """To an earlier or later update; at the newest one it follows the run again."""
+        if self.steps:
+            place = self.steps.index(self.step) if self.step in self.steps else len(self.steps) - 1
+            place = max(0, min(place + by, len(self.steps) - 1))
+            self.following = place == len(self.steps) - 1
+            self.show(self.steps[place])
+
+    def move_group(self, by: int) -> None:
+        if self.update:
+            self.group, self.sample = (self.group + by) % len(self.update.groups), 0
+
+    def move_sample(self) -> None:
+        if self.samples():
+            self.sample = (self.sample + 1) % len(self.samples())
+
+    @property
+    def row(self) -> GroupRow | None:
+        return self.update.groups[self.group] if self.update and self.update.groups else None
+
+    def samples(self) -> list[Member]:
+        """The members of the group that is shown whose episodes were kept whole, the best first."""
+        return sorted(
+            (member for member in (self.row.members if self.row else []) if member.sample is not None),
+            key=lambda member: -member.advantage,
+        )
+
+    @property
+    def member(self) -> Member | None:
+        found = self.samples()
+        return found[min(self.sample, len(found) - 1)] if found else None
+
+    @property
+    def shown(self) -> Sample | None:
+        """The episode that is shown."""
+        member = self.member
+        return self.update.samples[member.sample] if self.update and member and member.sample is not None else None
+
+    def session(self) -> Session | str:
+        """The episode on its board, or why it cannot be shown."""
+        sample = self.shown
+        if sample is None:
+            return "no episode of this group was kept whole" if self.update else "the first update is not over yet"
+        try:
+            return Session.replay(sample.episode, {player: HumanAgent() for player in sample.episode.agents})
+        except MsgrpoError as error:  # one that went on from the middle of another (branch), or a foreign game
+            return str(error.message)
+
+    # ── in words and numbers ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def train_rows(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["kind"] == "train"]
+
+    @property
+    def evaluations(self) -> list[tuple[int, float, float, float]]:
+        """(update, mean, low, high) of every evaluation."""
+        found = [row for row in self.rows if row["kind"] == "eval"]
+        return [(row["step"], *(row[f"{row['score']}{end}"] for end in ("", "_low", "_high"))) for row in found]
+
+    @property
+    def score(self) -> str:
+        return next((str(row["score"]) for row in self.rows if row["kind"] == "eval"), "return")
+
+    @property
+    def done(self) -> int:
+        return max((row["step"] for row in self.train_rows), default=0)
+
+    @property
+    def over(self) -> bool:
+        return (self.folder / SUMMARY).is_file() and self.done >= self.settings["steps"]
+
+    def state(self) -> str:
+        """Where the run stands: the time that is left by its own pace, or that it is over, or when it last wrote."""
+        if self.over:
+            return "over"
+        if not self.train_rows:
+            return "the first update is being played"
+        took = self.train_rows[-1].get("time/total", 0.0) / self.done
+        left = took * (self.settings["steps"] - self.done)
+        silent = time.time() - (self.folder / run_log.METRICS).stat().st_mtime
+        if silent > 60 + 5 * took:
+            return f"stopped? wrote nothing for {duration(silent)}"
+        return f"{duration(left)} left"
+
+    def title(self) -> str:
+        base = short_name(str(self.settings.get("base", "")))
+        return (
+            f"{self.folder} · {base} on {self.settings['scenario']} · "
+            f"{self.done} of {self.settings['steps']} updates · {self.state()}"
+        )
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What the update that is shown measured."""
+        row: dict[str, Any] = next((row for row in self.train_rows if row["step"] == self.step), {})
+        found = [(name, f"{row[key]:.3g}") for key, name in FACTS.items() if key in row]
+        parts = [f"{name} {row[key]:.1f} s" for key, name in PARTS.items() if row.get(key)]
+        return [*found, ("time", ", ".join(parts))] if parts else found
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:05 min` or `2:10 h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
+def sign(member: Member) -> str:
+    """▲ better than its group, ▼ worse, · the same; hollow where the update did not see it."""
+    if member.advantage == 0:
+        return "·" if not member.kept else "•"
+    return ("▲" if member.kept else "△") if member.advantage > 0 else ("▼" if member.kept else "▽")
