@@ -96,20 +96,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def last_episode(path: Path) -> Episode:
-    """The last complete line of a record. Raises RecordError where there is none, saying why."""
-    episode = None
-    for episode in read_episodes(path):  # noqa: B007 (the last one is wanted)
-        pass
-    if episode is None:
-        torn = path.stat().st_size > 0
-        raise RecordError(
-            f"the only line of {path} is cut off: its writer was stopped" if torn else f"{path} holds no episode",
-            fix="play or evaluate again to record one",
-        )
-    return episode
-
-
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
     try:

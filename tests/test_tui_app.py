@@ -19,6 +19,7 @@ from msgrpo_agent.errors import EndpointError, MissingExtraError
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
 from tui.app import PlayApp
+from tui.records import Records
 from tui.screens.start import StartScreen
 from tui.session import Session, Setup
 from tui.theme import THEMES
@@ -337,7 +338,7 @@ async def test_a_replay_scrubs_and_can_be_taken_over(app_of, clock: ManualClock,
         assert (tmp_path / "plays" / "snake-solo-optimal-seed1-step5.svg").read_text().startswith("<svg")
         cast = (tmp_path / "plays" / "snake-solo-optimal-seed1.cast").read_text().splitlines()
         assert json.loads(cast[0])["version"] == 2
-    app = PlayApp(resolver(), episodes=episodes, clock=clock, plays=tmp_path)
+    app = PlayApp(resolver(), records=Records("a record", episodes), clock=clock, plays=tmp_path)
     async with app.run_test() as pilot:
         await settle(pilot)
         screen = play_screen(app)
@@ -756,7 +757,7 @@ async def test_no_text_from_outside_drives_the_terminal(app_of, way: str, clock:
         for turn in line["turns"]:
             turn |= {"answer": evil, "reasoning": evil}
         record.write_text(json.dumps(line) + "\n")
-        app = PlayApp(resolver(), episodes=list(read_episodes(record)), clock=clock, plays=tmp_path)
+        app = PlayApp(resolver(), records=Records.read(record), clock=clock, plays=tmp_path)
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.press("n")
         for _ in range(10):
@@ -816,7 +817,7 @@ async def test_a_replay_of_a_persons_game_scrubs_by_arrows(app_of, tmp_path: Pat
         while not play_screen(app).match.over:
             await press(pilot, "left", "a")
     episodes = list(read_episodes(tmp_path / "plays" / "human.jsonl"))
-    app = PlayApp(resolver(), episodes=episodes, clock=clock, plays=tmp_path)
+    app = PlayApp(resolver(), records=Records("a record", episodes), clock=clock, plays=tmp_path)
     async with app.run_test() as pilot:
         await settle(pilot)
         await press(pilot, "right")

@@ -317,7 +317,7 @@ def test_keys_that_cannot_be_or_mean_two_things_are_named(text: str, says: str, 
 
 def test_keys_of_every_kind_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    path.write_text('"play.pause" = "f2,ctrl+p,shift+tab,ä,1,full_stop"\n"play.step" = "z"\n')
+    path.write_text('"play.pause" = "f2,ctrl+p,shift+f3,ä,1,full_stop"\n"play.step" = "z"\n')
     assert read_keys(path)["play.step"] == "z"
     for binding in bindings().values():
         assert all(is_key(key) for key in binding.key.split(",")), binding

@@ -14,16 +14,18 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from msgrpo_agent.episode import Episode, last_episode
-from msgrpo_agent.errors import MsgrpoError, RecordError
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.games import SCENARIOS
 from tui import export
 from tui.agents import Resolve, Table
 from tui.choices import RUNS, agent_choices, missing_extra
 from tui.clock import Clock, RealClock
 from tui.learning import Learning
+from tui.records import Records
 from tui.screens.learn import LearnScreen
 from tui.screens.play import PlayScreen
+from tui.screens.records import RecordsScreen
 from tui.screens.start import StartScreen
 from tui.session import Match, Session, Setup, Sitting, new_match
 from tui.theme import DAY, NIGHT, THEMES
@@ -32,7 +34,7 @@ PLAYS = Path("plays")  # where episodes, pictures and recordings go
 
 
 class PlayApp(App[None]):
-    """`setup` starts a game at once, `episodes` replays them, `run` is watched; without any: the start screen."""
+    """`setup` starts a game at once, `records` are replayed, `run` is watched; without any: the start screen."""
 
     TITLE = "msgrpo"
     CSS_PATH = "msgrpo.tcss"
@@ -49,7 +51,7 @@ class PlayApp(App[None]):
         resolve: Resolve,
         setup: Setup | None = None,
         *,
-        episodes: list[Episode] | None = None,
+        records: Records | None = None,
         run: Learning | None = None,
         keys: dict[str, str] | None = None,
         clock: Clock | None = None,
@@ -62,7 +64,7 @@ class PlayApp(App[None]):
         self.theme = NIGHT.name
         self.table = Table(resolve)
         self.first = setup
-        self.episodes = episodes
+        self.records = records
         self.run_shown = run
         self.keys = keys or {}
         self.clock: Clock = clock or RealClock()
@@ -77,8 +79,8 @@ class PlayApp(App[None]):
             loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
         if self.run_shown is not None:
             self.push_screen(LearnScreen(self.run_shown))
-        elif self.episodes:
-            self.replay(self.episodes[0])
+        elif self.records is not None:
+            self.show_records(self.records)
         elif self.first is not None and (notice := self._missing(self.first)) is None:
             self.open_game(self.first)
         else:
@@ -127,21 +129,38 @@ class PlayApp(App[None]):
             return
         self.push_screen(LearnScreen(run))
 
-    def replay(self, episode: Episode) -> None:
+    def open_records(self, path: Path) -> None:
+        try:
+            self.show_records(Records.read(path))
+        except MsgrpoError as error:
+            self.notify(str(error), severity="error", timeout=10)
+
+    def show_records(self, records: Records) -> None:
+        """The list, and over it the chosen episode, if there is one to choose."""
+        if len(records.episodes) > 1:
+            self.push_screen(RecordsScreen(records))
+        if len(records.episodes) == 1 or records.place:
+            self.replay(records)
+
+    def replay(self, records: Records, *, replace: bool = False) -> None:
+        episode = records.episode
+        try:
+            screen = self._replayed(records, episode)
+        except MsgrpoError as error:
+            self.notify(str(error), severity="error", timeout=10)
+            return
+        if replace:
+            self.switch_screen(screen)
+        else:
+            self.push_screen(screen)
+
+    def _replayed(self, records: Records, episode: Episode) -> PlayScreen:
         agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}
         session = Session.replay(episode, agents)
         first = next(iter(episode.agents.values()))
         match = Match([session])
         match.seat_people()
-        self.push_screen(PlayScreen(match, Setup(episode.scenario, first), replay=True))
-
-    def open_replay(self, path: str) -> None:
-        """Replay the last episode of a record."""
-        try:
-            file = Path(path).expanduser()
-        except RuntimeError as error:  # ~nobody
-            raise RecordError(f"{path} cannot be read: {error}") from error
-        self.replay(last_episode(file))
+        return PlayScreen(match, Setup(episode.scenario, first), replay=records)
 
     def leave(self) -> None:
         """Back to the start screen, or out of the app where the game was asked for by name."""

@@ -23,7 +23,8 @@ def play(
     seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
     speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
     step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
-    replay: Annotated[Path | None, typer.Option(help="Show a recorded episode (the last of the file).")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Show recorded episodes: a file, or a folder of them.")] = None,
+    episode: Annotated[int | None, typer.Option(min=1, help="With --replay: the episode of this number.")] = None,
     run: Annotated[
         Path | None, typer.Option(help="Watch a training run: its folder. It may be going on, or be over.")
     ] = None,
@@ -53,6 +54,7 @@ def play(
             lambda spec: make_agent(spec, sampling, show_probabilities=True),
             launch.setup(scenario, agent, against, seed, speed, step=step),
             replay=replay,
+            episode=episode,
             run=run,
             plain=plain,
             console=out,

@@ -7,8 +7,8 @@ from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
-from msgrpo_agent.episode import Episode
 from tui.clock import Clock
+from tui.records import Records
 from tui.session import Match, Session, Setup, Sitting
 
 
@@ -21,15 +21,17 @@ class Host(Protocol):
         """Show a game of its own, in place of the present one with `replace`."""
         ...
 
-    def open_replay(self, path: str) -> None:
-        """Show the last episode of a record."""
+    def open_records(self, path: Path) -> None:
+        """Show a record: its only episode, or the list of them."""
         ...
 
     def open_run(self, folder: Path) -> None:
         """Watch a training run."""
         ...
 
-    def replay(self, episode: Episode) -> None: ...
+    def replay(self, records: Records, *, replace: bool = False) -> None:
+        """Show the record's chosen episode."""
+        ...
 
     def finished(self, session: Session) -> str:
         """Count an episode that has ended, record a person's, and say where it was recorded."""

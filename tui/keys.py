@@ -16,9 +16,10 @@ from msgrpo_agent.errors import UsageError, nearest
 from tui.app import PlayApp
 from tui.screens.learn import LearnScreen
 from tui.screens.play import PlayScreen
+from tui.screens.records import RecordsScreen
 from tui.screens.start import StartScreen
 
-SCREENS: tuple[type[Screen[None]], ...] = (StartScreen, PlayScreen, LearnScreen)
+SCREENS: tuple[type[Screen[None]], ...] = (StartScreen, PlayScreen, LearnScreen, RecordsScreen)
 SIGNS = (
     *("space", "full_stop", "comma", "plus", "minus", "equals_sign", "question_mark", "exclamation_mark", "slash"),
     *("left_square_bracket", "right_square_bracket", "semicolon", "colon", "underscore", "asterisk", "number_sign"),

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from msgrpo_agent.episode import Episode, last_episode
+from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import MsgrpoError, UsageError
 from msgrpo_agent.extras import needs
 from msgrpo_agent.games import get_scenario
@@ -22,6 +22,7 @@ from msgrpo_agent.models.paths import read_adapter_config
 from tui.agents import HUMAN, Resolve, Table
 from tui.choices import missing_extra
 from tui.learning import Learning, sign
+from tui.records import Records
 from tui.session import Session, Setup
 
 INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no terminal and needs none
@@ -48,27 +49,30 @@ def start(
     wanted: Setup | None,
     *,
     replay: Path | None,
+    episode: int | None,
     run: Path | None,
     plain: bool,
     console: Console,
 ) -> None:
     """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0."""
     watched = None if run is None else Learning.of(run)
-    episodes = None if replay is None else [last_episode(replay)]
+    records = None if replay is None else Records.read(replay)
+    if records is not None and episode is not None:
+        records.choose(episode)
     if plain or not has_screen():
         if watched is not None:
             print_run(watched, console)
             return
-        _print(resolve, wanted, episodes, console)
+        _print(resolve, wanted, records, console)
         return
     from tui.app import PlayApp
     from tui.keys import read_keys
 
     if wanted is not None:
         check_specs(resolve, wanted)
-    if episodes:  # a record that does not replay is an error before the screen is taken
-        _session(episodes[0], resolve)
-    app = PlayApp(resolve, wanted, episodes=episodes, run=watched, keys=read_keys())
+    if records is not None:  # a record that does not replay is an error before the screen is taken
+        _session(records.episode, resolve)
+    app = PlayApp(resolve, wanted, records=records, run=watched, keys=read_keys())
     app.run()
     if app.return_code:  # 1 after a crash
         sys.exit(app.return_code)
@@ -93,11 +97,12 @@ def _session(episode: Episode, resolve: Resolve) -> Session:
     return Session.replay(episode, {player: table.seat(HUMAN) for player in episode.agents})
 
 
-def _print(resolve: Resolve, wanted: Setup | None, episodes: list[Episode] | None, console: Console) -> None:
+def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, console: Console) -> None:
     from tui.plain import play_plain, show_replay
 
-    if episodes:
-        show_replay(_session(episodes[0], resolve), console)
+    if records is not None:
+        records.place = records.place or len(records.episodes) - 1
+        show_replay(_session(records.episode, resolve), console)
         return
     if wanted is None:
         raise UsageError("there is no terminal to choose a game in", fix="msgrpo play snake --agent optimal")

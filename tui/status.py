@@ -15,7 +15,7 @@ PATIENCE_S = 3  # of thinking, before the way out is named
 
 
 def status(
-    match: Match, asking: Asking, judging: Judging, index: int, player: str, *, replay: bool, by_step: bool
+    match: Match, asking: Asking, judging: Judging, index: int, player: str, *, by_step: bool
 ) -> tuple[str, Kind]:
     """(text, kind) of one seat; the text is empty where there is nothing to say.
 
@@ -27,7 +27,7 @@ def status(
     if not session.live:
         way = "end, or a move" if match.human else "end"
         past = f"this is step {session.cursor} of {session.last}; {way}: back to the present"
-        return (past if session.human and not replay else ""), "note"
+        return (past if session.human else ""), "note"
     if session.over:
         lines = filter(None, (ending(session, session.frame), judging.summary(index, player)))
         return "\n".join(lines), mood(session, player)
@@ -45,7 +45,7 @@ def status(
         return waiting(match, asking, index, player), "wait"
     if asking.stopped and not answered:
         return f"stopped waiting   n: ask again   {seat_key(match, index, player)}: play by hand", "note"
-    if by_step and not replay:
+    if by_step:
         return ("n: play it" if answered else "n: ask"), "note"
     return "", "note"
 

@@ -1,16 +1,19 @@
-"""Small windows over the screen: go to a step, help, a path or an address to type in."""
+"""Small windows over the screen: go to a step, help, an address to type in, a record to pick."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.validation import Integer
-from textual.widgets import Input, Static
+from textual.widgets import DirectoryTree, Input, Static
 
 HELP = """\
 [bold $primary]Watching[/]
@@ -20,14 +23,14 @@ HELP = """\
   p  i       the prompt, the raw answer, what was made of it;  a hint
 [bold $primary]Back and forth[/]
   ← →        one step back, forward (or \\[ and ]); home, end
-  g  b       go to a step;  play backwards
+  g  b       go to a step;  play backwards;  tab: to the next event
 [bold $primary]Playing[/]
   arrows     or hjkl or wasd: move; a click on an action does it too
   t  T       take the first (second) seat, or hand it back
 [bold $primary]Watching a run learn[/] (w on the start screen, msgrpo play --run DIR)
   ← →  ↑ ↓   update before, after;  another group;  tab: another episode
 [bold $primary]The game[/]
-  r  x       restart with the same luck;  the next seed
+  r  x       restart with the same luck;  the next seed, or episode of a record (X: before)
   e          save record, picture (SVG) and recording (asciicast)
   enter esc  ask again after a failure;  stop waiting, or leave
   ctrl+p     all commands and themes
@@ -65,7 +68,7 @@ class Jump(ModalScreen[int | None]):
 
 
 class Ask(ModalScreen[str | None]):
-    """One line of text: the path of a record, the address of an endpoint."""
+    """One line of text: the address of an endpoint."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close", id="ask.close")]
 
@@ -81,3 +84,48 @@ class Ask(ModalScreen[str | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip() or None)
+
+
+class RecordTree(DirectoryTree):
+    """Folders, and the files that hold episodes."""
+
+    def filter_paths(self, paths: Iterable[Path]) -> Iterable[Path]:
+        return [
+            path
+            for path in paths
+            if not path.name.startswith(".")
+            and (path.is_dir() or (path.suffix == ".jsonl" and path.stem != "metrics"))
+        ]
+
+
+class Pick(ModalScreen[Path | None]):
+    """A file or a folder below `root`; a path may be typed as well."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "close", id="pick.close"),
+        Binding("o", "folder", "open this folder", id="pick.folder"),
+    ]
+
+    def __init__(self, root: Path, title: str) -> None:
+        super().__init__()
+        self.root, self.heading = root, title
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog pick") as box:
+            box.border_title = self.heading
+            box.border_subtitle = "enter: open   o: open a whole folder   esc: close"
+            yield RecordTree(self.root)
+            yield Input(placeholder="or type a path")
+
+    @on(DirectoryTree.FileSelected)
+    def picked(self, event: DirectoryTree.FileSelected) -> None:
+        self.dismiss(event.path)
+
+    def action_folder(self) -> None:
+        node = self.query_one(RecordTree).cursor_node
+        if node is not None and node.data is not None:
+            self.dismiss(node.data.path)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.value.strip():
+            self.dismiss(Path(event.value.strip()))

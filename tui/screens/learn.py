@@ -70,7 +70,6 @@ class LearnScreen(Screen[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one("#progress").border_title = self.run.score
         self.show_run()
         self.pace.later()
         self.look_again()
@@ -106,6 +105,7 @@ class LearnScreen(Screen[None]):
         run = self.run
         self.show_title()
         draw_curve(self.query_one(PlotextPlot), run)
+        self.query_one("#progress").border_title = run.score
         self.query_one(Groups).show(run)
         parts = [Content.styled(f"{name} ", "$text-muted") + Content(value) for name, value in run.facts()]
         self.query_one("#facts", Static).update(Content("  ").join(parts))

@@ -25,13 +25,14 @@ from tui.host import Host, host
 from tui.judging import Judging
 from tui.messages import ActionChosen, AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed, SeekTo
 from tui.pace import Pace
+from tui.records import Records
 from tui.screens.dialogs import Help, Jump
 from tui.session import Match, Session, Setup, verdict
 from tui.status import status, worth
 from tui.widgets.lane import Lane
 from tui.widgets.moves import MoveList
 from tui.widgets.panel import AgentPanel
-from tui.widgets.timeline import Timeline
+from tui.widgets.timeline import PLAIN, Timeline, mark
 
 P = ParamSpec("P")
 
@@ -82,6 +83,9 @@ class PlayScreen(Screen[None]):
         Binding("T", "take_over(1)", "take over the second", show=False, id="seat.take-second"),
         Binding("r", "restart", "restart", id="game.restart"),
         Binding("x", "next_seed", "next seed", id="game.next"),
+        Binding("X", "episode(-1)", "episode before", show=False, id="game.before"),
+        Binding("tab", "event(1)", "next event", show=False, id="play.event", priority=True),
+        Binding("shift+tab", "event(-1)", "event before", show=False, id="play.event-before", priority=True),
         Binding("enter", "retry", "ask again", show=False, id="seat.retry"),
         Binding("escape", "cancel", "stop waiting", show=False, id="seat.cancel"),
         Binding("e", "export", "save", show=False, id="file.export"),
@@ -92,7 +96,9 @@ class PlayScreen(Screen[None]):
     details = reactive(False, init=False)
     hint = reactive(False, init=False)
 
-    def __init__(self, match: Match, setup: Setup, *, replay: bool = False, details: bool | None = None) -> None:
+    def __init__(
+        self, match: Match, setup: Setup, *, replay: Records | None = None, details: bool | None = None
+    ) -> None:
         super().__init__()
         self.match = match
         self.setup = setup
@@ -102,7 +108,7 @@ class PlayScreen(Screen[None]):
             lambda seconds, call: self.host.clock.after(self, seconds, call),
             self.tick,
             speed=setup.speed,
-            playing=not setup.step and not replay,
+            playing=not setup.step and replay is None,
         )
         self.judging = Judging(match, self.post_message)
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
@@ -156,7 +162,9 @@ class PlayScreen(Screen[None]):
             self.lane(i).show(worth(self.match, self.judging, i, hint=self.hint))
             for player in session.players:
                 self.show_seat(i, player)
-        mode = "replay" if self.replay else self.setup.mode
+        mode = self.setup.mode
+        if self.replay is not None:
+            mode = f"episode {self.replay.place + 1} of {len(self.replay.episodes)}"
         names = " vs ".join(self.match.sessions[i].name(player) for i, player in self.match.seats())
         first = self.match.sessions[0]
         title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
@@ -189,8 +197,8 @@ class PlayScreen(Screen[None]):
 
     @while_standing
     def show_status(self, index: int, player: str) -> None:
-        by_step = self.setup.step and not self.pace.playing
-        text, kind = status(self.match, self.asking, self.judging, index, player, replay=self.replay, by_step=by_step)
+        by_step = self.setup.step and not self.pace.playing and self.replay is None
+        text, kind = status(self.match, self.asking, self.judging, index, player, by_step=by_step)
         self.panel(index, player).say(text, kind)
 
     @while_standing
@@ -311,8 +319,8 @@ class PlayScreen(Screen[None]):
             return True
         if action == "take_over":
             return len(self.match.seats()) > int(str(parameters[0]))
-        if action in ("restart", "next_seed"):
-            return not self.replay
+        if action == "restart":
+            return self.replay is None
         return True
 
     def action_move(self, way: str, hand: str) -> None:
@@ -455,8 +463,36 @@ class PlayScreen(Screen[None]):
         self.host.open_game(setup, replace=True, details=self.details)
 
     def action_next_seed(self) -> None:
+        """Another start; in a record, the next episode."""
+        if self.replay is not None:
+            self.action_episode(1)
+            return
         setup = replace(self.setup, speed=self.pace.speed, seed=self.setup.seed + 1)
         self.host.open_game(setup, replace=True, details=self.details)
+
+    def action_episode(self, by: int) -> None:
+        """The next or previous episode of a record."""
+        if self.replay is not None and self.replay.move(by):
+            self.host.replay(self.replay, replace=True)
+        elif self.replay is not None:
+            self.notify("There is no further episode that way in this list.")
+
+    def action_event(self, by: int) -> None:
+        """To the next or previous step at which something happened: a reward, an invalid answer, a mistake."""
+        steps = [step for step in range(self.match.last + 1) if self.eventful(step)]
+        there = [s for s in steps if (s > self.match.cursor if by > 0 else s < self.match.cursor)]
+        if there:
+            self.pace.playing = False
+            self.action_jump_to(min(there) if by > 0 else max(there))
+
+    def eventful(self, step: int) -> bool:
+        for i, session in enumerate(self.match.sessions):
+            if step <= session.last:
+                frame = session.frames[step]
+                signs = [self.judging.lost(i, step, player)[1] for player in frame.turns]
+                if mark(frame) != PLAIN or any(signs):
+                    return True
+        return False
 
     def action_export(self) -> None:
         self.host.export(self.match)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -14,7 +15,6 @@ from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.outside import offered
@@ -24,7 +24,7 @@ from tui.choices import Choice, latest_run
 from tui.clock import Cancel
 from tui.host import host
 from tui.pace import SPEEDS
-from tui.screens.dialogs import Ask, Help
+from tui.screens.dialogs import Ask, Help, Pick
 from tui.session import SPEED, Setup
 from tui.widgets.board import BoardView
 
@@ -241,12 +241,9 @@ class StartScreen(Screen[None]):
 
     @work(group="dialog")
     async def action_open_replay(self) -> None:
-        path = await self.app.push_screen_wait(Ask("open a record (JSONL)", "plays/human.jsonl"))
+        path = await self.app.push_screen_wait(Pick(Path(), "a record: a file of episodes, or a folder of such"))
         if path is not None:
-            try:
-                host(self).open_replay(path)
-            except MsgrpoError as error:
-                self.notify(str(error), severity="error", timeout=10)
+            host(self).open_records(path)
 
     def action_help(self) -> None:
         self.app.push_screen(Help())

@@ -1,0 +1,94 @@
+"""The episodes of a record: which there are, which of them a filter lets through, and the one that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo_agent.errors import RecordError, UsageError
+from tui.session import points, short_name
+
+FILTERS: dict[str, Callable[[Episode], bool]] = {
+    "all": lambda episode: True,
+    "lost": lambda episode: episode.error is None and episode.score <= 0,
+    "won": lambda episode: episode.error is None and episode.score > 0,
+    "invalid answers": lambda episode: any(turn.failure is not None for turn in episode.turns),
+    "broken off": lambda episode: episode.error is not None,
+}
+COLUMNS = ("#", "scenario", "who", "seed", "steps", "return", "invalid", "end")
+
+
+@dataclass
+class Records:
+    """`place` counts from 0 through all episodes, whatever the filter."""
+
+    name: str
+    episodes: list[Episode]
+    only: str = "all"
+    place: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Records:
+        """The episodes of a file, or of all files below a folder. Raises RecordError where there is none."""
+        try:
+            path = path.expanduser()
+        except RuntimeError as error:  # ~nobody
+            raise RecordError(f"{path} cannot be read: {error}") from error
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*.jsonl") if file.name != "metrics.jsonl")
+        episodes = [episode for file in files for episode in read_episodes(file)]
+        if not episodes:
+            torn = path.is_file() and path.stat().st_size > 0
+            raise RecordError(
+                f"the only line of {path} is cut off: its writer was stopped" if torn else f"{path} holds no episode",
+                fix="play or evaluate again to record one",
+            )
+        return cls(str(path), episodes)
+
+    def choose(self, number: int) -> None:
+        """By its number, from 1. Raises UsageError where there are not so many."""
+        if not 1 <= number <= len(self.episodes):
+            raise UsageError(f"{self.name} has no episode {number}", fix=f"--episode 1 … {len(self.episodes)}")
+        self.place = number - 1
+
+    @property
+    def episode(self) -> Episode:
+        return self.episodes[self.place]
+
+    def listed(self) -> list[int]:
+        """The places of the episodes that the filter lets through."""
+        return [i for i, episode in enumerate(self.episodes) if FILTERS[self.only](episode)]
+
+    def next_filter(self) -> None:
+        """The next filter that lets something through."""
+        names = list(FILTERS)
+        for _ in names:
+            self.only = names[(names.index(self.only) + 1) % len(names)]
+            if self.listed():
+                break
+
+    def move(self, by: int) -> bool:
+        """To the next or previous listed episode; False at the end of the list."""
+        others = [i for i in self.listed() if (i > self.place if by > 0 else i < self.place)]
+        if others:
+            self.place = others[0] if by > 0 else others[-1]
+        return bool(others)
+
+    def line(self, place: int) -> tuple[str, ...]:
+        """What the list says of one episode, by COLUMNS."""
+        episode = self.episodes[place]
+        turns = episode.turns
+        result = episode.error or ("success" if episode.success else episode.outcome.value)
+        return (
+            str(place + 1),
+            episode.scenario,
+            " vs ".join(short_name(spec) for spec in episode.agents.values()),
+            str(episode.start_seed),
+            str(turns[-1].step + 1 if turns else 0),
+            " : ".join(points(round(total, 3)) for total in episode.returns.values()),
+            str(sum(turn.failure is not None for turn in turns) or ""),
+            result,
+        )

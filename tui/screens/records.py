@@ -1,0 +1,65 @@
+"""The list of a record's episodes: filter it, choose one, watch it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Static
+
+from tui.host import host
+from tui.records import COLUMNS, Records
+from tui.screens.dialogs import Help
+
+
+class RecordsScreen(Screen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f", "filter", "filter", id="records.filter"),
+        Binding("question_mark", "help", "help", id="app.help"),
+        Binding("q,escape", "leave", "leave", id="records.leave"),
+    ]
+
+    def __init__(self, records: Records) -> None:
+        super().__init__()
+        self.records = records
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title", markup=False)
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).add_columns(*COLUMNS)
+        self.show_list()
+
+    def on_screen_resume(self) -> None:
+        self.show_list()
+
+    def show_list(self) -> None:
+        table, listed = self.query_one(DataTable), self.records.listed()
+        table.clear()
+        for place in listed:
+            table.add_row(*self.records.line(place), key=str(place))
+        if self.records.place in listed:
+            table.move_cursor(row=listed.index(self.records.place))
+        count = f"{len(listed)} of {len(self.records.episodes)} episodes: {self.records.only}"
+        self.query_one("#title", Static).update(Content.styled(f" msgrpo   {self.records.name} · {count}", "bold"))
+
+    @on(DataTable.RowSelected)
+    def selected(self, event: DataTable.RowSelected) -> None:
+        self.records.place = int(str(event.row_key.value))
+        host(self).replay(self.records)
+
+    def action_filter(self) -> None:
+        self.records.next_filter()
+        self.show_list()
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help())
+
+    def action_leave(self) -> None:
+        host(self).leave()
