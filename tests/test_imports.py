@@ -20,7 +20,7 @@ ALLOWED = {
     "train": {"train", "msgrpo_agent", "evals", "serve"},
     "serve": {"serve", "msgrpo_agent"},
     "evals": {"evals", "msgrpo_agent"},
-    "tui": {"tui", "msgrpo_agent"},
+    "tui": {"tui", "msgrpo_agent", "evals"},
 }
 
 

@@ -439,7 +439,7 @@ async def test_the_start_screen_starts_what_it_says(app_of, clock: ManualClock) 
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         assert isinstance(app.screen, StartScreen)
-        await press(pilot, *["down"] * 5, "right", "down", "down", "down")
+        await press(pilot, *["down"] * 5, "right", *["down"] * 4)
         assert "msgrpo play snake --agent human --against" in text_of(app, "#command")
         await press(pilot, "right", "end")
         assert text_of(app, "#command").endswith("--agent human --against random")

@@ -19,7 +19,8 @@ from msgrpo_agent.references import OptimalAgent, RandomAgent
 from msgrpo_agent.rollout import decide, play_episode
 from tui.agents import HUMAN, HumanAgent
 from tui.export import asciicast, episode_line, file_stem
-from tui.session import Match, Session, Setup, Sitting, ending, new_match, short_name, verdict
+from tui.series import verdict
+from tui.session import Match, Session, Setup, Sitting, ending, new_match, short_name
 
 
 def seat(spec: str):

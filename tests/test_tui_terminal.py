@@ -56,8 +56,8 @@ class Terminal:
         )  # fmt: skip
         return found.stdout
 
-    def run(self, *arguments: str) -> None:
-        self.tmux("send-keys", "clear; " + " ".join([*PLAY, *arguments]) + "; echo code=$?.", "Enter")
+    def run(self, *arguments: str, program: list[str] = PLAY) -> None:
+        self.tmux("send-keys", "clear; " + " ".join([*program, *arguments]) + "; echo code=$?.", "Enter")
 
     def press(self, *keys: str) -> None:
         self.tmux("send-keys", *keys)
@@ -278,3 +278,22 @@ def test_a_game_from_outside_is_played_on_a_real_terminal(terminal: Terminal) ->
     terminal.press("q")
     assert terminal.ended() == 0
     assert terminal.modes == ["0", "0", "1"]
+
+
+def test_a_run_is_watched_while_it_trains_and_goes_on_without_its_watcher(terminal: Terminal) -> None:
+    pytest.importorskip("torch")
+    tiny = ("groups=2", "group_size=6", "keep=3", "eval_episodes=4")
+    settings = [part for one in tiny for part in ("--set", one)]
+    terminal.run("frozen-lake", "--steps", "200", "--out", "run", "--watch", *settings, program=[*PLAY[:-1], "train"])
+    terminal.sees("update 2 ", "update 3 ", "update 4 ")
+    terminal.press("Left")
+    terminal.sees("(end: the newest)")
+    terminal.press("q")
+    terminal.sees("the training goes on")
+    assert terminal.modes == ["0", "0", "1"]
+    terminal.press("C-c")
+    code = terminal.ended()
+    rows = (terminal.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert 1 < sum(json.loads(row)["kind"] == "train" for row in rows) < 200
+    assert code == 130
+    assert (terminal.folder / "run" / "adapter_model.safetensors").is_file()

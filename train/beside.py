@@ -12,6 +12,7 @@ from pathlib import Path
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.output import say
 from msgrpo_agent.run_log import CONFIG
+from msgrpo_agent.signals import ending_as_interrupt
 
 LOG = "train.log"  # in the run's folder: what the training would have printed
 PROGRAM = (sys.executable, "-P", "-m", "msgrpo_agent.cli")  # -P: nothing in the present folder is imported
@@ -29,19 +30,33 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
         )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
-    with log.open("w") as said:
-        training = subprocess.Popen([*PROGRAM, *arguments], stdout=said, stderr=subprocess.STDOUT)
-    try:
-        while training.poll() is None and not (folder / CONFIG).is_file():
-            time.sleep(0.1)
-        if training.poll() is None:
-            subprocess.run([*PROGRAM, "play", "--run", str(folder)], check=False)
-        if training.poll() is None:
-            say(f"the training goes on; Ctrl-C stops it with a checkpoint. What it prints: {log}")
-        training.wait()
-    except KeyboardInterrupt:
-        if training.poll() is None:
-            training.send_signal(signal.SIGINT)  # twice the same request is one
-        training.wait()
+    with log.open("w") as said:  # a group of its own: Ctrl-C reaches it once, through this process
+        training = subprocess.Popen([*PROGRAM, *arguments], stdout=said, stderr=subprocess.STDOUT, process_group=0)
+    with ending_as_interrupt():
+        try:
+            _watch(training, folder)
+        except KeyboardInterrupt:
+            _stop(training)
     sys.stdout.write("".join(line + "\n" for line in log.read_text().splitlines()[-3:]))
-    return training.returncode
+    return training.returncode if training.returncode >= 0 else 128 - training.returncode
+
+
+def _watch(training: subprocess.Popen[bytes], folder: Path) -> None:
+    """Show the run once it has begun; then wait for its end."""
+    while training.poll() is None and not (folder / CONFIG).is_file():
+        time.sleep(0.1)
+    if training.poll() is None:
+        subprocess.run([*PROGRAM, "play", "--run", str(folder)], check=False)
+    if training.poll() is None:
+        say(f"the training goes on; Ctrl-C stops it with a checkpoint. What it prints: {folder / LOG}")
+    training.wait()
+
+
+def _stop(training: subprocess.Popen[bytes]) -> None:
+    """Ask it to stop, and wait; who asks again, asks it again."""
+    while training.poll() is None:
+        training.send_signal(signal.SIGINT)
+        try:
+            training.wait()
+        except KeyboardInterrupt:
+            continue

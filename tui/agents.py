@@ -30,14 +30,14 @@ class HumanAgent:
     def __init__(self) -> None:
         self.name = "you"
         self.hands: tuple[str, ...] = (ARROWS, WASD)
-        self._turn: asyncio.Future[str] | None = None
+        self._turn: asyncio.Future[str | None] | None = None
 
     @property
     def waiting(self) -> bool:
         return self._turn is not None and not self._turn.done()
 
-    def choose(self, action: str) -> bool:
-        """Answer the turn that waits; False where none does."""
+    def choose(self, action: str | None) -> bool:
+        """Answer the turn that waits, with None as ⊥: nothing was chosen in time; False where no turn waits."""
         if self._turn is None or self._turn.done():
             return False
         self._turn.set_result(action)

@@ -22,12 +22,13 @@ from tui.agents import Resolve, Table
 from tui.choices import RUNS, agent_choices, missing_extra
 from tui.clock import Clock, RealClock
 from tui.learning import Learning
-from tui.records import Records
+from tui.records import Records, best_of_people
 from tui.screens.learn import LearnScreen
 from tui.screens.play import PlayScreen
 from tui.screens.records import RecordsScreen
 from tui.screens.start import StartScreen
-from tui.session import Match, Session, Setup, Sitting, new_match
+from tui.series import Series
+from tui.session import Match, Session, Setup, Sitting, new_match, points
 from tui.theme import DAY, NIGHT, THEMES
 
 PLAYS = Path("plays")  # where episodes, pictures and recordings go
@@ -53,6 +54,7 @@ class PlayApp(App[None]):
         *,
         records: Records | None = None,
         run: Learning | None = None,
+        games: int = 1,
         keys: dict[str, str] | None = None,
         clock: Clock | None = None,
         runs: Path = RUNS,
@@ -66,6 +68,7 @@ class PlayApp(App[None]):
         self.first = setup
         self.records = records
         self.run_shown = run
+        self.games = games
         self.keys = keys or {}
         self.clock: Clock = clock or RealClock()
         self.runs = runs
@@ -82,7 +85,7 @@ class PlayApp(App[None]):
         elif self.records is not None:
             self.show_records(self.records)
         elif self.first is not None and (notice := self._missing(self.first)) is None:
-            self.open_game(self.first)
+            self.open_game(self.first, series=Series(self.first, self.games) if self.games > 1 else None)
         else:
             self.choose(notice if self.first is not None and notice else "")
 
@@ -109,13 +112,15 @@ class PlayApp(App[None]):
         choices = agent_choices(self.runs)
         self.push_screen(StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed))
 
-    def open_game(self, setup: Setup, *, replace: bool = False, details: bool | None = None) -> None:
+    def open_game(
+        self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None
+    ) -> None:
         try:
             match = new_match(setup, self.table.seat)
         except MsgrpoError as error:
             self.notify(str(error), severity="error")
             return
-        screen = PlayScreen(match, setup, details=details)
+        screen = PlayScreen(match, setup, series=series, details=details)
         if replace:
             self.switch_screen(screen)
         else:
@@ -182,7 +187,8 @@ class PlayApp(App[None]):
         except OSError as error:
             self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
             return ""
-        return f"recorded in {path}"
+        best = best_of_people(path, session.scenario.id)
+        return f"recorded in {path}" + (f" · best by hand: {points(best)}" if best is not None else "")
 
     def export(self, match: Match) -> None:
         """Save what is on the screen: record, picture and recording, to the folder or to the browser."""

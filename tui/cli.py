@@ -23,6 +23,8 @@ def play(
     seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
     speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
     step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Play in real time: the game does not wait for you.")] = False,
+    best_of: Annotated[int, typer.Option(min=1, help="Games of a match between two; the seeds advance.")] = 1,
     replay: Annotated[Path | None, typer.Option(help="Show recorded episodes: a file, or a folder of them.")] = None,
     episode: Annotated[int | None, typer.Option(min=1, help="With --replay: the episode of this number.")] = None,
     run: Annotated[
@@ -52,10 +54,11 @@ def play(
     else:
         launch.start(
             lambda spec: make_agent(spec, sampling, show_probabilities=True),
-            launch.setup(scenario, agent, against, seed, speed, step=step),
+            launch.setup(scenario, agent, against, seed, speed, step=step, live=live),
             replay=replay,
             episode=episode,
             run=run,
+            games=best_of,
             plain=plain,
             console=out,
         )

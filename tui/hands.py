@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgrpo_agent.game import MOVES, Game
 from tui.agents import ARROWS, WASD, HumanAgent
-from tui.asking import Asking
+from tui.asking import Asking, Seat
 from tui.session import Match
 
 KEYS = {(ARROWS, WASD): "arrows, hjkl or wasd", (ARROWS,): "arrows or hjkl", (WASD,): "wasd"}
@@ -15,6 +15,14 @@ def move(match: Match, asking: Asking, way: str, hand: str) -> None:
     for index, player, person in asking.people():
         if hand in person.hands and way in match.sessions[index].game.legal(player):
             person.choose(way)
+            return
+
+
+def want(match: Match, asking: Asking, wanted: dict[Seat, str], way: str, hand: str) -> None:
+    """Keep what the person with that hand of keys wants to do at the next tick; the last key counts."""
+    for index, player, person in asking.people():
+        if hand in person.hands and way in match.sessions[index].game.legal(player):
+            wanted[index, player] = way
             return
 
 

@@ -9,6 +9,7 @@ from textual.screen import Screen
 
 from tui.clock import Clock
 from tui.records import Records
+from tui.series import Series
 from tui.session import Match, Session, Setup, Sitting
 
 
@@ -17,7 +18,9 @@ class Host(Protocol):
     sitting: Sitting
     runs: Path  # where trained runs are
 
-    def open_game(self, setup: Setup, *, replace: bool = False, details: bool | None = None) -> None:
+    def open_game(
+        self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None
+    ) -> None:
         """Show a game of its own, in place of the present one with `replace`."""
         ...
 

@@ -29,13 +29,15 @@ INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no termi
 
 
 def setup(
-    scenario: str | None, agent: str, against: str | None, seed: int, speed: float, *, step: bool
+    scenario: str | None, agent: str, against: str | None, seed: int, speed: float, *, step: bool, live: bool
 ) -> Setup | None:
     """What was asked for; None where the person is to choose."""
     if scenario is None:
         return None
     get_scenario(scenario)
-    return Setup(scenario, agent, against, seed, speed, step)
+    if live and HUMAN not in (agent, against):
+        raise UsageError("--live is for a person's game", fix=f"msgrpo play {scenario} --agent human --live")
+    return Setup(scenario, agent, against, seed, speed, step, live)
 
 
 def has_screen() -> bool:
@@ -51,6 +53,7 @@ def start(
     replay: Path | None,
     episode: int | None,
     run: Path | None,
+    games: int,
     plain: bool,
     console: Console,
 ) -> None:
@@ -68,11 +71,15 @@ def start(
     from tui.app import PlayApp
     from tui.keys import read_keys
 
+    if games > 1 and (wanted is None or wanted.mode not in ("race", "compare", "duel")):
+        raise UsageError(
+            "--best-of needs a game of two agents", fix="msgrpo play snake --agent nano --against random"
+        )
     if wanted is not None:
         check_specs(resolve, wanted)
     if records is not None:  # a record that does not replay is an error before the screen is taken
         _session(records.episode, resolve)
-    app = PlayApp(resolve, wanted, records=records, run=watched, keys=read_keys())
+    app = PlayApp(resolve, wanted, records=records, run=watched, games=games, keys=read_keys())
     app.run()
     if app.return_code:  # 1 after a crash
         sys.exit(app.return_code)
@@ -127,7 +134,7 @@ def print_run(run: Learning, console: Console) -> None:
         for row in run.update.groups:
             members = "".join(map(sign, sorted(row.members, key=lambda member: -member.advantage)))
             lines.append(f"  {row.start_seed:>8}  {members}")
-    console.print("\n".join(lines), highlight=False, markup=False)
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_keys(console: Console) -> None:

@@ -12,7 +12,8 @@ from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Board, Role
 from msgrpo_agent.parse import thought
 from tui.agents import HUMAN, Resolve, Table
-from tui.session import Frame, Match, Session, Setup, ending, new_match, points, verdict
+from tui.series import verdict
+from tui.session import Frame, Match, Session, Setup, ending, new_match, points
 
 COLOURS: dict[Role, str] = {
     "own": "bold green",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
+from tui.agents import HUMAN
 from tui.session import points, short_name
 
 FILTERS: dict[str, Callable[[Episode], bool]] = {
@@ -92,3 +93,16 @@ class Records:
             str(sum(turn.failure is not None for turn in turns) or ""),
             result,
         )
+
+
+def best_of_people(path: Path, scenario: str) -> float | None:
+    """The highest return that a person alone has reached in a scenario, by the record; None where there is none."""
+    if not path.is_file():
+        return None
+    found = [
+        episode.returns[player]
+        for episode in read_episodes(path)
+        for player, spec in episode.agents.items()
+        if episode.scenario == scenario and spec == HUMAN and episode.error is None
+    ]
+    return max(found, default=None)

@@ -36,6 +36,7 @@ class Setup:
     seed: int = 0
     speed: float = SPEED
     step: bool = False
+    live: bool = False  # a person's game goes on by itself, in the person's time
 
     @property
     def mode(self) -> str:
@@ -44,7 +45,7 @@ class Setup:
         if self.against is not None:
             return "race" if HUMAN in (self.agent, self.against) else "compare"
         if self.agent == HUMAN:
-            return "play"
+            return "live" if self.live else "play"
         return "step" if self.step else "watch"
 
 
@@ -397,19 +398,3 @@ def mood(session: Session, player: str) -> Mood:
         return "good" if session.game.success else "limit" if session.game.outcome is Outcome.TRUNCATED else "bad"
     before, after = (frame.tallies[player].total for frame in session.frames[-2:])
     return "good" if after > before else "bad" if after < before else "limit"
-
-
-def verdict(match: Match) -> str:
-    """Who won, when two played; empty for one, and before the end."""
-    seats = match.seats()
-    if len(seats) < 2 or not match.over:
-        return ""
-    scores = [(match.sessions[i].name(p), match.sessions[i].frames[-1].tallies[p].total) for i, p in seats]
-    text = " · ".join(f"{name} {points(total)}" for name, total in scores)
-    (first, a), (second, b) = scores[:2]
-    if a == b:
-        return f"{text}  —  a draw"
-    winner = first if a > b else second
-    if first == second:
-        winner = f"the {'first' if a > b else 'second'} {first}"
-    return f"{text}  —  {winner} {'win' if winner == 'you' else 'wins'}"

@@ -106,6 +106,7 @@ class LearnScreen(Screen[None]):
         self.show_title()
         draw_curve(self.query_one(PlotextPlot), run)
         self.query_one("#progress").border_title = run.score
+        self.query_one("#progress").border_subtitle = "⠒ in training   ┼ on validation starts, 95 %"
         self.query_one(Groups).show(run)
         parts = [Content.styled(f"{name} ", "$text-muted") + Content(value) for name, value in run.facts()]
         self.query_one("#facts", Static).update(Content("  ").join(parts))

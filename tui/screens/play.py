@@ -27,7 +27,8 @@ from tui.messages import ActionChosen, AnswerStreamed, Judged, RoundEnded, SeatA
 from tui.pace import Pace
 from tui.records import Records
 from tui.screens.dialogs import Help, Jump
-from tui.session import Match, Session, Setup, verdict
+from tui.series import Series, verdict
+from tui.session import Match, Session, Setup
 from tui.status import status, worth
 from tui.widgets.lane import Lane
 from tui.widgets.moves import MoveList
@@ -35,6 +36,7 @@ from tui.widgets.panel import AgentPanel
 from tui.widgets.timeline import PLAIN, Timeline, mark
 
 P = ParamSpec("P")
+BETWEEN_S = 2.0  # two games of a series
 
 
 def while_standing(
@@ -97,22 +99,31 @@ class PlayScreen(Screen[None]):
     hint = reactive(False, init=False)
 
     def __init__(
-        self, match: Match, setup: Setup, *, replay: Records | None = None, details: bool | None = None
+        self,
+        match: Match,
+        setup: Setup,
+        *,
+        replay: Records | None = None,
+        series: Series | None = None,
+        details: bool | None = None,
     ) -> None:
         super().__init__()
         self.match = match
         self.setup = setup
         self.replay = replay
+        self.series = series
+        self.wanted: dict[tuple[int, str], str] = {}  # live: what a person pressed since the last tick
         self.set_reactive(PlayScreen.details, setup.step if details is None else details)
         self.pace = Pace(
             lambda seconds, call: self.host.clock.after(self, seconds, call),
             self.tick,
             speed=setup.speed,
-            playing=not setup.step and replay is None,
+            playing=not setup.step and replay is None and not setup.live,
         )
         self.judging = Judging(match, self.post_message)
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
         self._second: Cancel | None = None
+        self._next: Cancel | None = None
         self.note = ""  # beside the title: where the episode was recorded
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
@@ -142,8 +153,8 @@ class PlayScreen(Screen[None]):
         self.pace.stop()
         self.asking.drop()
         self.judging.drop()
-        if self._second is not None:
-            self._second()
+        for cancel in filter(None, (self._second, self._next)):
+            cancel()
 
     def lane(self, session: int) -> Lane:
         return self.query_one(f"#lane-{session}", Lane)
@@ -163,6 +174,8 @@ class PlayScreen(Screen[None]):
             for player in session.players:
                 self.show_seat(i, player)
         mode = self.setup.mode
+        if self.setup.live and not self.pace.playing and not self.match.over:
+            mode = "live: a move starts it, space stops it"
         if self.replay is not None:
             mode = f"episode {self.replay.place + 1} of {len(self.replay.episodes)}"
         names = " vs ".join(self.match.sessions[i].name(player) for i, player in self.match.seats())
@@ -171,6 +184,10 @@ class PlayScreen(Screen[None]):
         note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
         self.query_one("#title", Static).update(Content.styled(title, "bold") + note)
         result = verdict(self.match) if self.match.live else ""
+        if self.series is not None:
+            title += f" {self.series.played + (not self.match.over)} of {self.series.games}"
+            score = self.series.card() if self.series.over else self.series.score() if self.series.played else ""
+            result = "   ".join(filter(None, (result, score))) if not self.series.over else score
         banner = self.query_one("#verdict", Static)
         banner.display = bool(result)
         banner.update(result)
@@ -211,12 +228,18 @@ class PlayScreen(Screen[None]):
         """Do what comes next by itself: a person is asked at once, everything else follows the clock."""
         if self.match.live and self.match.human and self.pace.forward:
             self.ask()
+            if self.setup.live and self.pace.playing:
+                self.pace.later()
         elif self.pace.playing:
             self.pace.later()
 
     @while_standing
     def tick(self) -> None:
-        self.advance()
+        people = self.asking.people()
+        if not (self.setup.live and people):
+            self.advance()
+        for index, player, person in people if self.setup.live else ():
+            person.choose(self.wanted.pop((index, player), None))
 
     def advance(self) -> None:
         """One step in the direction of play: through the history first, then by asking the agents."""
@@ -307,8 +330,23 @@ class PlayScreen(Screen[None]):
                 self.note = self.host.finished(session)
         if self.match.over:
             self.pace.playing = False
+            self.series_goes_on()
         self.show_all()
         self.go()
+
+    def series_goes_on(self) -> None:
+        """Count the game, and open the next one after a moment; at the end the card stays."""
+        if self.series is None or self.series.over:
+            return
+        self.series.add(self.match)
+        if not self.series.over:
+            self._next = self.host.clock.after(self, BETWEEN_S, self.next_game)
+
+    @while_standing
+    def next_game(self) -> None:
+        if self.series is not None:
+            setup = replace(self.series.next(), speed=self.pace.speed)
+            self.host.open_game(setup, replace=True, series=self.series, details=self.details)
 
     # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -336,7 +374,12 @@ class PlayScreen(Screen[None]):
         if not self.match.live:  # nobody moves blindly: first back to the present
             self.action_jump_to(-1)
             return
-        hands.move(self.match, self.asking, way, hand)
+        if self.setup.live:
+            hands.want(self.match, self.asking, self.wanted, way, hand)
+            if not self.pace.playing:  # the first key starts the game
+                self.action_pause()
+        else:
+            hands.move(self.match, self.asking, way, hand)
 
     def action_choose(self, number: int) -> None:
         hands.choose(self.match, self.asking, number)
@@ -347,7 +390,9 @@ class PlayScreen(Screen[None]):
 
     def action_pause(self) -> None:
         self.pace.playing = not self.pace.playing
-        if self.pace.playing:
+        if self.pace.playing and self.setup.live and self.asking.people():
+            self.pace.later()
+        elif self.pace.playing:
             self.play_on()
         self.show_all()
 

@@ -34,6 +34,7 @@ WAYS = {
     "watch": "watch",
     "step": "step through",
     "play": "play yourself",
+    "live": "play in real time",
     "race": "race the agent",
     "compare": "compare two agents",
     "duel": "duel the agent",
@@ -43,13 +44,14 @@ WAYS = {
 
 def ways_of(scenario_id: str) -> list[str]:
     two = len(get_scenario(scenario_id).players) > 1
-    return ["duel", "duel-watch"] if two else ["watch", "step", "play", "race", "compare"]
+    return ["duel", "duel-watch"] if two else ["watch", "step", "play", "live", "race", "compare"]
 
 
 def setup_of(scenario: str, way: str, agent: str, against: str, *, seed: int, speed: float) -> Setup:
     """The setup of a way to play: who sits where."""
-    if way in ("play", "race", "duel"):
-        return Setup(scenario, HUMAN, None if way == "play" else agent, seed, speed)
+    if way in ("play", "live", "race", "duel"):
+        other = None if way in ("play", "live") else agent
+        return Setup(scenario, HUMAN, other, seed, speed, live=way == "live")
     return Setup(scenario, agent, against if way in ("compare", "duel-watch") else None, seed, speed, way == "step")
 
 
@@ -62,7 +64,8 @@ def command_of(setup: Setup) -> str:
         parts += ["--seed", str(setup.seed)]
     if setup.speed != SPEED:
         parts += ["--speed", f"{setup.speed:g}"]
-    return " ".join([*parts, "--step"] if setup.step else parts)
+    parts += ["--step"] * setup.step + ["--live"] * setup.live
+    return " ".join(parts)
 
 
 class StartScreen(Screen[None]):
@@ -165,7 +168,7 @@ class StartScreen(Screen[None]):
 
     def show_command(self) -> None:
         way = self.chosen("ways")
-        self.query_one("#agents").display = way != "play"
+        self.query_one("#agents").display = way not in ("play", "live")
         self.query_one("#others").display = way in ("compare", "duel-watch")
         text = Content.styled(" $ ", "$accent") + Content.styled(command_of(self.setup), "bold")
         if self.notice:

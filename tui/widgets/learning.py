@@ -21,11 +21,11 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
     key = f"rollout/{run.score}"
     played = [(row["step"], row[key]) for row in run.train_rows if key in row]
     if played:
-        plot.plot(*zip(*played, strict=True), marker="braille", label="in training")
+        plot.plot(*zip(*played, strict=True), marker="braille")
     if run.evaluations:
         steps, means, lows, highs = zip(*run.evaluations, strict=True)
         apart = [high - low for low, high in zip(lows, highs, strict=True)]
-        plot.error(list(steps), list(means), yerr=apart, label="on validation starts, 95 %")
+        plot.error(list(steps), list(means), yerr=apart)
     if run.step:
         plot.vline(run.step)
     plot.xlim(0, run.settings["steps"])

@@ -1,0 +1,220 @@
+"""Watching a run learn: what training writes, what is read of it, the screen; on a real run of a real nano."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from msgrpo_agent import run_log
+from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.run_log import GroupRow, Member, Update
+from tests.tui_helpers import ManualClock
+from tui.app import PlayApp
+from tui.learning import Learning, duration, sign
+from tui.screens.learn import LOOK_S, LearnScreen
+from tui.session import Session
+
+ROOT = Path(__file__).parents[1]
+TINY = (
+    "groups=3",
+    "group_size=6",
+    "keep=3",
+    "minibatches=2",
+    "eval_episodes=4",
+    "eval_every=1",
+    "checkpoint_every=1",
+)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "msgrpo_agent.cli", *arguments]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch")
+    out = tmp_path_factory.mktemp("learning") / "run"
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    subprocess.run(
+        command("train", "frozen-lake", "--steps", "3", "--out", str(out), *settings),
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True,
+    )  # fmt: skip
+    return out
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+# ── what training writes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_update_is_written_with_its_groups_and_a_few_whole_episodes(trained: Path) -> None:
+    assert run_log.steps(trained) == [1, 2, 3]
+    for step in (1, 2, 3):
+        update = run_log.read_update(trained, step)
+        assert update.step == step
+        assert len(update.groups) == 3
+        for row in update.groups:
+            assert len(row.members) == 6
+            assert sum(member.kept for member in row.members) == (0 if row.flat else 3)
+            assert sum(member.advantage for member in row.members) == pytest.approx(0, abs=1e-4)
+            whole = [member.advantage for member in row.members if member.sample is not None]
+            advantages = [member.advantage for member in row.members]
+            assert (max(whole), min(whole)) == (max(advantages), min(advantages))
+            for member in row.members:
+                if member.sample is not None:
+                    sample = update.samples[member.sample]
+                    own = sample.episode.turns_of(sample.player)
+                    assert sample.episode.start_seed == row.start_seed
+                    assert len(sample.credits) == len(own)
+                    assert sum(turn.paid + turn.shaping for turn in own) == pytest.approx(member.total)
+                    if member.kept:  # credit=episode: the whole advantage on every turn
+                        assert sample.credits == [pytest.approx(member.advantage)] * len(own)
+
+
+def test_old_updates_are_thinned_out_and_resuming_forgets_what_comes_again(tmp_path: Path) -> None:
+    for step in range(1, run_log.LATEST + 31):
+        run_log.write_update(tmp_path, Update(step=step, groups=[], samples=[]))
+    kept = run_log.steps(tmp_path)
+    assert kept == [10, 20, 30, *range(31, run_log.LATEST + 31)]
+    run_log.forget_after(tmp_path, 40)
+    assert run_log.steps(tmp_path) == [10, 20, *range(30, 41)]
+    assert not list((tmp_path / run_log.UPDATES).glob("*.partial"))
+
+
+def test_a_damaged_update_and_a_folder_without_a_run_are_told(run: Path, tmp_path: Path) -> None:
+    (run / run_log.UPDATES / "000003.json").write_text("{")
+    with pytest.raises(RecordError, match=r"000003\.json is no update"):
+        Learning.of(run)
+    with pytest.raises(UsageError, match="holds no training run"):
+        Learning.of(tmp_path)
+    (run / run_log.CONFIG).write_text("[]")
+    with pytest.raises(UsageError, match="no settings"):
+        Learning.of(run)
+
+
+# ── what is read of it ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_is_walked_through(trained: Path) -> None:
+    run = Learning.of(trained)
+    assert run.over
+    assert "3 of 3 updates · over" in run.title()
+    assert [step for step, *_ in run.evaluations] == [0, 1, 2, 3]
+    assert all(low <= mean <= high for _, mean, low, high in run.evaluations)
+    assert (run.step, run.following) == (3, True)
+    run.move(-1)
+    assert (run.step, run.following) == (2, False)
+    assert not run.look()  # nothing new, and it stays where it is
+    assert run.step == 2
+    run.move(99)
+    assert (run.step, run.following) == (3, True)
+    session = run.session()
+    assert isinstance(session, Session)
+    assert session.episode.start_seed == run.row.start_seed if run.row else False
+    first = run.shown
+    run.move_sample()
+    assert run.shown is not first
+    run.move_group(1)
+    assert run.group == 1
+
+
+def test_a_run_that_goes_on_is_followed(run: Path) -> None:
+    rows = (run / run_log.METRICS).read_text().splitlines(keepends=True)
+    last = run / run_log.UPDATES / "000003.json"
+    held = last.read_text()
+    last.unlink()
+    (run / "summary.json").unlink()
+    (run / run_log.METRICS).write_text("".join(row for row in rows if json.loads(row)["step"] < 3))
+    watched = Learning.of(run)
+    assert watched.step == 2
+    assert watched.state().endswith("left")
+    last.write_text(held)
+    (run / run_log.METRICS).write_text("".join(rows))
+    assert watched.look()
+    assert watched.step == 3
+    old = time.time() - 10_000
+    os.utime(run / run_log.METRICS, (old, old))
+    (run / run_log.CONFIG).write_text(json.dumps(json.loads((run / run_log.CONFIG).read_text()) | {"steps": 9}))
+    assert Learning.of(run).state().startswith("stopped? wrote nothing for 2:46 h")
+
+
+def test_durations_and_signs() -> None:
+    assert [duration(seconds) for seconds in (9.9, 185, 7800)] == ["9 s", "3:05 min", "2:10 h"]
+    members = [Member(total=0, advantage=a, kept=kept) for a in (1, -1, 0) for kept in (True, False)]
+    assert "".join(map(sign, members)) == "▲△▼▽•·"
+    assert GroupRow(scenario="s", start_seed=1, player="p", members=members[4:]).flat
+
+
+# ── the screen ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(app: PlayApp) -> str:
+    return app.export_screenshot().replace("&#160;", " ")
+
+
+async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -> None:
+    clock = ManualClock()
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(trained), clock=clock)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        screen = app.screen
+        assert isinstance(screen, LearnScreen)
+        text = shown(app)
+        for word in ("success", "validation starts", "update 3", "advantage", "KL", "playing"):
+            assert word in text, word
+        await pilot.press("left", "n", "n")
+        assert screen.run.step == 2
+        assert isinstance(screen.session, Session)
+        assert screen.session.cursor == min(2, screen.session.last)
+        await pilot.press("home", "tab", "down")
+        assert (screen.run.step, screen.run.group) == (1, 1)
+        await pilot.press("end", "space")
+        before = screen.session.cursor if isinstance(screen.session, Session) else 0
+        clock.tick(1.0)
+        await pilot.pause()
+        assert isinstance(screen.session, Session)
+        assert screen.session.cursor != before or screen.session.last == 0
+
+
+async def test_a_new_update_appears_while_it_is_watched(run: Path) -> None:
+    last = run / run_log.UPDATES / "000003.json"
+    held = last.read_text()
+    last.unlink()
+    clock = ManualClock()
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(run), clock=clock)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert "update 2" in shown(app)
+        last.write_text(held)
+        clock.tick(LOOK_S)
+        await pilot.pause()
+        assert "update 3" in shown(app)
+        last.write_text("{")  # damaged under its hands: said, and the app goes on
+        await pilot.press("left", "right")
+        await pilot.pause()
+        assert app.is_running
+
+
+def test_its_plain_twin(trained: Path) -> None:
+    done = subprocess.run(
+        command("play", "--run", str(trained), "--plain"), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "3 of 3 updates · over" in done.stdout
+    assert "after 0 updates: success" in done.stdout
+    assert "▲" in done.stdout
+    nothing = command("play", "--run", str(trained.parent), "--plain")
+    wrong = subprocess.run(nothing, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "holds no training run" in wrong.stderr
+    assert "Traceback" not in wrong.stderr

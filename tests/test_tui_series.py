@@ -1,0 +1,195 @@
+"""Who wins, series of games, playing in real time, and records as a list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evals.stats import bootstrap_mean
+from msgrpo_agent.agent import Agent, Decision
+from msgrpo_agent.episode import read_episodes
+from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from tests.tui_helpers import ManualClock, play_screen, press, settle, ticks
+from tui.app import PlayApp
+from tui.export import append_episode
+from tui.plain import play_plain
+from tui.records import Records, best_of_people
+from tui.screens.play import BETWEEN_S
+from tui.screens.records import RecordsScreen
+from tui.series import Series, verdict, winner
+from tui.session import Match, Session, Setup, new_match
+
+
+def seat(spec: str) -> Agent:
+    return {"random": RandomAgent, "optimal": OptimalAgent}[spec]()
+
+
+async def finish(match: Match) -> Match:
+    while not match.over:
+        for i, player in match.waiting():
+            session = match.sessions[i]
+            session.answer(player, await session.agents[player].act(session.view(player)))
+        match.commit()
+    return match
+
+
+def walked(setup: Setup, *ways: list[str | None]) -> Match:
+    """A race in which the two take these ways, to the end."""
+    match = new_match(setup, seat)
+    for session, moves in zip(match.sessions, ways, strict=True):
+        for move in moves:
+            session.answer("player", Decision(move))
+            session.commit()
+    assert match.over
+    return match
+
+
+async def test_equal_returns_are_told_apart_by_the_steps() -> None:
+    """Both reach the goal; the one who took fewer steps wins. By the return alone it would be a draw."""
+    match = await finish(new_match(Setup("frozen-lake", "optimal", "optimal", seed=3), seat))
+    assert winner(match) is None
+    assert "a draw" in verdict(match)
+    quick = [turn.action for turn in match.sessions[0].episode.turns]
+    slow = ["left", *quick]  # the start is in a corner: one step lost
+    raced = walked(Setup("frozen-lake", "random", "optimal", seed=3), slow, quick)
+    assert [session.frames[-1].tallies["player"].total for session in raced.sessions] == [1.0, 1.0]
+    assert winner(raced) == 1
+    assert verdict(raced).endswith(f"optimal wins, in {len(quick)} steps against {len(slow)}")
+
+
+async def test_in_a_series_the_seeds_advance_and_the_seats_of_a_duel_change() -> None:
+    series = Series(Setup("snake-duel", "optimal", "random", seed=7), 4)
+    seats = []
+    for _ in range(4):
+        setup = series.next()
+        seats.append((setup.agent, setup.seed))
+        series.add(await finish(new_match(setup, seat)))
+    assert seats == [("optimal", 7), ("random", 8), ("optimal", 9), ("random", 10)]
+    assert series.over
+    assert series.wins[0] > series.wins[1]  # whoever sits where: the wrong variant counts seats, and draws level
+    low, high = bootstrap_mean(series.differences, seed=0)
+    assert f"[{low:+.2f}, {high:+.2f}]" in series.card()
+    assert all(difference >= 0 for difference in series.differences)
+
+
+async def test_the_app_plays_a_series_to_its_card(tmp_path: Path) -> None:
+    clock = ManualClock()
+    setup = Setup("frozen-lake", "optimal", "random", seed=3, speed=4.0)
+    app = PlayApp(seat, setup, games=3, clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        for game in range(3):
+            assert play_screen(app).match.sessions[0].seed == 3 + game
+            while not play_screen(app).match.over:
+                await ticks(pilot, clock, 1)
+            await ticks(pilot, clock, 1, BETWEEN_S)
+        series = play_screen(app).series
+        assert series is not None
+        assert series.over
+        assert series.wins[0] >= 2
+        await ticks(pilot, clock, 3, BETWEEN_S)
+        assert play_screen(app).match.sessions[0].seed == 5  # no fourth game
+
+
+async def test_a_live_game_waits_for_the_first_key_and_then_for_nobody(tmp_path: Path) -> None:
+    clock = ManualClock()
+    app = PlayApp(seat, Setup("snake-solo", "human", seed=1, live=True), clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 4)
+        session = play_screen(app).match.sessions[0]
+        assert session.last == 0
+        await press(pilot, "right")
+        assert session.last == 0  # the key is kept for the tick
+        await ticks(pilot, clock, 1)
+        assert [turn.action for turn in session.episode.turns] == ["right"]
+        await ticks(pilot, clock, 1)
+        assert session.episode.turns[1].action is None  # the snake goes on by itself
+        assert session.episode.turns[1].failure is None
+        await press(pilot, "space")
+        await ticks(pilot, clock, 3)
+        assert session.last == 2
+        await press(pilot, "up", "down")
+        await ticks(pilot, clock, 1)
+        assert session.episode.turns[2].action == "down"  # the last key counts
+
+
+# ── records ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    file = tmp_path / "some" / "episodes.jsonl"
+    for seed in range(4):
+        for agent in ("optimal", "random"):
+            match = play_plain(Setup("frozen-lake", agent, seed=seed), seat, quiet())
+            append_episode(file, match.sessions[0].episode)
+    return file
+
+
+def quiet():
+    from io import StringIO
+
+    from rich.console import Console
+
+    return Console(file=StringIO())
+
+
+async def test_a_record_is_a_list_with_filters_and_a_next_episode(record: Path) -> None:
+    records = Records.read(record.parent)
+    app = PlayApp(seat, records=records, clock=ManualClock())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        assert isinstance(app.screen, RecordsScreen)
+        await press(pilot, "f")
+        assert records.only == "lost"
+        lost = records.listed()
+        assert lost
+        assert all(records.episodes[i].score == 0 for i in lost)
+        await press(pilot, "enter")
+        assert play_screen(app).match.sessions[0].episode.start_seed == records.episodes[lost[0]].start_seed
+        if len(lost) > 1:
+            await press(pilot, "x")
+            assert records.place == lost[1]
+            await press(pilot, "X")
+        assert records.place == lost[0]
+        await press(pilot, "tab")
+        assert play_screen(app).match.cursor > 0  # to the end of the fall, or the first mistake
+        await press(pilot, "q")
+        assert isinstance(app.screen, RecordsScreen)
+
+
+def test_an_episode_is_chosen_by_its_number(record: Path) -> None:
+    records = Records.read(record)
+    records.choose(3)
+    assert records.episode.start_seed == 1
+    with pytest.raises(UsageError, match="no episode 9"):
+        records.choose(9)
+    with pytest.raises(RecordError, match="holds no episode"):
+        Records.read(_empty(record))
+
+
+def _empty(record: Path) -> Path:
+    folder = record.parent / "nothing"
+    folder.mkdir()
+    return folder
+
+
+def test_the_best_of_people_counts_people_alone(record: Path) -> None:
+    file = record.parent / "human.jsonl"
+    assert best_of_people(file, "frozen-lake") is None
+    for number, episode in enumerate(read_episodes(record)):
+        who = ("human", "nano+human")[number % 2]
+        append_episode(file, episode.model_copy(update={"agents": {"player": who}}))
+    assert best_of_people(file, "frozen-lake") == 1.0
+    assert best_of_people(file, "snake") is None
+
+
+def test_a_setup_knows_its_mode() -> None:
+    live = Setup("snake", "human", live=True)
+    assert live.mode == "live"
+    assert replace(live, live=False).mode == "play"
+    assert isinstance(new_match(Setup("snake", "random"), seat).sessions[0], Session)

@@ -1,0 +1,99 @@
+"""Who won a game of two, and a series of them: the seeds advance, in duels the seats change, the score runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from evals.stats import bootstrap_mean
+from tui.session import Match, Setup, points, short_name
+
+
+def winner(match: Match) -> int | None:
+    """The seat (in the order of the screen) that won: by the return, in a race of equals by fewer steps.
+
+    None for a draw, before the end, and where nobody else plays.
+    """
+    seats = match.seats()
+    if len(seats) < 2 or not match.over:
+        return None
+    results = []
+    for i, player in seats[:2]:
+        last = match.sessions[i].frames[-1]
+        results.append((last.tallies[player].total, -last.step))
+    if results[0] == results[1]:
+        return None
+    return 0 if results[0] > results[1] else 1
+
+
+def verdict(match: Match) -> str:
+    """Who won and how, when two played; empty for one, and before the end."""
+    seats = match.seats()
+    if len(seats) < 2 or not match.over:
+        return ""
+    names = [match.sessions[i].name(player) for i, player in seats[:2]]
+    lasts = [match.sessions[i].frames[-1] for i, _ in seats[:2]]
+    totals = [last.tallies[player].total for last, (_, player) in zip(lasts, seats, strict=False)]
+    text = " · ".join(f"{name} {points(total)}" for name, total in zip(names, totals, strict=True))
+    won = winner(match)
+    if won is None:
+        return f"{text}  —  a draw"
+    name = names[won] if names[0] != names[1] else f"the {('first', 'second')[won]} {names[won]}"
+    steps = f", in {lasts[won].step} steps against {lasts[1 - won].step}" if totals[0] == totals[1] else ""
+    return f"{text}  —  {name} {'win' if name == 'you' else 'wins'}{steps}"
+
+
+@dataclass
+class Series:
+    """`games` games of two agents; in a duel each of them has either seat in turn.
+
+    `differences` are the first agent's returns less the second's, a game; `wins` count by the rule of `winner`.
+    """
+
+    setup: Setup  # of the first game
+    games: int
+    wins: list[int] = field(default_factory=lambda: [0, 0])
+    differences: list[float] = field(default_factory=list)
+
+    @property
+    def played(self) -> int:
+        return len(self.differences)
+
+    @property
+    def over(self) -> bool:
+        return self.played >= self.games
+
+    def next(self) -> Setup:
+        """The next game: another seed, and in a duel the other seats."""
+        first, second = self.setup.agent, self.setup.against
+        if self.changed and second is not None:
+            first, second = second, first
+        return replace(self.setup, agent=first, against=second, seed=self.setup.seed + self.played)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the second agent has the first seat in the game that comes next."""
+        return self.setup.mode == "duel" and self.played % 2 == 1
+
+    def add(self, match: Match) -> None:
+        """Count the game that `next` began."""
+        changed, won = self.changed, winner(match)
+        totals = [match.sessions[i].frames[-1].tallies[player].total for i, player in match.seats()[:2]]
+        self.differences.append((totals[1] - totals[0]) if changed else (totals[0] - totals[1]))
+        if won is not None:
+            self.wins[1 - won if changed else won] += 1
+
+    def score(self) -> str:
+        """`demo 7 - nano 3, difference +0.40 [+0.10, +0.70]`; the interval is a bootstrap over the games."""
+        names = [short_name(spec) for spec in (self.setup.agent, self.setup.against or "")]
+        text = f"{names[0]} {self.wins[0]} - {names[1]} {self.wins[1]}"
+        draws = self.played - sum(self.wins)
+        text += f", {draws} drawn" if draws else ""
+        if self.played < 2:
+            return text
+        mean = sum(self.differences) / self.played
+        low, high = bootstrap_mean(self.differences, seed=0)
+        return f"{text}, difference {mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+    def card(self) -> str:
+        """The result, when all games are played."""
+        return f"{self.played} games of {self.setup.scenario} — {self.score()} (95 % interval of the mean difference)"
