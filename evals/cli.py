@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from msgrpo_agent.errors import UsageError
 from msgrpo_agent.output import Json, out, print_json, say
 
 commands = typer.Typer()
@@ -48,6 +49,9 @@ def evaluate(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Play again the episodes that were given up.")
     ] = False,
+    regret: Annotated[
+        bool, typer.Option("--regret", help="Judge every move: what it lost against the best one. Slow in Snake.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Play the same episodes with every agent and print the leaderboard.
@@ -77,8 +81,11 @@ def evaluate(
         max_failures=max_failures,
         retry_failed=retry_failed,
         opponent=opponent,
+        regret=regret,
     )
     if options.is_match():
+        if regret:
+            raise UsageError("--regret judges the moves of one agent; a match is told by its results")
         _print_match(*command.run_match(options), out_dir, as_json)
         return
     _print_board(command.run(options), as_json)

@@ -60,6 +60,7 @@ class Options:
     max_failures: int | None = None
     retry_failed: bool = False
     opponent: str | None = None
+    regret: bool = False
 
     def is_match(self) -> bool:
         """Whether agents play against each other: an opponent is named, or the game has several players."""
@@ -215,6 +216,7 @@ async def _play(
             progress=progress,
             max_failures=options.max_failures,
             retry_failed=options.retry_failed,
+            regret=options.regret,
         )
     finally:
         ticker.cancel()

@@ -70,6 +70,8 @@ class Row(BaseModel):
     optimum: float | None = None  # the exact expected success of the best policy on these starts
     optimum_share: float | None = None
     steps_mean: float
+    regret_mean: float | None = None  # what a move lost against the best one, over the moves that were judged
+    judged: int = 0  # moves; fewer than `turns` where earlier episodes were played without --regret
     turns: int
     illegal: int  # answers with an action tag that holds no action of the game
     unparsed: int  # empty answers and answers without a tag
@@ -349,6 +351,7 @@ def row_of(play: Series) -> Row:
     turns = list(play.turns)
     spent = [turn for episode in [*episodes, *play.left_out.values(), *play.failed] for turn in episode.turns]
     answered = [turn for turn in turns if turn.answer is not None]
+    regrets = [turn.regret for turn in turns if turn.regret is not None]
     row = Row(
         agent=play.agent,
         scenario=play.scenario,
@@ -370,6 +373,8 @@ def row_of(play: Series) -> Row:
         prompt_tokens=sum(turn.prompt_tokens for turn in spent),
         completion_tokens=sum(turn.completion_tokens for turn in spent),
         usage_missing=sum(t.answer is not None and t.prompt_tokens + t.completion_tokens == 0 for t in spent),
+        regret_mean=fmean(regrets) if regrets else None,
+        judged=len(regrets),
         seconds_per_step=fmean(turn.latency_s for turn in answered) if answered else None,
     )
     if play.price is not None:

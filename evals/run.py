@@ -16,6 +16,7 @@ from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import EndpointError, UsageError
 from msgrpo_agent.game import Scenario
+from msgrpo_agent.judge import add_regrets
 from msgrpo_agent.rollout import play_episode
 
 CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
@@ -107,12 +108,14 @@ async def evaluate(
     progress: Progress | None = None,
     max_failures: int | None = None,
     retry_failed: bool = False,
+    regret: bool = False,
 ) -> None:
     """Play what is not finished yet, agent after agent, and append each episode to its record when it ends.
 
     An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS; with
-    `retry_failed` also beyond. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more
-    than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
+    `retry_failed` also beyond. With `regret` every move is judged, where the scenario has a judge. Raises
+    EndpointError for a fatal failure or too many others (`max_failures`, or more than FEWEST_FAILURES and
+    FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
     """
     progress = progress or Progress()
     with ExitStack() as stack:
@@ -138,7 +141,7 @@ async def evaluate(
             _note_start(out, agent, records, episodes)
             jobs = (job for one in records for job in _open_jobs(*one, episodes, progress, retry_failed))
             try:
-                await _play_all(agent, jobs, concurrency, progress, max_failures)
+                await _play_all(agent, jobs, concurrency, progress, max_failures, regret)
             except EndpointError:
                 _forgive(out, agent, records)
                 raise
@@ -182,7 +185,12 @@ def _open_jobs(
 
 
 async def _play_all(
-    agent: Agent, jobs: Iterator[_Job | None], concurrency: int, progress: Progress, max_failures: int | None
+    agent: Agent,
+    jobs: Iterator[_Job | None],
+    concurrency: int,
+    progress: Progress,
+    max_failures: int | None,
+    regret: bool,
 ) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
     counts = [0, 0]  # ended, failed
@@ -192,7 +200,7 @@ async def _play_all(
             if job is None:
                 await asyncio.sleep(0)  # a million finished episodes must not hold up Ctrl-C
                 continue
-            episode = await _play(agent, job, progress)
+            episode = await _play(agent, job, progress, regret)
             counts[0] += 1
             counts[1] += episode.error is not None
             _stop_if_hopeless(agent, counts, episode, max_failures)
@@ -206,7 +214,7 @@ async def _play_all(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _play(agent: Agent, job: _Job, progress: Progress) -> Episode:
+async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Episode:
     progress.running += 1
     progress.on_change(progress)
     try:
@@ -217,6 +225,8 @@ async def _play(agent: Agent, job: _Job, progress: Progress) -> Episode:
             chance_seed=job.seeds.chance,
             sampling_seed=job.seeds.sampling,
         )
+        if regret and job.scenario.judge is not None:
+            await add_regrets(job.scenario, episode)
     finally:
         progress.running -= 1
     job.record.append(episode)

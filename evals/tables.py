@@ -35,7 +35,7 @@ def cells(row: Row) -> list[str]:
         f"{row.return_mean:+.3f} [{row.return_low:+.3f}, {row.return_high:+.3f}]",
         success,
         "–" if row.optimum_share is None else f"{row.optimum_share:.1%}",
-        f"{row.steps_mean:.1f}",
+        f"{row.steps_mean:.1f}" + ("" if row.regret_mean is None else f" (lost {row.regret_mean:.3f} a move)"),
         f"{row.illegal / row.turns:.1%}" if speaks(row) else "–",
         f"{row.unparsed / row.turns:.1%}" if speaks(row) else "–",
         f"{row.truncated / row.turns:.1%}" if speaks(row) else "–",

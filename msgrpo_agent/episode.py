@@ -37,7 +37,9 @@ class Turn(BaseModel):
     reward: float = 0.0
     late: float = 0.0  # what came after it while only others moved
     shaping: float = 0.0
-    regret: float | None = None  # what it lost against the best action, where somebody judged it
+    regret: float | None = Field(
+        None, ge=0, allow_inf_nan=False
+    )  # what it lost against the best action, where somebody judged it
     finish_reason: FinishReason | None = None
     prompt_tokens: Count = 0
     completion_tokens: Count = 0

@@ -396,3 +396,18 @@ async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) 
     assert child.returncode == 2
     assert "MSGRPO_API_KEY" in said
     assert "Traceback" not in said
+
+
+async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
+    """Only where asked for; the optimum's are 0, and what a later start adds is judged, too."""
+    from evals.leaderboard import build, load
+    from msgrpo_agent.references import OptimalAgent, RandomAgent
+
+    agents = [OptimalAgent(), RandomAgent()]
+    await evaluate(agents, [LAKE], 4, tmp_path)
+    await evaluate(agents, [LAKE], 20, tmp_path, regret=True)
+    rows = {row.agent: row for row in build(*load([tmp_path])).rows}
+    assert rows["optimal"].regret_mean == 0
+    assert rows["random"].regret_mean is not None
+    assert rows["random"].regret_mean > 0.1
+    assert 0 < rows["random"].judged < rows["random"].turns
