@@ -19,6 +19,7 @@ from tui.plain import play_plain
 from tui.records import Records, best_of_people
 from tui.screens.play import BETWEEN_S
 from tui.screens.records import RecordsScreen
+from tui.screens.start import StartScreen
 from tui.series import Series, verdict, winner
 from tui.session import Match, Session, Setup, new_match
 
@@ -193,3 +194,26 @@ def test_a_setup_knows_its_mode() -> None:
     assert live.mode == "live"
     assert replace(live, live=False).mode == "play"
     assert isinstance(new_match(Setup("snake", "random"), seat).sessions[0], Session)
+
+
+async def test_the_choices_of_the_start_screen_are_remembered(tmp_path: Path) -> None:
+    memory = tmp_path / "state" / "choices.json"
+
+    def app() -> PlayApp:
+        return PlayApp(seat, clock=ManualClock(), runs=tmp_path, plays=tmp_path, memory=memory)
+
+    first = app()
+    async with first.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, *["down"] * 5, "right", "down", "down", "s", "s", "plus", "enter")
+        began = play_screen(first).setup
+    assert (began.scenario, began.mode, began.seed, began.speed) == ("snake", "play", 2, 8.0)
+    for damage in (None, "{", "[]", '{"games": "no-such-game", "seed": "-1", "speed": "fast"}'):
+        if damage is not None:
+            memory.write_text(damage)
+        again = app()
+        async with again.run_test(size=(100, 30)) as pilot:
+            await settle(pilot)
+            setup = again.screen.setup if isinstance(again.screen, StartScreen) else None
+            assert setup is not None
+            assert setup == (began if damage is None else Setup("frozen-lake", "nano"))

@@ -49,6 +49,7 @@ class Terminal:
     def tmux(self, *arguments: str) -> str:
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "XDG_CONFIG_HOME": str(self.folder)}
+        environment |= {"XDG_STATE_HOME": str(self.folder)}
         environment |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
         found = subprocess.run(
             [str(TMUX), "-S", self._socket, "-f", "/dev/null", *arguments],

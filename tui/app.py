@@ -59,6 +59,7 @@ class PlayApp(App[None]):
         clock: Clock | None = None,
         runs: Path = RUNS,
         plays: Path = PLAYS,
+        memory: Path | None = None,
     ) -> None:
         super().__init__()
         for theme in THEMES:
@@ -73,6 +74,7 @@ class PlayApp(App[None]):
         self.clock: Clock = clock or RealClock()
         self.runs = runs
         self.plays = plays
+        self.memory = memory
         self.sitting = Sitting()
 
     def on_mount(self) -> None:

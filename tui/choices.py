@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +60,28 @@ def run_choices(runs: Path) -> list[Choice]:
         title = f"{path.parent.name} ({'DQN, ' if kind == 'dqn' else ''}{about or 'trained'})"
         choices.append(Choice(spec, title, missing_extra(spec)))
     return choices
+
+
+def memory_file() -> Path:
+    """Where the choices of the last sitting are kept."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "msgrpo" / "choices.json"
+
+
+def remembered(file: Path | None) -> dict[str, str]:
+    """What was chosen last, list -> entry; nothing where that cannot be read."""
+    try:
+        found = json.loads(file.read_text()) if file is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def remember(file: Path | None, chosen: dict[str, str]) -> None:
+    """Keep what was chosen. Raises OSError where it cannot be written."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(chosen))
 
 
 def latest_run(runs: Path) -> Path | None:

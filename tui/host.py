@@ -17,6 +17,7 @@ class Host(Protocol):
     clock: Clock
     sitting: Sitting
     runs: Path  # where trained runs are
+    memory: Path | None  # the file in which the start screen's choices are kept
 
     def open_game(
         self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None

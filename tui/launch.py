@@ -20,7 +20,7 @@ from msgrpo_agent.extras import needs
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.paths import read_adapter_config
 from tui.agents import HUMAN, Resolve, Table
-from tui.choices import missing_extra
+from tui.choices import memory_file, missing_extra
 from tui.learning import Learning, sign
 from tui.records import Records
 from tui.session import Session, Setup
@@ -79,7 +79,7 @@ def start(
         check_specs(resolve, wanted)
     if records is not None:  # a record that does not replay is an error before the screen is taken
         _session(records.episode, resolve)
-    app = PlayApp(resolve, wanted, records=records, run=watched, games=games, keys=read_keys())
+    app = PlayApp(resolve, wanted, records=records, run=watched, games=games, keys=read_keys(), memory=memory_file())
     app.run()
     if app.return_code:  # 1 after a crash
         sys.exit(app.return_code)

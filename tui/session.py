@@ -393,8 +393,13 @@ def ending(session: Session, frame: Frame) -> str:
 
 
 def mood(session: Session, player: str) -> Mood:
-    """How the end looks from a seat: by the goal where there is one, else by what the last step paid."""
+    """How the end looks from a seat: by the goal where there is one, by the others' returns where there are others,
+    else by what the last step paid."""
     if session.game.success is not None:
         return "good" if session.game.success else "limit" if session.game.outcome is Outcome.TRUNCATED else "bad"
+    if len(session.players) > 1:
+        totals = session.game.returns
+        best = max(total for other, total in totals.items() if other != player)
+        return "limit" if totals[player] == best else "good" if totals[player] > best else "bad"
     before, after = (frame.tallies[player].total for frame in session.frames[-2:])
     return "good" if after > before else "bad" if after < before else "limit"

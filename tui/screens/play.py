@@ -37,6 +37,7 @@ from tui.widgets.timeline import PLAIN, Timeline, mark
 
 P = ParamSpec("P")
 BETWEEN_S = 2.0  # two games of a series
+STACKED = 60  # columns below which the panels stand under the board
 
 
 def while_standing(
@@ -161,7 +162,8 @@ class PlayScreen(Screen[None]):
 
     def on_resize(self) -> None:
         if len(self.match.sessions) == 1:
-            self.call_after_refresh(self.lane(0).fit, self.size.width * 56 // 100)
+            room = self.size.width * 56 // 100 if self.size.width >= STACKED else self.size.width
+            self.call_after_refresh(self.lane(0).fit, room)
 
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)

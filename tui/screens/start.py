@@ -20,7 +20,7 @@ from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.outside import offered
 from msgrpo_agent.rollout import observation_of
 from tui.agents import HUMAN
-from tui.choices import Choice, latest_run
+from tui.choices import Choice, latest_run, remember, remembered
 from tui.clock import Cancel
 from tui.host import host
 from tui.pace import SPEEDS
@@ -29,6 +29,7 @@ from tui.session import SPEED, Setup
 from tui.widgets.board import BoardView
 
 ENDPOINT = "endpoint"
+LISTS = ("games", "ways", "agents", "others")
 PREVIEW_S, PREVIEWED = 0.6, 8  # seconds a move, and moves, before a preview begins again
 WAYS = {
     "watch": "watch",
@@ -133,6 +134,8 @@ class StartScreen(Screen[None]):
         self.query_one("#agents", OptionList).highlighted = playable[0]
         self.query_one("#others", OptionList).highlighted = playable[min(1, len(playable) - 1)]
         self.show_game()
+        if not self.notice:
+            self.choose_again()
         self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
 
     def chosen(self, list_id: str) -> str:
@@ -142,7 +145,7 @@ class StartScreen(Screen[None]):
 
     @property
     def setup(self) -> Setup:
-        chosen = {name: self.chosen(name) for name in ("games", "ways", "agents", "others")}
+        chosen = {name: self.chosen(name) for name in LISTS}
         return setup_of(
             chosen["games"], chosen["ways"], chosen["agents"], chosen["others"], seed=self.seed, speed=self.speed
         )
@@ -191,7 +194,27 @@ class StartScreen(Screen[None]):
         self._clicked = here
 
     def action_start(self) -> None:
+        chosen = {name: self.chosen(name) for name in LISTS}
+        try:
+            remember(host(self).memory, chosen | {"seed": str(self.seed), "speed": f"{self.speed:g}"})
+        except OSError as error:
+            self.notify(f"the choices cannot be kept: {error.strerror}", severity="warning")
         host(self).open_game(self.setup)
+
+    def choose_again(self) -> None:
+        """What was chosen the last time, as far as it is there."""
+        before = remembered(host(self).memory)
+        for name in LISTS:
+            options = self.query_one(f"#{name}", OptionList)
+            for place, option in enumerate(options.options):
+                if option.id == before.get(name) and not option.disabled:
+                    options.highlighted = place
+            if name == "games":
+                self.show_game()  # its ways
+        if before.get("seed", "").isdigit():
+            self.seed = int(before["seed"])
+        self.speed = next((speed for speed in SPEEDS if f"{speed:g}" == before.get("speed")), self.speed)
+        self.show_game()
 
     def action_watch_run(self) -> None:
         """Watch the training run that wrote last."""
