@@ -98,6 +98,13 @@ def versions() -> dict[str, str]:
     return found
 
 
+def told(error: ValidationError) -> str:
+    """What is wrong with a record, and at which field."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{first['msg']} at {where}" if where else str(first["msg"])
+
+
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
     try:
@@ -112,5 +119,4 @@ def read_episodes(path: Path) -> Iterator[Episode]:
         except ValidationError as error:
             if number == len(lines):
                 return
-            first = error.errors()[0]
-            raise RecordError(f"{path}:{number} is no episode: {first['msg']} at {first['loc']}") from error
+            raise RecordError(f"{path}:{number} is no episode: {told(error)}") from error

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from msgrpo_agent.episode import Clean, Episode
+from msgrpo_agent.episode import Clean, Episode, told
 from msgrpo_agent.errors import RecordError, RunError, UsageError
+from msgrpo_agent.text import printable
 
 CONFIG, METRICS, UPDATES = "config.json", "metrics.jsonl", "updates"
 LATEST, EVERY = 100, 10  # updates that are kept whole: the latest, and before them every tenth
@@ -53,27 +55,47 @@ class Sample(BaseModel):
 class Update(BaseModel):
     """What one update looked at."""
 
-    step: int
+    step: int = Field(ge=1)
     groups: list[GroupRow]
     samples: list[Sample]
+
+    @model_validator(mode="after")
+    def _samples_fit(self) -> Self:
+        for member in (member for row in self.groups for member in row.members):
+            if member.sample is not None and not 0 <= member.sample < len(self.samples):
+                raise ValueError(f"there is no sample {member.sample}")
+        for sample in self.samples:
+            if len(sample.credits) != len(sample.episode.turns_of(sample.player)):
+                raise ValueError("a sample has not one credit a turn")
+        return self
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
     """All complete rows of `metrics.jsonl`; a torn last line is passed over."""
     file = run / METRICS
-    lines = file.read_text().splitlines() if file.is_file() else []
+    lines = file.read_bytes().splitlines() if file.is_file() else []
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(dict(json.loads(line)))
+            found.append(_row(json.loads(line)))
         except (ValueError, TypeError) as error:
             if number != len(lines):
                 raise RunError(f"{file}:{number} is damaged", fix="start again in another --out") from error
     return found
 
 
+def _row(found: Any) -> dict[str, Any]:
+    """Raises ValueError for what is no row."""
+    row = dict(found)
+    if row.get("kind") not in ("train", "eval") or not isinstance(row.get("step"), int):
+        raise ValueError("a row has a kind and a step")
+    return row
+
+
 def settings(run: Path) -> dict[str, Any]:
     """The run's own settings. Raises UsageError where there is no run."""
+    if run.is_file():
+        raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {run}")
     try:
         found = json.loads((run / CONFIG).read_text())
     except OSError as error:
@@ -83,9 +105,10 @@ def settings(run: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise UsageError(f"{run / CONFIG} is damaged: {error}") from error
-    if not isinstance(found, dict) or not {"scenario", "steps"} <= set(found):
+    steps = found.get("steps") if isinstance(found, dict) else None
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise UsageError(f"{run / CONFIG} holds no settings of a training run")
-    return found
+    return {key: printable(value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def write_update(run: Path, update: Update) -> None:
@@ -110,7 +133,7 @@ def forget_after(run: Path, step: int) -> None:
 
 def steps(run: Path) -> list[int]:
     """The updates that can be looked at."""
-    return sorted(int(file.stem) for file in (run / UPDATES).glob("*.json") if file.stem.isdigit())
+    return sorted(int(file.stem) for file in (run / UPDATES).glob("*.json") if re.fullmatch("[0-9]+", file.stem))
 
 
 def read_update(run: Path, step: int) -> Update:
@@ -121,4 +144,4 @@ def read_update(run: Path, step: int) -> Update:
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise RecordError(f"{file} is no update: {error.errors()[0]['msg']}") from error
+        raise RecordError(f"{file} is no update: {told(error)}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from msgrpo_agent import run_log
-from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.errors import MsgrpoError, RecordError, UsageError
 from msgrpo_agent.run_log import GroupRow, Member, Update
 from tests.tui_helpers import ManualClock
 from tui.app import PlayApp
@@ -95,7 +95,7 @@ def test_old_updates_are_thinned_out_and_resuming_forgets_what_comes_again(tmp_p
 def test_a_damaged_update_and_a_folder_without_a_run_are_told(run: Path, tmp_path: Path) -> None:
     (run / run_log.UPDATES / "000003.json").write_text("{")
     with pytest.raises(RecordError, match=r"000003\.json is no update"):
-        Learning.of(run)
+        run_log.read_update(run, 3)
     with pytest.raises(UsageError, match="holds no training run"):
         Learning.of(tmp_path)
     (run / run_log.CONFIG).write_text("[]")
@@ -218,3 +218,66 @@ def test_its_plain_twin(trained: Path) -> None:
     assert wrong.returncode == 2
     assert "holds no training run" in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+def test_a_broken_newest_update_costs_the_groups_and_not_the_curve(run: Path) -> None:
+    (run / run_log.UPDATES / "000003.json").write_text("{")
+    watched = Learning.of(run)
+    assert len(watched.evaluations) == 4
+    assert "is no update" in str(watched.session())
+    watched.move(-1)
+    assert watched.step == 2
+
+
+def test_run_and_replay_are_one_or_the_other(trained: Path) -> None:
+    both = command("play", "--run", str(trained), "--replay", str(trained / "transcripts.jsonl"), "--plain")
+    done = subprocess.run(both, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "give one of them" in done.stderr) == (2, True)
+    file = command("play", "--run", str(trained / "transcripts.jsonl"), "--plain")
+    done = subprocess.run(file, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "--replay" in done.stderr) == (2, True)
+
+
+HOSTILE = {
+    "updates/000003.json": [
+        b'{"step": 3, "groups": [], "samples": []}',
+        b'{"step": 3, "groups": [{"scenario": "s", "start_seed": 1, "player": "p", "members": '
+        b'[{"total": 1, "advantage": 1, "kept": true, "sample": 9}]}], "samples": []}',
+        b"\xff\xfe",
+    ],
+    "config.json": [
+        b'{"steps": "x", "scenario": "s"}',
+        b'{"steps": 3, "scenario": "\\u001b[31mX", "base": "\\u001b]0;evil"}',
+    ],
+    "metrics.jsonl": [
+        b'{"step": 1}\n{"kind": "train", "step": 1}\n',
+        b'{"kind": "train", "step": 0, "update/kl": null, "time/total": "long"}\n',
+        b'{"kind": "eval", "step": 0, "score": "\\u001b[2Jscore"}\n',
+        b"\xff\n{}\n",
+    ],
+    "updates/\u00b2.json": [b"{}"],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, one) for name, many in HOSTILE.items() for one in many])
+async def test_a_foreign_run_folder_is_shown_or_refused_and_never_ends_the_app(
+    run: Path, name: str, content: bytes
+) -> None:
+    (run / name).write_bytes(content)
+    try:
+        watched = Learning.of(run)
+    except MsgrpoError as error:
+        refused = str(error)
+    else:
+        refused = ""
+        await shown_and_walked(watched)
+    assert "\x1b" not in refused
+
+
+async def shown_and_walked(watched: Learning) -> None:
+    assert "\x1b" not in watched.title() + watched.score
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=watched, clock=ManualClock())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("down", "up", "tab", "left", "n", "right", "end")
+        await pilot.pause()
+        assert app.is_running

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from evals.stats import bootstrap_mean
 from msgrpo_agent.agent import Agent, Decision
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 from tests.tui_helpers import ManualClock, play_screen, press, settle, ticks
 from tui.app import PlayApp
@@ -22,6 +25,9 @@ from tui.screens.records import RecordsScreen
 from tui.screens.start import StartScreen
 from tui.series import Series, verdict, winner
 from tui.session import Match, Session, Setup, new_match
+from tui.status import worth
+
+ROOT = Path(__file__).parents[1]
 
 
 def seat(spec: str) -> Agent:
@@ -169,7 +175,7 @@ def test_an_episode_is_chosen_by_its_number(record: Path) -> None:
     assert records.episode.start_seed == 1
     with pytest.raises(UsageError, match="no episode 9"):
         records.choose(9)
-    with pytest.raises(RecordError, match="holds no episode"):
+    with pytest.raises(RecordError, match="no records"):
         Records.read(_empty(record))
 
 
@@ -217,3 +223,136 @@ async def test_the_choices_of_the_start_screen_are_remembered(tmp_path: Path) ->
             setup = again.screen.setup if isinstance(again.screen, StartScreen) else None
             assert setup is not None
             assert setup == (began if damage is None else Setup("frozen-lake", "nano"))
+
+
+def test_a_series_in_plain_text_plays_all_its_games_and_needs_two(tmp_path: Path) -> None:
+    def play(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", "msgrpo_agent.cli", "play", "frozen-lake", "--plain", "--best-of", "3"]
+        return subprocess.run([*program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = play("--agent", "optimal", "--against", "random")
+    assert done.returncode == 0, done.stderr
+    assert "game 3 of 3: optimal 3 - random 0" in done.stdout
+    alone = play("--agent", "optimal")
+    assert alone.returncode == 2
+    assert "--best-of 3" in alone.stderr
+
+
+def test_a_damaged_file_in_a_folder_is_left_out_and_told(record: Path) -> None:
+    (record.parent / "broken.jsonl").write_text('{"a": 1}\n{}\n')
+    records = Records.read(record.parent)
+    assert len(records.episodes) == 8
+    assert "1 file left out" in records.name
+    with pytest.raises(RecordError, match="broken"):
+        Records.read(record.parent / "broken.jsonl")
+
+
+# ── what a review found ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_damaged_record_of_people_does_not_end_the_game(tmp_path: Path) -> None:
+    (tmp_path / "human.jsonl").write_text('{"torn": \n{}\n')
+    app = PlayApp(seat, Setup("frozen-lake", "human", seed=3), clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, *["left"] * 8)
+        assert play_screen(app).match.over
+        assert "recorded in" in play_screen(app).note
+
+
+@pytest.mark.parametrize("setup", [Setup("frozen-lake", "human", "optimal"), Setup("snake-duel", "human", "optimal")])
+async def test_nothing_says_what_is_best_before_the_person_has_chosen(setup: Setup, tmp_path: Path) -> None:
+    app = PlayApp(seat, setup, clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        assert screen.match.secret
+        told = [worth(screen.match, screen.judging, i, hint=False) for i in range(len(screen.match.sessions))]
+        assert not any(told)
+        hints = [worth(screen.match, screen.judging, i, hint=True) for i in range(len(screen.match.sessions))]
+        assert "best" in hints[0]  # the person's own
+        assert "optimal" not in hints[0]
+        assert not any(hints[1:])
+
+
+async def test_a_duel_without_a_named_opponent_is_counted_by_agent() -> None:
+    alone, named = (Series(Setup("snake-duel", "random", against), 4) for against in (None, "optimal"))
+    for series in (alone, named):
+        while not series.over:
+            series.add(await finish(new_match(series.next(), seat)))
+    assert (alone.wins, alone.differences) == (named.wins, named.differences)
+    assert "optimal" in alone.score()
+
+
+async def test_scrubbing_stops_a_live_game_and_it_goes_on(tmp_path: Path) -> None:
+    clock = ManualClock()
+    app = PlayApp(seat, Setup("snake-solo", "human", seed=1, live=True), clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "right")
+        await ticks(pilot, clock, 2)
+        session = play_screen(app).match.sessions[0]
+        await press(pilot, "[")
+        await ticks(pilot, clock, 1)
+        assert session.last == 2  # nobody moves in the past
+        await ticks(pilot, clock, 3)
+        assert session.last > 2  # and back in the present the clock goes on
+
+
+async def test_a_dialog_holds_the_next_game_up_and_restart_keeps_the_series(tmp_path: Path) -> None:
+    clock = ManualClock()
+    setup = Setup("frozen-lake", "optimal", "random", seed=3)
+    app = PlayApp(seat, setup, games=2, clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        await press(pilot, "r")
+        screen = play_screen(app)
+        assert screen.series is not None
+        assert screen.series.played == 0
+        while not screen.match.over:
+            await ticks(pilot, clock, 1)
+        await press(pilot, "r", "x")  # counted: neither plays it again
+        assert play_screen(app) is screen
+        await pilot.press("question_mark")
+        await ticks(pilot, clock, 2, BETWEEN_S)
+        assert screen in app.screen_stack
+        await pilot.press("escape")
+        await ticks(pilot, clock, 1, BETWEEN_S)
+        assert play_screen(app).match.sessions[0].seed == 4
+        assert "game 2 of 2" in app.export_screenshot().replace("&#160;", " ")
+
+
+def test_of_two_losers_nobody_is_quicker() -> None:
+    setup = Setup("frozen-lake", "random", "optimal", seed=7)  # a hole beside the start
+    match = walked(setup, ["right"], ["left"] * 8)
+    assert [session.game.success for session in match.sessions] == [False, False]
+    assert winner(match) is None
+
+
+async def test_the_first_episode_can_be_chosen_and_odd_names_are_shown(record: Path) -> None:
+    records = Records.read(record)
+    records.choose(1)
+    records.episodes[1] = records.episodes[1].model_copy(update={"agents": {"player": "a[/b] llama[red]x"}})
+    app = PlayApp(seat, records=records, clock=ManualClock())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        assert play_screen(app).replay is records
+        await press(pilot, "q")
+        assert "llama[red]x" in app.export_screenshot().replace("&#160;", " ")
+
+
+async def test_a_judge_that_fails_is_told_and_the_game_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(game: object, player: str) -> None:
+        raise ValueError("no idea")
+
+    monkeypatch.setitem(SCENARIOS, "frozen-lake", replace(get_scenario("frozen-lake"), judge=broken))
+    clock = ManualClock()
+    app = PlayApp(seat, Setup("frozen-lake", "optimal", seed=3), clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 2)
+        assert "no move is judged any more" in play_screen(app).judging.failed
+        assert play_screen(app).match.last == 2

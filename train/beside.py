@@ -46,7 +46,12 @@ def _watch(training: subprocess.Popen[bytes], folder: Path) -> None:
     while training.poll() is None and not (folder / CONFIG).is_file():
         time.sleep(0.1)
     if training.poll() is None:
-        subprocess.run([*PROGRAM, "play", "--run", str(folder)], check=False)
+        app = subprocess.Popen([*PROGRAM, "play", "--run", str(folder)])
+        try:
+            app.wait()
+        finally:  # it leaves the terminal as it was
+            app.terminate()
+            app.wait()
     if training.poll() is None:
         say(f"the training goes on; Ctrl-C stops it with a checkpoint. What it prints: {folder / LOG}")
     training.wait()

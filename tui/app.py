@@ -146,7 +146,7 @@ class PlayApp(App[None]):
         """The list, and over it the chosen episode, if there is one to choose."""
         if len(records.episodes) > 1:
             self.push_screen(RecordsScreen(records))
-        if len(records.episodes) == 1 or records.place:
+        if len(records.episodes) == 1 or records.chosen:
             self.replay(records)
 
     def replay(self, records: Records, *, replace: bool = False) -> None:

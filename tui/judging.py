@@ -8,6 +8,7 @@ from collections.abc import Callable
 from textual.message import Message
 
 from msgrpo_agent.game import Game, Judgement
+from msgrpo_agent.text import printable
 from tui.agents import in_daemon_thread
 from tui.messages import Judged
 from tui.session import Match, Session
@@ -22,6 +23,7 @@ class Judging:
         self._match, self._tell = match, tell
         self._found: dict[Position, tuple[Game, Judgement]] = {}
         self._work: asyncio.Task[None] | None = None
+        self.failed = ""  # why nothing is judged any more
 
     def of(self, index: int, step: int, player: str) -> Judgement | None:
         """The judgement of the position before the move of `step`, where it has been made."""
@@ -49,13 +51,13 @@ class Judging:
         if not count:
             return "no mistake"
         worst = max(costs, key=lambda step: costs[step][0])
-        chosen = session.frames[worst].turns[player].action or "no action"
+        chosen = session.frames[worst].turns[player].action or "giving no action"
         mistakes = f"{count} mistake{'s' if count > 1 else ''}"
         return f"{mistakes}, the worst at step {worst}: {chosen} lost {costs[worst][0]:.2f}"
 
     def look(self) -> None:
         """Judge what is not judged yet."""
-        if self._work is None and self._next() is not None:
+        if self._work is None and not self.failed and self._next() is not None:
             self._work = asyncio.get_running_loop().create_task(self._judge())
 
     @property
@@ -68,6 +70,15 @@ class Judging:
             self._work = None
 
     async def _judge(self) -> None:
+        try:
+            await self._judge_all()
+        except Exception as error:  # of a foreign judge: nothing more is judged, and the game goes on
+            self.failed = printable(f"no move is judged any more: {type(error).__name__}: {error}")
+            self._tell(Judged())
+        finally:
+            self._work = None
+
+    async def _judge_all(self) -> None:
         while (wanted := self._next()) is not None:
             index, step, player = wanted
             session = self._match.sessions[index]
@@ -76,7 +87,6 @@ class Judging:
             found = await in_daemon_thread(lambda: judge(game.copy(), player))  # noqa: B023 (awaited at once)
             self._found[wanted] = game, found
             self._tell(Judged())
-        self._work = None
 
     def _next(self) -> Position | None:
         """The position that is shown, or else the newest that is not judged."""

@@ -23,6 +23,7 @@ from tui.agents import HUMAN, Resolve, Table
 from tui.choices import memory_file, missing_extra
 from tui.learning import Learning, sign
 from tui.records import Records
+from tui.series import Series
 from tui.session import Session, Setup
 
 INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no terminal and needs none
@@ -58,7 +59,14 @@ def start(
     console: Console,
 ) -> None:
     """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0."""
+    if run is not None and replay is not None:
+        raise UsageError("--run watches a training run and --replay a record; give one of them")
+    if games > 1 and (wanted is None or wanted.mode not in ("race", "compare", "duel")):
+        fix = f"msgrpo play snake --agent nano --against random --best-of {games}"
+        raise UsageError("--best-of needs two agents", fix=fix)
     watched = None if run is None else Learning.of(run)
+    if episode is not None and replay is None:
+        raise UsageError("--episode is one of a record", fix=f"msgrpo play --replay FILE --episode {episode}")
     records = None if replay is None else Records.read(replay)
     if records is not None and episode is not None:
         records.choose(episode)
@@ -66,18 +74,15 @@ def start(
         if watched is not None:
             print_run(watched, console)
             return
-        _print(resolve, wanted, records, console)
+        _print(resolve, wanted, records, games, console)
         return
     from tui.app import PlayApp
     from tui.keys import read_keys
 
-    if games > 1 and (wanted is None or wanted.mode not in ("race", "compare", "duel")):
-        raise UsageError(
-            "--best-of needs a game of two agents", fix="msgrpo play snake --agent nano --against random"
-        )
     if wanted is not None:
         check_specs(resolve, wanted)
-    if records is not None:  # a record that does not replay is an error before the screen is taken
+    alone = records is not None and (records.chosen or len(records.episodes) == 1)
+    if records is not None and alone:  # one that does not replay is an error before the screen is taken
         _session(records.episode, resolve)
     app = PlayApp(resolve, wanted, records=records, run=watched, games=games, keys=read_keys(), memory=memory_file())
     app.run()
@@ -104,11 +109,12 @@ def _session(episode: Episode, resolve: Resolve) -> Session:
     return Session.replay(episode, {player: table.seat(HUMAN) for player in episode.agents})
 
 
-def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, console: Console) -> None:
+def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, games: int, console: Console) -> None:
     from tui.plain import play_plain, show_replay
 
     if records is not None:
-        records.place = records.place or len(records.episodes) - 1
+        if not records.chosen:
+            records.place = len(records.episodes) - 1
         show_replay(_session(records.episode, resolve), console)
         return
     if wanted is None:
@@ -121,7 +127,13 @@ def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, cons
                 fix=f"{fix}   (or, without it: --agent optimal, --agent random)",
             )
     check_specs(resolve, wanted)
-    play_plain(wanted, resolve, console)
+    if games == 1:
+        play_plain(wanted, resolve, console)
+        return
+    series = Series(wanted, games)
+    while not series.over:
+        series.add(play_plain(series.next(), resolve, console))
+        console.print(f"game {series.played} of {games}: {series.score()}\n", highlight=False, markup=False)
 
 
 def print_run(run: Learning, console: Console) -> None:

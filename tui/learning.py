@@ -5,14 +5,16 @@ Everything is read from the run's folder, again and again while it goes on; noth
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from msgrpo_agent import run_log
-from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.run_log import GroupRow, Member, Sample, Update
+from msgrpo_agent.text import printable
 from tui.agents import HumanAgent
 from tui.session import Session, short_name
 
@@ -42,6 +44,7 @@ class Learning:
     following: bool = True  # the newest update is shown as it comes
     group: int = 0
     sample: int = 0
+    trouble: str = ""  # why the update that should be shown is not
 
     @classmethod
     def of(cls, folder: Path) -> Learning:
@@ -56,7 +59,11 @@ class Learning:
         new = (len(rows), steps) != (len(self.rows), self.steps)
         self.rows, self.steps = rows, steps
         if self.steps and (self.update is None or self.following) and self.steps[-1] != self.step:
-            self.show(self.steps[-1])
+            try:
+                self.show(self.steps[-1])
+                self.trouble = ""
+            except RecordError as error:  # the curve is there all the same
+                new, self.trouble = new or not self.trouble, error.message
         return new
 
     @property
@@ -66,7 +73,7 @@ class Learning:
 
     def show(self, step: int) -> None:
         self.update = run_log.read_update(self.folder, step)
-        self.group = min(self.group, len(self.update.groups) - 1)
+        self.group = max(0, min(self.group, len(self.update.groups) - 1))
         self.sample = min(self.sample, max(0, len(self.samples()) - 1))
 
     def move(self, by: int) -> None:
@@ -78,7 +85,7 @@ class Learning:
             self.show(self.steps[place])
 
     def move_group(self, by: int) -> None:
-        if self.update:
+        if self.update and self.update.groups:
             self.group, self.sample = (self.group + by) % len(self.update.groups), 0
 
     def move_sample(self) -> None:
@@ -111,7 +118,9 @@ class Learning:
         """The episode on its board, or why it cannot be shown."""
         sample = self.shown
         if sample is None:
-            return "no episode of this group was kept whole" if self.update else "the first update is not over yet"
+            if self.update:
+                return "no episode of this group was kept whole"
+            return self.trouble or "the first update is not over yet"
         try:
             return Session.replay(sample.episode, {player: HumanAgent() for player in sample.episode.agents})
         except MsgrpoError as error:  # one that went on from the middle of another (branch), or a foreign game
@@ -127,11 +136,16 @@ class Learning:
     def evaluations(self) -> list[tuple[int, float, float, float]]:
         """(update, mean, low, high) of every evaluation."""
         found = [row for row in self.rows if row["kind"] == "eval"]
-        return [(row["step"], *(row[f"{row['score']}{end}"] for end in ("", "_low", "_high"))) for row in found]
+        ends = [[measured(row, f"{self.score}{end}") for end in ("", "_low", "_high")] for row in found]
+        return [
+            (row["step"], mean, low, high)
+            for row, (mean, low, high) in zip(found, ends, strict=True)
+            if mean is not None and low is not None and high is not None
+        ]
 
     @property
     def score(self) -> str:
-        return next((str(row["score"]) for row in self.rows if row["kind"] == "eval"), "return")
+        return next((printable(str(row.get("score"))) for row in self.rows if row["kind"] == "eval"), "return")
 
     @property
     def done(self) -> int:
@@ -147,7 +161,7 @@ class Learning:
             return "over"
         if not self.train_rows:
             return "the first update is being played"
-        took = self.train_rows[-1].get("time/total", 0.0) / self.done
+        took = (measured(self.train_rows[-1], "time/total") or 0.0) / max(self.done, 1)
         left = took * (self.settings["steps"] - self.done)
         silent = time.time() - (self.folder / run_log.METRICS).stat().st_mtime
         if silent > 60 + 5 * took:
@@ -157,16 +171,22 @@ class Learning:
     def title(self) -> str:
         base = short_name(str(self.settings.get("base", "")))
         return (
-            f"{self.folder} · {base} on {self.settings['scenario']} · "
+            f"{self.folder} · {base} on {self.settings.get('scenario')} · "
             f"{self.done} of {self.settings['steps']} updates · {self.state()}"
         )
 
     def facts(self) -> list[tuple[str, str]]:
         """What the update that is shown measured."""
         row: dict[str, Any] = next((row for row in self.train_rows if row["step"] == self.step), {})
-        found = [(name, f"{row[key]:.3g}") for key, name in FACTS.items() if key in row]
-        parts = [f"{name} {row[key]:.1f} s" for key, name in PARTS.items() if row.get(key)]
+        found = [(name, f"{value:.3g}") for key, name in FACTS.items() if (value := measured(row, key)) is not None]
+        parts = [f"{name} {value:.1f} s" for key, name in PARTS.items() if (value := measured(row, key))]
         return [*found, ("time", ", ".join(parts))] if parts else found
+
+
+def measured(row: dict[str, Any], key: str) -> float | None:
+    """A row's finite number; None where there is none."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from evals.record import records_in
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
 from tui.agents import HUMAN
@@ -29,6 +30,7 @@ class Records:
     episodes: list[Episode]
     only: str = "all"
     place: int = 0
+    chosen: bool = False  # by its number
 
     @classmethod
     def read(cls, path: Path) -> Records:
@@ -39,21 +41,29 @@ class Records:
             raise RecordError(f"{path} cannot be read: {error}") from error
         files = [path]
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*.jsonl") if file.name != "metrics.jsonl")
-        episodes = [episode for file in files for episode in read_episodes(file)]
+            files = records_in([path])
+        episodes, damaged = list[Episode](), 0
+        for file in files:
+            try:
+                episodes += read_episodes(file)
+            except RecordError:
+                if not path.is_dir():
+                    raise
+                damaged += 1
         if not episodes:
             torn = path.is_file() and path.stat().st_size > 0
             raise RecordError(
                 f"the only line of {path} is cut off: its writer was stopped" if torn else f"{path} holds no episode",
                 fix="play or evaluate again to record one",
             )
-        return cls(str(path), episodes)
+        left_out = f" · {damaged} file{'s' if damaged > 1 else ''} left out: no record" if damaged else ""
+        return cls(f"{path}{left_out}", episodes)
 
     def choose(self, number: int) -> None:
         """By its number, from 1. Raises UsageError where there are not so many."""
         if not 1 <= number <= len(self.episodes):
             raise UsageError(f"{self.name} has no episode {number}", fix=f"--episode 1 … {len(self.episodes)}")
-        self.place = number - 1
+        self.place, self.chosen = number - 1, True
 
     @property
     def episode(self) -> Episode:
@@ -96,12 +106,14 @@ class Records:
 
 
 def best_of_people(path: Path, scenario: str) -> float | None:
-    """The highest return that a person alone has reached in a scenario, by the record; None where there is none."""
-    if not path.is_file():
+    """The highest return that a person alone has reached in a scenario; None where no record says it."""
+    try:
+        episodes = list(read_episodes(path))
+    except RecordError:  # damaged or not there: the game that has just ended matters more
         return None
     found = [
         episode.returns[player]
-        for episode in read_episodes(path)
+        for episode in episodes
         for player, spec in episode.agents.items()
         if episode.scenario == scenario and spec == HUMAN and episode.error is None
     ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from evals.stats import bootstrap_mean
-from tui.session import Match, Setup, points, short_name
+from tui.session import Match, Setup, opponent, points, short_name
 
 
 def winner(match: Match) -> int | None:
-    """The seat (in the order of the screen) that won: by the return, in a race of equals by fewer steps.
+    """The seat (in the order of the screen) that won: by the return, or by fewer steps where both reached the goal.
 
     None for a draw, before the end, and where nobody else plays.
     """
@@ -19,7 +19,8 @@ def winner(match: Match) -> int | None:
     results = []
     for i, player in seats[:2]:
         last = match.sessions[i].frames[-1]
-        results.append((last.tallies[player].total, -last.step))
+        reached = all(session.game.success for session in match.sessions)
+        results.append((last.tallies[player].total, -last.step if reached else 0))
     if results[0] == results[1]:
         return None
     return 0 if results[0] > results[1] else 1
@@ -38,7 +39,10 @@ def verdict(match: Match) -> str:
     if won is None:
         return f"{text}  —  a draw"
     name = names[won] if names[0] != names[1] else f"the {('first', 'second')[won]} {names[won]}"
-    steps = f", in {lasts[won].step} steps against {lasts[1 - won].step}" if totals[0] == totals[1] else ""
+    steps = ""
+    if totals[0] == totals[1]:
+        quick, slow = lasts[won].step, lasts[1 - won].step
+        steps = f", in {quick} step{'s' if quick > 1 else ''} against {slow}"
     return f"{text}  —  {name} {'win' if name == 'you' else 'wins'}{steps}"
 
 
@@ -53,6 +57,9 @@ class Series:
     games: int
     wins: list[int] = field(default_factory=lambda: [0, 0])
     differences: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.setup = replace(self.setup, against=opponent(self.setup))
 
     @property
     def played(self) -> int:
@@ -96,4 +103,4 @@ class Series:
 
     def card(self) -> str:
         """The result, when all games are played."""
-        return f"{self.played} games of {self.setup.scenario} — {self.score()} (95 % interval of the mean difference)"
+        return f"{self.played} games of {self.setup.scenario}: {self.score()} (95 % interval of the mean difference)"

@@ -353,6 +353,11 @@ class Sitting:
         return self.returns.get((session.scenario.id, session.agents[player].spec), [])
 
 
+def opponent(setup: Setup) -> str:
+    """The second agent; where nobody is named one that needs no model."""
+    return setup.against or ("random" if get_scenario(setup.scenario).reference is None else "optimal")
+
+
 def new_match(setup: Setup, seat: Callable[[str], Agent]) -> Match:
     """The boards of a setup: a duel shares one, two agents of a one-player game get one each."""
     scenario = get_scenario(setup.scenario)
@@ -363,8 +368,7 @@ def new_match(setup: Setup, seat: Callable[[str], Agent]) -> Match:
         specs = [setup.agent] if setup.against is None else [setup.agent, setup.against]
         match = Match([Session(scenario, {players[0]: seat(spec)}, setup.seed) for spec in specs])
     else:
-        alone = "random" if scenario.reference is None else "optimal"  # when nobody is named: they need no model
-        specs = [setup.agent, setup.against or alone]
+        specs = [setup.agent, opponent(setup)]
         seated = {player: seat(spec) for player, spec in zip(players, specs, strict=True)}
         match = Match([Session(scenario, seated, setup.seed)])
     match.seat_people()

@@ -84,9 +84,12 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool) -> str:
             lost, sign = judging.lost(index, step, player)
             said = f"{turn.action or '⊥'} lost {lost:.2f} {sign}".rstrip() if lost else f"{turn.action} is best"
             better = f", better {' or '.join(before.best)}" if lost else ""
-            parts.append(f"{name}{said}{better}")
+            parts.append(f"last: {name}{said}{better}")
         asked = session.live and isinstance(session.agents[player], HumanAgent)
-        if now is not None and (hint or not asked):
+        open_ = (
+            asked if match.secret else True
+        )  # while others choose in secret, a hint is about the person's own move
+        if now is not None and open_ and (hint or not (asked or match.secret)):
             about = "" if now.exact else "about "
-            parts.append(f"{name}worth {about}{now.value:+.2f}, best {' or '.join(now.best)}")
-    return "   ".join(parts)
+            parts.append(f"now: {name}worth {about}{now.value:+.2f}, best {' or '.join(now.best)}")
+    return "   ".join(parts) or judging.failed

@@ -125,6 +125,7 @@ class PlayScreen(Screen[None]):
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
         self._second: Cancel | None = None
         self._next: Cancel | None = None
+        self.counted = False  # in the series
         self.note = ""  # beside the title: where the episode was recorded
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
@@ -184,11 +185,13 @@ class PlayScreen(Screen[None]):
         first = self.match.sessions[0]
         title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
         note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
+        if self.series is not None:
+            title += f" · game {self.series.played + (not self.counted)} of {self.series.games}"
         self.query_one("#title", Static).update(Content.styled(title, "bold") + note)
         result = verdict(self.match) if self.match.live else ""
         if self.series is not None:
-            title += f" {self.series.played + (not self.match.over)} of {self.series.games}"
             score = self.series.card() if self.series.over else self.series.score() if self.series.played else ""
+            score = score if self.series.over or not score else f"after {self.series.played} games: {score}"
             result = "   ".join(filter(None, (result, score))) if not self.series.over else score
         banner = self.query_one("#verdict", Static)
         banner.display = bool(result)
@@ -230,18 +233,17 @@ class PlayScreen(Screen[None]):
         """Do what comes next by itself: a person is asked at once, everything else follows the clock."""
         if self.match.live and self.match.human and self.pace.forward:
             self.ask()
-            if self.setup.live and self.pace.playing:
-                self.pace.later()
         elif self.pace.playing:
             self.pace.later()
 
     @while_standing
     def tick(self) -> None:
         people = self.asking.people()
-        if not (self.setup.live and people):
+        if self.setup.live and people and self.match.live and self.pace.forward:
+            for index, player, person in people:
+                person.choose(self.wanted.pop((index, player), None))
+        else:
             self.advance()
-        for index, player, person in people if self.setup.live else ():
-            person.choose(self.wanted.pop((index, player), None))
 
     def advance(self) -> None:
         """One step in the direction of play: through the history first, then by asking the agents."""
@@ -273,6 +275,8 @@ class PlayScreen(Screen[None]):
             return
         self.asking.start()
         self.watch_wait()
+        if self.setup.live and self.pace.playing:
+            self.pace.later()
 
     @while_standing
     def watch_wait(self) -> None:
@@ -338,15 +342,18 @@ class PlayScreen(Screen[None]):
 
     def series_goes_on(self) -> None:
         """Count the game, and open the next one after a moment; at the end the card stays."""
-        if self.series is None or self.series.over:
+        if self.series is None or self.counted:
             return
+        self.counted = True
         self.series.add(self.match)
         if not self.series.over:
             self._next = self.host.clock.after(self, BETWEEN_S, self.next_game)
 
     @while_standing
     def next_game(self) -> None:
-        if self.series is not None:
+        if self.app.screen is not self:  # somebody reads the help
+            self._next = self.host.clock.after(self, BETWEEN_S, self.next_game)
+        elif self.series is not None:
             setup = replace(self.series.next(), speed=self.pace.speed)
             self.host.open_game(setup, replace=True, series=self.series, details=self.details)
 
@@ -474,6 +481,8 @@ class PlayScreen(Screen[None]):
             self.asking.drop()
             if not self.match.live:
                 self.notify(f"You play on from step {self.match.cursor}; what came after it is gone.")
+            if self._next is not None:
+                self._next()  # the series waits for this game to end again
             self.match.rewind()
             session.take_over(player)
         self.match.seat_people()
@@ -506,13 +515,19 @@ class PlayScreen(Screen[None]):
             panel.scroll_words(pages)
 
     def action_restart(self) -> None:
+        if self.counted:
+            self.notify("This game of the series is counted; the next one comes by itself.")
+            return
         setup = replace(self.setup, speed=self.pace.speed)
-        self.host.open_game(setup, replace=True, details=self.details)
+        self.host.open_game(setup, replace=True, series=self.series, details=self.details)
 
     def action_next_seed(self) -> None:
         """Another start; in a record, the next episode."""
         if self.replay is not None:
             self.action_episode(1)
+            return
+        if self.series is not None and not self.series.over:
+            self.notify("In a series the next game comes by itself.")
             return
         setup = replace(self.setup, speed=self.pace.speed, seed=self.setup.seed + 1)
         self.host.open_game(setup, replace=True, details=self.details)

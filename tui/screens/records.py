@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -43,7 +44,7 @@ class RecordsScreen(Screen[None]):
         table, listed = self.query_one(DataTable), self.records.listed()
         table.clear()
         for place in listed:
-            table.add_row(*self.records.line(place), key=str(place))
+            table.add_row(*map(Text, self.records.line(place)), key=str(place))
         if self.records.place in listed:
             table.move_cursor(row=listed.index(self.records.place))
         count = f"{len(listed)} of {len(self.records.episodes)} episodes: {self.records.only}"

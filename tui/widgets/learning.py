@@ -8,7 +8,7 @@ from textual_plotext import PlotextPlot
 
 from msgrpo_agent.parse import thought
 from msgrpo_agent.run_log import Member
-from tui.learning import Learning, sign
+from tui.learning import Learning, measured, sign
 from tui.session import Session, points
 
 NOTHING_YET = "nothing measured yet"
@@ -19,13 +19,15 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
     plot = curve.plt
     plot.clear_data()
     key = f"rollout/{run.score}"
-    played = [(row["step"], row[key]) for row in run.train_rows if key in row]
+    played = [(row["step"], value) for row in run.train_rows if (value := measured(row, key)) is not None]
     if played:
         plot.plot(*zip(*played, strict=True), marker="braille")
+    for step, _, low, high in run.evaluations:
+        plot.plot([step, step], [low, high], marker="│", color="green+")
     if run.evaluations:
-        steps, means, lows, highs = zip(*run.evaluations, strict=True)
-        apart = [high - low for low, high in zip(lows, highs, strict=True)]
-        plot.error(list(steps), list(means), yerr=apart)
+        plot.scatter(
+            *zip(*((step, mean) for step, mean, *_ in run.evaluations), strict=True), marker="┼", color="green+"
+        )
     if run.step:
         plot.vline(run.step)
     plot.xlim(0, run.settings["steps"])
