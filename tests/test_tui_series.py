@@ -356,3 +356,22 @@ async def test_a_judge_that_fails_is_told_and_the_game_goes_on(
         await ticks(pilot, clock, 2)
         assert "no move is judged any more" in play_screen(app).judging.failed
         assert play_screen(app).match.last == 2
+
+
+async def test_brackets_in_names_are_brackets_everywhere(tmp_path: Path) -> None:
+    """Titles, verdict and messages: nothing that a model or a file is called is taken as markup."""
+    names = ("llama[red]x", "m[@click=app.quit]y")
+    first, second = (f"endpoint:http://127.0.0.1:9/v1#{name}" for name in names)
+    clock = ManualClock()
+    setup = Setup("frozen-lake", first, second, seed=3)
+    app = PlayApp(RandomAgent, setup, games=2, clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(140, 40), notifications=True) as pilot:
+        await settle(pilot)
+        while not play_screen(app).match.over:
+            await ticks(pilot, clock, 1)
+        app.notify("no server: [/nope]")
+        await pilot.pause()
+        text = app.export_screenshot().replace("&#160;", " ")
+        assert "[/nope]" in text
+        for name in names:
+            assert text.count(name) >= 4  # the app's title, both boxes, the verdict

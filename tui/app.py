@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from msgrpo_agent.episode import Episode
@@ -90,6 +91,18 @@ class PlayApp(App[None]):
             self.open_game(self.first, series=Series(self.first, self.games) if self.games > 1 else None)
         else:
             self.choose(notice if self.first is not None and notice else "")
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """Messages quote names, files and models: brackets in them are brackets."""
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     @staticmethod
     def _missing(setup: Setup) -> str | None:

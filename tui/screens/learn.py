@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.markup import escape
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 from textual_plotext import PlotextPlot
@@ -105,7 +106,7 @@ class LearnScreen(Screen[None]):
         run = self.run
         self.show_title()
         draw_curve(self.query_one(PlotextPlot), run)
-        self.query_one("#progress").border_title = run.score
+        self.query_one("#progress").border_title = escape(run.score)
         self.query_one("#progress").border_subtitle = "⠒ in training   ┼ on validation starts, 95 %"
         self.query_one(Groups).show(run)
         parts = [Content.styled(f"{name} ", "$text-muted") + Content(value) for name, value in run.facts()]
@@ -132,7 +133,7 @@ class LearnScreen(Screen[None]):
         said.update(words(run, self.session))
         listed.update(turns(run, self.session))
         limit = self.session.scenario.step_limit
-        box.border_subtitle = ending(self.session, frame) or f"step {frame.step} of {limit}"
+        box.border_subtitle = escape(ending(self.session, frame)) or f"step {frame.step} of {limit}"
 
     def show_episode(self) -> None:
         """Another episode, from its beginning."""

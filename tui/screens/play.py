@@ -143,7 +143,7 @@ class PlayScreen(Screen[None]):
                     with Vertical(classes="panels"):
                         for player in session.players:
                             yield AgentPanel(i, player, session)
-        yield Static(id="verdict")
+        yield Static(id="verdict", markup=False)
         yield Timeline(id="timeline")
         yield Footer(compact=True, show_command_palette=False)
 

@@ -8,6 +8,7 @@ from typing import get_args
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.markup import escape
 from textual.widgets import Static
 
 from msgrpo_agent.game import Board
@@ -45,9 +46,10 @@ class Lane(Vertical):
         session, frame = self._session, self._session.frame
         self.query_one(BoardView).show(frame.board, frame.seen)
         first = session.players[0]
-        self.border_title = f"{session.scenario.id} · {session.name(first)}" if self._several else session.scenario.id
-        self.border_subtitle = ending(session, frame)
-        how = mood(session, first) if self.border_subtitle else None
+        whose = f" · {session.name(first)}" if self._several else ""
+        self.border_title = escape(f"{session.scenario.id}{whose}")
+        self.border_subtitle = escape(ending(session, frame))
+        how = mood(session, first) if frame.ending else None
         for kind in get_args(Mood):
             self.set_class(how == kind, kind)
         self.set_class(self._several and isinstance(session.agents[first], HumanAgent), "person")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
+from textual.markup import escape
 from textual.widget import Widget
 from textual.widgets import Sparkline, Static
 
@@ -33,7 +34,7 @@ class AgentPanel(Widget):
         self.player = player
         self.bars = ActionBars(index, player, session.game.actions or session.game.legal(player))
         self._following = False  # the words scroll to the end of a growing answer
-        self.border_title = session.name(player)
+        self.border_title = escape(session.name(player))
 
     def compose(self) -> ComposeResult:
         yield Static(classes="stats")
@@ -60,8 +61,8 @@ class AgentPanel(Widget):
         about to read, shown with `details` where no turn is shown."""
         frame = session.frame
         tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
-        self.border_title = session.name(self.player)
-        self.border_subtitle = about(session, self.player)
+        self.border_title = escape(session.name(self.player))
+        self.border_subtitle = escape(about(session, self.player))
         stats = [
             stat("return", points(tally.total), "bold"),
             stat("step", f"{frame.step}/{session.scenario.step_limit}"),
