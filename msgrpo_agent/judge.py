@@ -2,8 +2,8 @@
 
     regret(a) = max_a' Q(s, a') − Q(s, a)
 
-Q is the expected return from s on if the best known player goes on after the action. On Frozen Lake it is exact;
-elsewhere playouts estimate it, and a difference counts only where it is larger than their noise.
+Q is the expected return from s on if the best known player goes on after the action. It is exact on Frozen Lake and
+in tic-tac-toe; elsewhere playouts estimate it, and a difference counts only where it is larger than their noise.
 """
 
 from __future__ import annotations

@@ -212,3 +212,21 @@ def test_a_copy_of_a_game_with_new_luck_has_that_luck() -> None:
 def test_what_is_no_game_of_these_libraries_is_one_message(name: str) -> None:
     with pytest.raises(UsageError):
         get_scenario(name)
+
+
+def test_tic_tac_toe_is_judged_exactly() -> None:
+    """The start is a draw whatever is played; who does not block loses, and only then."""
+    pytest.importorskip("pyspiel")
+    scenario = get_scenario("spiel:tic_tac_toe")
+    assert scenario.judge is not None
+    game = scenario.new(0, 0)
+    start = scenario.judge(game, "player1")
+    assert start.exact
+    assert [q for action, q in start.values.items() if action is not None] == [0.0] * 9
+    assert start.sign(None) == "??"
+    for action in ("x(0,0)", "o(1,1)", "x(0,1)"):
+        game.step({game.to_move[0]: action})
+    judgement = scenario.judge(game, "player2")
+    assert judgement.best == ["o(0,2)"]
+    assert judgement.regret("o(2,2)") == 1.0
+    assert get_scenario("spiel:connect_four").judge is None  # far too long to be searched to its end

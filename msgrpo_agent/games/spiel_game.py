@@ -16,11 +16,12 @@ from typing import Any
 import pyspiel
 
 from msgrpo_agent.errors import GameError, UsageError, nearest
-from msgrpo_agent.game import Game, Scenario, stream
+from msgrpo_agent.game import Game, Judgement, Scenario, stream
 
 LIMIT = 400  # steps, where a game may last longer
 MOST_ACTIONS = 150  # that are listed; of games with more, each state names its own
 SIMULATIONS = 400  # of the search player
+SOLVED = 9  # moves of the longest game that is searched to its end, as tic-tac-toe is
 SEARCHED = pyspiel.GameType.Information.PERFECT_INFORMATION
 
 
@@ -209,7 +210,38 @@ def spiel_scenario(name: str) -> Scenario:
         actions_of(name),
         one_start=alone,
         reference=best if solvable else None,
+        judge=judge_exactly if _small(game) else None,
     )
+
+
+def _small(game: Any) -> bool:
+    """Whether alpha-beta search sees to the end of every game at once: two players, no chance, few moves."""
+    kind = game.get_type()
+    return bool(
+        game.num_players() == 2
+        and game.max_game_length() <= SOLVED
+        and kind.utility == pyspiel.GameType.Utility.ZERO_SUM
+        and kind.chance_mode == pyspiel.GameType.ChanceMode.DETERMINISTIC
+        and kind.information == SEARCHED
+        and kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
+    )
+
+
+def judge_exactly(game: SpielGame, player: str) -> Judgement:
+    """The game's value after each action, by OpenSpiel's alpha-beta search; ⊥ loses."""
+    from open_spiel.python.algorithms.minimax import alpha_beta_search
+
+    rules, seat = load(game.name), game.players.index(player)
+    values: dict[str | None, float] = {None: float(rules.min_utility())}
+    for number in game.state.legal_actions(seat):
+        after = game.state.child(number)
+        value = (
+            after.player_return(seat)
+            if after.is_terminal()
+            else alpha_beta_search(rules, after, maximizing_player_id=seat)[0]
+        )
+        values[game.state.action_to_string(seat, number)] = float(value)
+    return Judgement(values)
 
 
 def best(game: SpielGame, player: str) -> list[str]:
