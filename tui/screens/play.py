@@ -180,7 +180,7 @@ class PlayScreen(Screen[None]):
         if self.setup.live and not self.pace.playing and not self.match.over:
             mode = "live: a move starts it, space stops it"
         if self.replay is not None:
-            mode = f"episode {self.replay.place + 1} of {len(self.replay.episodes)}"
+            mode = f"replay of episode {self.replay.place + 1} of {len(self.replay.episodes)}"
         names = " vs ".join(self.match.sessions[i].name(player) for i, player in self.match.seats())
         first = self.match.sessions[0]
         title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
