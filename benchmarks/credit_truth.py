@@ -1,8 +1,8 @@
 """Credit against the truth: what each estimator says of a turn, and what that turn is worth exactly.
 
-    python benchmarks/credit_truth.py --model nano --result benchmarks/results/credit-truth-nano.json
+    python benchmarks/credit_truth.py --model nano --model adapter:runs/fl --result truth.json
 
-For a fixed policy on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
+For fixed policies on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
 sampled; their frequencies are taken as the policy itself, so its values are exact: Q and A = Q − V by dynamic
 programming over Gymnasium's own transition table, the format penalty included. Groups of G episodes are then drawn
 from that policy and credited by each estimator of `train.credit` but the critic. All of them see the same groups, so
@@ -21,7 +21,7 @@ import asyncio
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -158,28 +158,34 @@ def _error(estimate: np.ndarray, truth: np.ndarray, places: np.ndarray) -> dict[
     }
 
 
-def draw(scenarios: dict[str, Any], file: Path) -> None:
-    """Correlation with the exact advantage over the size of the group, a panel a scenario."""
+def draw(found: list[dict[str, Any]], file: Path) -> None:
+    """Correlation with the exact advantage over the size of the group, a panel a policy and scenario."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2 * len(scenarios), 4), layout="constrained")
-    panels = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)[0]
-    for axes, (name, found) in zip(panels, scenarios.items(), strict=True):
-        sizes = list(found["sizes"])
+    scenarios = list(dict.fromkeys(row["scenario"] for row in found))
+    models = list(dict.fromkeys(row["model"] for row in found))
+    figure = Figure(figsize=(3.9 * len(models), 3.4 * len(scenarios)), layout="constrained")
+    panels = figure.subplots(len(scenarios), len(models), sharex=True, sharey=True, squeeze=False)
+    for row in found:
+        axes = panels[scenarios.index(row["scenario"])][models.index(row["model"])]
+        sizes = list(row["sizes"])
         for credit in COMPARED:
-            axes.plot(sizes, [found["sizes"][size][credit]["correlation"] for size in sizes], "o-", label=credit)
-        axes.set(title=name, xlabel="episodes of a group", xscale="log", ylim=(0, 1))
+            axes.plot(sizes, [row["sizes"][size][credit]["correlation"] for size in sizes], "o-", label=credit)
+        axes.set(
+            title=f"{row['scenario']}, {Path(row['model']).name} ({row['value']:.2f})", xscale="log", ylim=(0, 1)
+        )
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
         axes.grid(alpha=0.25)
-    panels[0].set_ylabel("correlation with the exact advantage")
-    panels[0].legend(frameon=False)
+    panels[0][0].legend(frameon=False)
+    figure.supylabel("correlation with the exact advantage")
+    figure.supxlabel("episodes of a group")
     figure.savefig(file, dpi=140)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="nano", help="nano, adapter:DIR, or a folder with a base model")
+    parser.add_argument("--model", action="append", required=True, help="nano, adapter:DIR, or a folder with a base")
     parser.add_argument("--scenario", action="append", default=[], help="default: both 4x4 lakes")
     parser.add_argument("--starts", type=int, default=16, help="validation starts")
     parser.add_argument("--answers", type=int, default=64, help="sampled in every state")
@@ -193,28 +199,29 @@ def main() -> None:
         "machine": facts(),
         **{k: v for k, v in vars(given).items() if k not in ("result", "picture")},
     }
-    result["scenarios"] = {}
-    model = load(given.model)
-    for name in given.scenario or ("frozen-lake", "frozen-lake-slippery"):
-        scenario = get_scenario(name)
+    result["found"] = []
+    for name, model_name in product(given.scenario or ("frozen-lake", "frozen-lake-slippery"), given.model):
+        scenario, model = get_scenario(name), load(model_name)
 
-        async def lakes(scenario: Scenario = scenario) -> list[Lake]:
+        async def lakes(scenario: Scenario = scenario, model: LocalModel = model) -> list[Lake]:
             starts = islice(scenario.starts("val"), given.starts)
             return [await Lake.of(model, scenario, start, given.answers) for start in starts]
 
         found = asyncio.run(lakes())
         states = sum(len(lake.policy) for lake in found)
         values = [lake.value((lake.game().state, 0)) for lake in found]
-        print(f"{name}: {states} states, mean value {np.mean(values):.3f}", flush=True)
+        print(f"{model_name} on {name}: {states} states, mean value {np.mean(values):.3f}", flush=True)
         rows = {size: compared(found, size, max(given.groups * 8 // size, 8), seed=0) for size in (8, 16, 32, 100)}
-        result["scenarios"][name] = {"value": float(np.mean(values)), "sizes": rows}
+        result["found"].append(
+            {"model": model_name, "scenario": name, "states": states, "value": float(np.mean(values)), "sizes": rows}
+        )
         for size, row in rows.items():
             for credit, scores in row.items():
                 print(f"  G={size:<4} {credit:13}", *(f"{key} {value:.3f}" for key, value in scores.items()))
         given.result.parent.mkdir(parents=True, exist_ok=True)
         given.result.write_text(json.dumps(result, indent=2) + "\n")
     if given.picture:
-        draw(result["scenarios"], given.picture)
+        draw(result["found"], given.picture)
 
 
 if __name__ == "__main__":
