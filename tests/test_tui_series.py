@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.references import OptimalAgent, RandomAgent
-from tests.tui_helpers import ManualClock, play_screen, press, settle, ticks
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
 from tui.app import PlayApp
 from tui.export import append_episode
 from tui.plain import play_plain
@@ -26,11 +27,12 @@ from tui.screens.start import StartScreen
 from tui.series import Series, verdict, winner
 from tui.session import Match, Session, Setup, new_match
 from tui.status import worth
+from tui.widgets.board import FLASH_S, BoardView
 
 ROOT = Path(__file__).parents[1]
 
 
-def seat(spec: str) -> Agent:
+def seat(spec: str, temperature: float = 1.0) -> Agent:
     return {"random": RandomAgent, "optimal": OptimalAgent}[spec]()
 
 
@@ -375,3 +377,46 @@ async def test_brackets_in_names_are_brackets_everywhere(tmp_path: Path) -> None
         assert "[/nope]" in text
         for name in names:
             assert text.count(name) >= 4  # the app's title, both boxes, the verdict
+
+
+async def test_the_temperature_chosen_on_the_start_screen_is_what_the_model_gets(tmp_path: Path) -> None:
+    memory, agent = tmp_path / "memory.json", scripted("nano", answer("up"))
+    app = PlayApp({"nano": agent}.__getitem__, clock=ManualClock(), runs=tmp_path, memory=memory)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "T", "T")
+        assert "--temperature 0.5" in str(app.screen.query_one("#command").render())
+        await press(pilot, "enter", "space", "n")
+        screen = play_screen(app)
+        assert screen.match.sessions[0].episode.settings["player"]["sampling"]["temperature"] == 0.5
+        await press(pilot, "q", "t")
+        assert "--temperature 0.7" in str(app.screen.query_one("#command").render())
+    app = PlayApp({"nano": agent}.__getitem__, clock=ManualClock(), runs=tmp_path, memory=memory)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert "--temperature 0.5" in str(app.screen.query_one("#command").render())  # of the game that was started
+
+
+@pytest.mark.parametrize(("motion", "lit"), [("full", True), ("none", False)])
+async def test_a_reward_lights_the_cell_up_where_the_app_moves(tmp_path: Path, motion: str, lit: bool) -> None:
+    clock = ManualClock()
+    app = PlayApp(lambda spec: OptimalAgent(), Setup("frozen-lake", "optimal", seed=3), clock=clock, plays=tmp_path)
+    app.animation_level = motion  # type: ignore[assignment]
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        board = app.screen.query_one(BoardView)
+        while not play_screen(app).match.over:
+            assert board._lit == frozenset()
+            await ticks(pilot, clock, 1)
+        assert ("won" in board._lit) is lit
+        accent = app.screen.query_one(BoardView).get_component_rich_style("board--lit").bgcolor
+        drawn = {
+            segment.style.bgcolor
+            for y in range(board.size.height)
+            for segment in board.render_line(y)
+            if segment.style
+        }
+        assert (accent in drawn) is lit
+        if lit:
+            await asyncio.sleep(FLASH_S + 0.2)
+            assert board._lit == frozenset()

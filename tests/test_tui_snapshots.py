@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(version("textual") != PINNED, reason=f"the pictu
 def picture(request: pytest.FixtureRequest, snap_compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compare the screen after some seconds of play and some keys."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TEXTUAL_ANIMATIONS", "none")
     monkeypatch.setattr("tui.choices.missing_extra", lambda spec: None)
     monkeypatch.setattr("tui.app.missing_extra", lambda spec: None)
 
@@ -39,6 +38,8 @@ def picture(request: pytest.FixtureRequest, snap_compare: Any, tmp_path: Path, m
             "nano": scripted("nano", *(script or (answer("up", "up apple down free."), answer("left"), "no tag"))),
         }
         app = PlayApp(agents.__getitem__, setup, clock=clock, runs=tmp_path)
+
+        app.animation_level = "none"
 
         async def before(pilot: Pilot[Any]) -> None:
             if light:

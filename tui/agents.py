@@ -84,6 +84,7 @@ class LazyAgent:
         self._resolve = resolve
         self._making = threading.Lock()
         self._agent: Agent | None = None
+        self._temperature = 1.0
 
     @property
     def loaded(self) -> bool:
@@ -108,7 +109,15 @@ class LazyAgent:
         with self._making:
             if self._agent is None:
                 self._agent = self._resolve(self.spec)
+                self.sample_at(self._temperature)
             return self._agent
+
+    def sample_at(self, temperature: float) -> None:
+        """The temperature of a language model, from its next answer on."""
+        self._temperature = temperature
+        if isinstance(self._agent, LanguageAgent):
+            sampling = self._agent.sampling
+            self._agent.sampling = sampling.model_copy(update={"temperature": temperature})
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         agent = await in_daemon_thread(self._make) if self._agent is None else self._agent
@@ -126,10 +135,12 @@ class Table:
         self._resolve = resolve
         self._agents: dict[str, LazyAgent] = {}
 
-    def seat(self, spec: str) -> Agent:
+    def seat(self, spec: str, temperature: float = 1.0) -> Agent:
         if spec == HUMAN:
             return HumanAgent()
-        return self._agents.setdefault(spec, LazyAgent(spec, self._resolve))
+        agent = self._agents.setdefault(spec, LazyAgent(spec, self._resolve))
+        agent.sample_at(temperature)
+        return agent
 
     async def close(self) -> None:
         for agent in self._agents.values():

@@ -22,6 +22,7 @@ from tui import export
 from tui.agents import Resolve, Table
 from tui.choices import RUNS, agent_choices, missing_extra
 from tui.clock import Clock, RealClock
+from tui.film import Film
 from tui.learning import Learning
 from tui.records import Records, best_of_people
 from tui.screens.learn import LearnScreen
@@ -61,6 +62,7 @@ class PlayApp(App[None]):
         runs: Path = RUNS,
         plays: Path = PLAYS,
         memory: Path | None = None,
+        record: bool = False,
     ) -> None:
         super().__init__()
         for theme in THEMES:
@@ -77,6 +79,9 @@ class PlayApp(App[None]):
         self.plays = plays
         self.memory = memory
         self.sitting = Sitting()
+        self.record = record
+        self.film = Film()  # of the whole sitting, where it is recorded
+        self.trouble = ""  # why an app that nobody looks at ended
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)
@@ -205,37 +210,50 @@ class PlayApp(App[None]):
         best = best_of_people(path, session.scenario.id)
         return f"recorded in {path}" + (f" · best by hand: {points(best)}" if best is not None else "")
 
-    def export(self, match: Match) -> None:
-        """Save what is on the screen: record, picture and recording, to the folder or to the browser."""
+    def filmed(self, film: Film) -> None:
+        if self.record:
+            self.film = film.after(self.film)
+
+    @property
+    def unattended(self) -> bool:
+        return self.is_headless and self.record
+
+    def game_over(self, trouble: str = "") -> None:
+        if self.unattended:
+            self.trouble = trouble
+            self.exit()
+
+    def export(self, match: Match, film: Film) -> None:
+        """Save the record, what the screen has shown and what it shows, to the folder or to the browser."""
         if not any(session.last for session in match.sessions):
             self.notify("Nothing has been played yet, so there is nothing to save.")
             return
         for session in match.sessions:
-            name = export.file_stem(session)
-            files = {
-                f"{name}.jsonl": export.episode_line(session.episode),
-                f"{name}.cast": export.asciicast(session, speed=match_speed(self.screen)),
-            }
-            if not all(self._deliver(filename, text) for filename, text in files.items()):
+            if not self._deliver(f"{export.file_stem(session)}.jsonl", export.episode_line(session.episode).encode()):
                 return
         first = match.sessions[0]
-        picture = f"{export.file_stem(first)}-step{match.cursor}.svg"
-        if not self._deliver(picture, self.export_screenshot(title=f"msgrpo play {first.scenario.id}")):
-            return
-        where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
-        self.notify(f"{where}: {export.file_stem(first)} .jsonl .cast .svg")
+        name, title = export.file_stem(first), f"msgrpo play {first.scenario.id} --seed {first.seed}"
+        files = {
+            f"{name}-step{match.cursor}.svg": self.export_screenshot(title=title).encode(),
+            f"{name}.cast": film.asciicast(title).encode(),
+        }
+        if missing_extra("nano") is None:  # what draws a GIF comes with what trains
+            files[f"{name}.gif"] = film.gif()
+        if all(self._deliver(filename, data) for filename, data in files.items()):
+            where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
+            self.notify(f"{where}: {name} .jsonl {' '.join(Path(file).suffix for file in files)}")
 
-    def _deliver(self, filename: str, text: str) -> bool:
+    def _deliver(self, filename: str, data: bytes) -> bool:
         """Write a file, or offer it to the browser; False, and said why, where it cannot be written."""
         if not self.is_web:
             try:
                 self.plays.mkdir(parents=True, exist_ok=True)
-                (self.plays / filename).write_text(text)
+                (self.plays / filename).write_bytes(data)
             except OSError as error:
                 self.notify(f"{self.plays / filename} cannot be written: {error.strerror}", severity="error")
                 return False
         else:
-            self.deliver_text(io.StringIO(text), save_filename=filename)
+            self.deliver_binary(io.BytesIO(data), save_filename=filename)
         return True
 
     def action_toggle_light(self) -> None:
@@ -254,7 +272,3 @@ class PlayApp(App[None]):
             yield SystemCommand("Save", "Record, picture and recording", play.action_export)
         if isinstance(screen, StartScreen):
             yield SystemCommand("Open a replay", "Watch a recorded episode", screen.action_open_replay)
-
-
-def match_speed(screen: object) -> float:
-    return screen.pace.speed if isinstance(screen, PlayScreen) else 4.0

@@ -30,8 +30,11 @@ def play(
     run: Annotated[
         Path | None, typer.Option(help="Watch a training run: its folder. It may be going on, or be over.")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write what the app shows when you leave: FILE.gif or FILE.cast.")
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
-    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="Of language models; 0 is greedy.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
     keys: Annotated[bool, typer.Option("--keys", help="Print the keys and the file that changes them.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Serve the app to a browser on this machine.")] = False,
@@ -46,7 +49,7 @@ def play(
     from msgrpo_agent.specs import make_agent
     from tui import launch
 
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    sampling = Sampling(max_tokens=max_tokens)
     if keys:
         launch.print_keys(out)
     elif web:
@@ -54,11 +57,12 @@ def play(
     else:
         launch.start(
             lambda spec: make_agent(spec, sampling, show_probabilities=True),
-            launch.setup(scenario, agent, against, seed, speed, step=step, live=live),
+            launch.setup(scenario, agent, against, seed, speed, step=step, live=live, temperature=temperature),
             replay=replay,
             episode=episode,
             run=run,
             games=best_of,
             plain=plain,
+            record=record,
             console=out,
         )

@@ -1,21 +1,15 @@
-"""What a sitting leaves behind: the record of an episode, and an asciicast v2 of it."""
+"""What a sitting leaves behind: the record of an episode, and a name for its files."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import re
 from pathlib import Path
 
-from rich.console import Console
-
 from msgrpo_agent.episode import Episode
-from tui.plain import frame_text
 from tui.session import Session
 
 LONGEST_STEM = 100  # file systems take names of 255 bytes
-CAST_WIDTH, CAST_HEIGHT = 80, 30
 
 
 def file_stem(session: Session) -> str:
@@ -36,22 +30,3 @@ def append_episode(path: Path, episode: Episode) -> None:
         file.write(episode_line(episode))
         file.flush()
         os.fsync(file.fileno())
-
-
-def asciicast(session: Session, *, speed: float) -> str:
-    """The episode as asciicast v2: a header line, then one output event a frame, `speed` frames a second."""
-    header = {
-        "version": 2,
-        "width": CAST_WIDTH,
-        "height": CAST_HEIGHT,
-        "title": f"msgrpo play {session.scenario.id} --seed {session.seed}",
-        "env": {"TERM": "xterm-256color"},
-    }
-    lines = [json.dumps(header)]
-    for i, frame in enumerate(session.frames):
-        output = io.StringIO()
-        console = Console(file=output, force_terminal=True, color_system="standard", width=CAST_WIDTH, no_color=False)
-        console.print(frame_text(session, frame))
-        screen = "\x1b[2J\x1b[H" + output.getvalue().replace("\n", "\r\n")
-        lines.append(json.dumps([round(i / speed, 3), "o", screen]))
-    return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 from textual.screen import Screen
 
 from tui.clock import Clock
+from tui.film import Film
 from tui.records import Records
 from tui.series import Series
 from tui.session import Match, Session, Setup, Sitting
@@ -17,6 +18,12 @@ class Host(Protocol):
     clock: Clock
     sitting: Sitting
     runs: Path  # where trained runs are
+
+    @property
+    def unattended(self) -> bool:
+        """Nobody looks: games start by themselves, and the app ends with the last one."""
+        ...
+
     memory: Path | None  # the file in which the start screen's choices are kept
 
     def open_game(
@@ -41,8 +48,16 @@ class Host(Protocol):
         """Count an episode that has ended, record a person's, and say where it was recorded."""
         ...
 
-    def export(self, match: Match) -> None:
+    def export(self, match: Match, film: Film) -> None:
         """Save the game that is shown."""
+        ...
+
+    def filmed(self, film: Film) -> None:
+        """Keep what a screen showed, where the sitting is recorded."""
+        ...
+
+    def game_over(self, trouble: str = "") -> None:
+        """Nothing more comes by itself: an app that nobody looks at ends."""
         ...
 
     def leave(self) -> None:

@@ -19,18 +19,29 @@ from msgrpo_agent.errors import MsgrpoError, UsageError
 from msgrpo_agent.extras import needs
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.paths import read_adapter_config
+from tui import film
 from tui.agents import HUMAN, Resolve, Table
 from tui.choices import memory_file, missing_extra
+from tui.film import Film
 from tui.learning import Learning, sign
 from tui.records import Records
 from tui.series import Series
 from tui.session import Session, Setup
 
+UNSEEN = (120, 40)  # columns and rows of a recording that is made without a terminal
 INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no terminal and needs none
 
 
 def setup(
-    scenario: str | None, agent: str, against: str | None, seed: int, speed: float, *, step: bool, live: bool
+    scenario: str | None,
+    agent: str,
+    against: str | None,
+    seed: int,
+    speed: float,
+    *,
+    step: bool,
+    live: bool,
+    temperature: float = 1.0,
 ) -> Setup | None:
     """What was asked for; None where the person is to choose."""
     if scenario is None:
@@ -38,7 +49,7 @@ def setup(
     get_scenario(scenario)
     if live and HUMAN not in (agent, against):
         raise UsageError("--live is for a person's game", fix=f"msgrpo play {scenario} --agent human --live")
-    return Setup(scenario, agent, against, seed, speed, step, live)
+    return Setup(scenario, agent, against, seed, speed, step, live, temperature)
 
 
 def has_screen() -> bool:
@@ -56,6 +67,7 @@ def start(
     run: Path | None,
     games: int,
     plain: bool,
+    record: Path | None = None,
     console: Console,
 ) -> None:
     """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0."""
@@ -70,7 +82,9 @@ def start(
     records = None if replay is None else Records.read(replay)
     if records is not None and episode is not None:
         records.choose(episode)
-    if plain or not has_screen():
+    if record is not None:
+        _check_record(record, wanted, records, plain=plain)
+    if plain or not (has_screen() or record):
         if watched is not None:
             print_run(watched, console)
             return
@@ -84,10 +98,45 @@ def start(
     alone = records is not None and (records.chosen or len(records.episodes) == 1)
     if records is not None and alone:  # one that does not replay is an error before the screen is taken
         _session(records.episode, resolve)
-    app = PlayApp(resolve, wanted, records=records, run=watched, games=games, keys=read_keys(), memory=memory_file())
-    app.run()
+    app = PlayApp(
+        resolve,
+        wanted,
+        records=records,
+        run=watched,
+        games=games,
+        keys=read_keys(),
+        memory=memory_file(),
+        record=record is not None,
+    )
+    app.run() if has_screen() else app.run(headless=True, size=UNSEEN)
     if app.return_code:  # 1 after a crash
         sys.exit(app.return_code)
+    if record is not None:
+        write_film(app.film, record, app.trouble, console)
+
+
+def _check_record(file: Path, wanted: Setup | None, records: Records | None, *, plain: bool) -> None:
+    film.check(file)
+    if plain:
+        raise UsageError("--record writes what the app shows, and --plain leaves it out; give one of them")
+    if has_screen():
+        return
+    if wanted is None and (records is None or not (records.chosen or len(records.episodes) == 1)):
+        raise UsageError(
+            "without a terminal --record needs a game, or one episode", fix="msgrpo play snake --record game.gif"
+        )
+    if wanted is not None and HUMAN in (wanted.agent, wanted.against):
+        raise UsageError("a person needs a terminal to play in", fix="choose another --agent")
+
+
+def write_film(taken: Film, file: Path, trouble: str, console: Console) -> None:
+    """Write what was recorded and say so. Raises MsgrpoError where there is nothing, or the game was not finished."""
+    if not taken.pictures:
+        raise MsgrpoError("no game was shown, so nothing is recorded", fix="play one before you leave")
+    taken.write(file, "msgrpo play")
+    console.print(f"{len(taken.pictures)} pictures: {file}", highlight=False, markup=False, soft_wrap=True)
+    if trouble:
+        raise MsgrpoError(f"the recording ends where an agent gave no answer: {trouble}")
 
 
 def check_specs(resolve: Resolve, wanted: Setup) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tui.clock import Cancel
 
 SPEEDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # steps a second
+
+
+def neighbour(values: Sequence[float], value: float, by: int) -> float:
+    """The entry `by` places after the one that is nearest to `value`; at the ends the last one."""
+    nearest = min(range(len(values)), key=lambda i: abs(values[i] - value))
+    return values[max(0, min(nearest + by, len(values) - 1))]
 
 
 class Pace:
@@ -47,7 +53,6 @@ class Pace:
 
     def change_speed(self, by: int) -> None:
         """To the next of SPEEDS, upwards or downwards; a step that is waited for comes at the new speed."""
-        nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
-        self.speed = SPEEDS[max(0, min(nearest + by, len(SPEEDS) - 1))]
+        self.speed = neighbour(SPEEDS, self.speed, by)
         if self._cancel is not None:
             self.later()

@@ -104,3 +104,14 @@ class Series:
     def card(self) -> str:
         """The result, when all games are played."""
         return f"{self.played} games of {self.setup.scenario}: {self.score()} (95 % interval of the mean difference)"
+
+
+def standing(match: Match, series: Series | None) -> str:
+    """The line under the boards: who won this game, where it is over, and how the series stands."""
+    result = verdict(match) if match.live else ""
+    if series is None:
+        return result
+    if series.over:
+        return series.card()
+    score = f"after {series.played} games: {series.score()}" if series.played else ""
+    return "   ".join(filter(None, (result, score)))

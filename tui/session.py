@@ -37,6 +37,7 @@ class Setup:
     speed: float = SPEED
     step: bool = False
     live: bool = False  # a person's game goes on by itself, in the person's time
+    temperature: float = 1.0  # of the language models
 
     @property
     def mode(self) -> str:
@@ -358,18 +359,22 @@ def opponent(setup: Setup) -> str:
     return setup.against or ("random" if get_scenario(setup.scenario).reference is None else "optimal")
 
 
-def new_match(setup: Setup, seat: Callable[[str], Agent]) -> Match:
-    """The boards of a setup: a duel shares one, two agents of a one-player game get one each."""
+def new_match(setup: Setup, seat: Callable[[str, float], Agent]) -> Match:
+    """The boards of a setup: a duel shares one, two agents of a one-player game get one each.
+
+    `seat` makes the agent of a name and a temperature.
+    """
     scenario = get_scenario(setup.scenario)
     players = scenario.players
     if len(players) > 2:
         raise UsageError(f"{scenario.id} has {len(players)} players; the app seats two")
     if len(players) == 1:
         specs = [setup.agent] if setup.against is None else [setup.agent, setup.against]
-        match = Match([Session(scenario, {players[0]: seat(spec)}, setup.seed) for spec in specs])
+        agents = [seat(spec, setup.temperature) for spec in specs]
+        match = Match([Session(scenario, {players[0]: agent}, setup.seed) for agent in agents])
     else:
         specs = [setup.agent, opponent(setup)]
-        seated = {player: seat(spec) for player, spec in zip(players, specs, strict=True)}
+        seated = {player: seat(spec, setup.temperature) for player, spec in zip(players, specs, strict=True)}
         match = Match([Session(scenario, seated, setup.seed)])
     match.seat_people()
     return match
@@ -378,7 +383,7 @@ def new_match(setup: Setup, seat: Callable[[str], Agent]) -> Match:
 def short_name(spec: str) -> str:
     """What a narrow screen calls an agent: `fl` for adapter:runs/fl, the model's name for an endpoint."""
     kind, colon, rest = spec.partition(":")
-    if not colon:
+    if not colon or kind == "nano":
         return spec
     return rest.rpartition("#")[2] if kind == "endpoint" else rest.rstrip("/").rpartition("/")[2] or rest
 

@@ -21,13 +21,14 @@ from tui import hands
 from tui.agents import ARROWS, HUMAN, WASD, LazyAgent
 from tui.asking import Asking
 from tui.clock import Cancel
+from tui.film import Film
 from tui.host import Host, host
 from tui.judging import Judging
 from tui.messages import ActionChosen, AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed, SeekTo
 from tui.pace import Pace
 from tui.records import Records
 from tui.screens.dialogs import Help, Jump
-from tui.series import Series, verdict
+from tui.series import Series, standing
 from tui.session import Match, Session, Setup
 from tui.status import status, worth
 from tui.widgets.lane import Lane
@@ -127,6 +128,7 @@ class PlayScreen(Screen[None]):
         self._next: Cancel | None = None
         self.counted = False  # in the series
         self.note = ""  # beside the title: where the episode was recorded
+        self.film = Film()
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
 
@@ -148,6 +150,7 @@ class PlayScreen(Screen[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
+        self.pace.playing = self.pace.playing or self.host.unattended
         self.show_all()
         self.go()
 
@@ -157,6 +160,20 @@ class PlayScreen(Screen[None]):
         self.judging.drop()
         for cancel in filter(None, (self._second, self._next)):
             cancel()
+        self.host.filmed(self.film)
+
+    def picture(self) -> None:
+        """Film what is there once what was shown last has its final layout, which takes a second refresh."""
+        self.call_after_refresh(self.call_after_refresh, self.take)
+
+    def ended(self, trouble: str = "") -> None:
+        """Nothing more comes by itself, once the last picture is taken."""
+        self.show_all()
+        self.call_after_refresh(self.call_after_refresh, self.host.game_over, trouble)
+
+    @while_standing
+    def take(self) -> None:
+        self.film.take(self, self.host.clock.now())
 
     def lane(self, session: int) -> Lane:
         return self.query_one(f"#lane-{session}", Lane)
@@ -176,6 +193,18 @@ class PlayScreen(Screen[None]):
             self.lane(i).show(worth(self.match, self.judging, i, hint=self.hint))
             for player in session.players:
                 self.show_seat(i, player)
+        self.query_one("#title", Static).update(self.title_line())
+        result = standing(self.match, self.series)
+        banner = self.query_one("#verdict", Static)
+        banner.display = bool(result)
+        banner.update(result)
+        self.show_time()
+        self.refresh_bindings()
+        self.judging.look()
+        self.picture()
+
+    def title_line(self) -> Content:
+        """Who plays what, from which start, how; in a series which game it is; where the episode was recorded."""
         mode = self.setup.mode
         if self.setup.live and not self.pace.playing and not self.match.over:
             mode = "live: a move starts it, space stops it"
@@ -184,21 +213,10 @@ class PlayScreen(Screen[None]):
         names = " vs ".join(self.match.sessions[i].name(player) for i, player in self.match.seats())
         first = self.match.sessions[0]
         title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
-        note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
         if self.series is not None:
             title += f" · game {self.series.played + (not self.counted)} of {self.series.games}"
-        self.query_one("#title", Static).update(Content.styled(title, "bold") + note)
-        result = verdict(self.match) if self.match.live else ""
-        if self.series is not None:
-            score = self.series.card() if self.series.over else self.series.score() if self.series.played else ""
-            score = score if self.series.over or not score else f"after {self.series.played} games: {score}"
-            result = "   ".join(filter(None, (result, score))) if not self.series.over else score
-        banner = self.query_one("#verdict", Static)
-        banner.display = bool(result)
-        banner.update(result)
-        self.show_time()
-        self.refresh_bindings()
-        self.judging.look()
+        note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
+        return Content.styled(title, "bold") + note
 
     @while_standing
     def show_seat(self, index: int, player: str) -> None:
@@ -261,7 +279,7 @@ class PlayScreen(Screen[None]):
                 pace.later()
         elif self.match.over:
             pace.playing = False
-            self.show_all()
+            self.ended()
         elif self.match.ready:
             self.commit()
         else:
@@ -326,7 +344,9 @@ class PlayScreen(Screen[None]):
             return
         if self.asking.failed:
             self.pace.playing = False
-        self.show_all()
+            self.ended("; ".join(self.asking.failed.values()))
+        else:
+            self.show_all()
 
     def commit(self) -> None:
         over = [session.over for session in self.match.sessions]
@@ -337,7 +357,10 @@ class PlayScreen(Screen[None]):
         if self.match.over:
             self.pace.playing = False
             self.series_goes_on()
-        self.show_all()
+        if self.match.over and (self.series is None or self.series.over):
+            self.ended()
+        else:
+            self.show_all()
         self.go()
 
     def series_goes_on(self) -> None:
@@ -557,7 +580,7 @@ class PlayScreen(Screen[None]):
         return False
 
     def action_export(self) -> None:
-        self.host.export(self.match)
+        self.host.export(self.match, self.film)
 
     def action_help(self) -> None:
         self.app.push_screen(Help())

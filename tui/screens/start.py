@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,13 +24,14 @@ from tui.agents import HUMAN
 from tui.choices import Choice, latest_run, remember, remembered
 from tui.clock import Cancel
 from tui.host import host
-from tui.pace import SPEEDS
+from tui.pace import SPEEDS, neighbour
 from tui.screens.dialogs import Ask, Help, Pick
 from tui.session import SPEED, Setup
 from tui.widgets.board import BoardView
 
 ENDPOINT = "endpoint"
 LISTS = ("games", "ways", "agents", "others")
+TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.5)
 PREVIEW_S, PREVIEWED = 0.6, 8  # seconds a move, and moves, before a preview begins again
 WAYS = {
     "watch": "watch",
@@ -48,12 +50,14 @@ def ways_of(scenario_id: str) -> list[str]:
     return ["duel", "duel-watch"] if two else ["watch", "step", "play", "live", "race", "compare"]
 
 
-def setup_of(scenario: str, way: str, agent: str, against: str, *, seed: int, speed: float) -> Setup:
+def setup_of(
+    scenario: str, way: str, agent: str, against: str, *, seed: int, speed: float, temperature: float = 1.0
+) -> Setup:
     """The setup of a way to play: who sits where."""
+    setup = Setup(scenario, agent, None, seed, speed, way == "step", way == "live", temperature)
     if way in ("play", "live", "race", "duel"):
-        other = None if way in ("play", "live") else agent
-        return Setup(scenario, HUMAN, other, seed, speed, live=way == "live")
-    return Setup(scenario, agent, against if way in ("compare", "duel-watch") else None, seed, speed, way == "step")
+        return replace(setup, agent=HUMAN, against=None if way in ("play", "live") else agent)
+    return replace(setup, against=against) if way in ("compare", "duel-watch") else setup
 
 
 def command_of(setup: Setup) -> str:
@@ -65,6 +69,8 @@ def command_of(setup: Setup) -> str:
         parts += ["--seed", str(setup.seed)]
     if setup.speed != SPEED:
         parts += ["--speed", f"{setup.speed:g}"]
+    if setup.temperature != 1:
+        parts += ["--temperature", f"{setup.temperature:g}"]
     parts += ["--step"] * setup.step + ["--live"] * setup.live
     return " ".join(parts)
 
@@ -80,6 +86,8 @@ class StartScreen(Screen[None]):
         Binding("S", "seed(-1)", "seed before", show=False, id="start.seed-before"),
         Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="start.faster"),
         Binding("minus", "speed(-1)", "slower", show=False, id="start.slower"),
+        Binding("t", "temperature(1)", "temperature", show=False, id="start.warmer"),
+        Binding("T", "temperature(-1)", "lower temperature", show=False, id="start.cooler"),
         Binding("u", "endpoint", "type an endpoint", id="start.endpoint"),
         Binding("question_mark", "help", "help", id="app.help"),
         Binding("q", "app.quit", "quit", id="app.quit-start"),
@@ -93,6 +101,7 @@ class StartScreen(Screen[None]):
         self.notice = notice
         self.seed = seed
         self.speed = speed
+        self.temperature = 1.0
         self._previewed = get_scenario(scenario)
         self._preview: Game = self._previewed.new(seed, seed)
         self._timer: Cancel | None = None
@@ -147,7 +156,7 @@ class StartScreen(Screen[None]):
     def setup(self) -> Setup:
         chosen = {name: self.chosen(name) for name in LISTS}
         return setup_of(
-            chosen["games"], chosen["ways"], chosen["agents"], chosen["others"], seed=self.seed, speed=self.speed
+            *(chosen[name] for name in LISTS), seed=self.seed, speed=self.speed, temperature=self.temperature
         )
 
     def show_game(self) -> None:
@@ -196,7 +205,8 @@ class StartScreen(Screen[None]):
     def action_start(self) -> None:
         chosen = {name: self.chosen(name) for name in LISTS}
         try:
-            remember(host(self).memory, chosen | {"seed": str(self.seed), "speed": f"{self.speed:g}"})
+            numbers = {"seed": self.seed, "speed": self.speed, "temperature": self.temperature}
+            remember(host(self).memory, chosen | {name: f"{number:g}" for name, number in numbers.items()})
         except OSError as error:
             self.notify(f"the choices cannot be kept: {error.strerror}", severity="warning")
         host(self).open_game(self.setup)
@@ -214,6 +224,8 @@ class StartScreen(Screen[None]):
         if before.get("seed", "").isdigit():
             self.seed = int(before["seed"])
         self.speed = next((speed for speed in SPEEDS if f"{speed:g}" == before.get("speed")), self.speed)
+        found = (value for value in TEMPERATURES if f"{value:g}" == before.get("temperature"))
+        self.temperature = next(found, self.temperature)
         self.show_game()
 
     def action_watch_run(self) -> None:
@@ -229,8 +241,11 @@ class StartScreen(Screen[None]):
         self.show_game()
 
     def action_speed(self, by: int) -> None:
-        place = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
-        self.speed = SPEEDS[max(0, min(place + by, len(SPEEDS) - 1))]
+        self.speed = neighbour(SPEEDS, self.speed, by)
+        self.show_command()
+
+    def action_temperature(self, by: int) -> None:
+        self.temperature = neighbour(TEMPERATURES, self.temperature, by)
         self.show_command()
 
     def preview(self) -> None:

@@ -7,6 +7,7 @@ second sign beside each letter tells things apart without any colour. Without co
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from itertools import groupby, pairwise
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from textual.widget import Widget
 from msgrpo_agent.game import Board, Place, Role
 from tui.sprites import DRAWN, SMALLEST, WAY, sprite
 
+FLASH_S = 0.25  # how long a reward lights up who got it
 SCALES = (6, 5, 4, 3, 2)  # rows of a cell; nothing grows beyond the first
 AXIS = 2  # columns of row labels on the left; one row of column labels below
 # Colour class and sign of each role; {0} is the cell's own letter.
@@ -56,7 +58,7 @@ class BoardView(Widget):
         f"board--{kind}"
         for kind in (
             "axis", "floor-a", "floor-b", "ice-a", "ice-b", "wall", "hole", "goal",
-            "head-1", "head-2", "body-1", "body-2", "good", "bad", "won", "lost", "leaf",
+            "head-1", "head-2", "body-1", "body-2", "good", "bad", "won", "lost", "leaf", "lit",
         )
     }  # fmt: skip
 
@@ -68,6 +70,18 @@ class BoardView(Widget):
         super().__init__(id=id)
         self.set_reactive(BoardView.board, board)
         self.set_reactive(BoardView.text, text)
+        self._lit: frozenset[Role] = frozenset()
+
+    def flash(self, roles: Iterable[Role]) -> None:
+        """Light up the cells of these roles for a moment, where the app moves at all (TEXTUAL_ANIMATIONS)."""
+        if self.app.animation_level != "none":
+            self._lit = frozenset(roles)
+            self.refresh()
+            self.set_timer(FLASH_S, self._put_out)
+
+    def _put_out(self) -> None:
+        self._lit = frozenset()
+        self.refresh()
 
     def show(self, board: Board | None, text: str) -> None:
         self.board, self.text = board, text
@@ -153,7 +167,8 @@ class BoardView(Widget):
                     segments += self._picture(board, row, x, part)
                     continue
                 text, kind = look(glyph, board)
-                style = self._style(kind, row, x)
+                lit = board.roles.get(glyph, "floor") in self._lit
+                style = self._style("lit" if lit else kind, row, x)
                 shown = text.center(2 * scale) if part == middle else " " * (2 * scale)
                 segments.append(Segment(shown, style))
         return Strip(segments).adjust_cell_length(self.size.width, blank)
@@ -174,7 +189,8 @@ class BoardView(Widget):
         pixels = sprite(role, 2 * self.scale, joined(board, (row, x)), board.facing.get((row, x), "up"))
         style = self._style(DRAWN[role], row, x)
         ice = "ice" in board.roles.values()
-        below = self._style("hole" if role == "lost" and ice else "ice" if ice else "floor", row, x).bgcolor
+        ground = "lit" if role in self._lit else "hole" if role == "lost" and ice else "ice" if ice else "floor"
+        below = self._style(ground, row, x).bgcolor
         mark = self.get_component_rich_style("board--leaf") if role == "good" else style
         paint = {"#": style.bgcolor, "o": mark.color, ".": below}
         upper, lower = pixels[2 * part], pixels[2 * part + 1]

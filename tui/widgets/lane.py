@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import get_args
 
 from textual.app import ComposeResult
@@ -11,9 +12,9 @@ from textual.content import Content
 from textual.markup import escape
 from textual.widgets import Static
 
-from msgrpo_agent.game import Board
+from msgrpo_agent.game import Board, Role
 from tui.agents import HumanAgent
-from tui.session import Mood, Session, ending, mood
+from tui.session import Frame, Mood, Session, ending, mood
 from tui.widgets.board import BoardView, look
 
 NARROWEST, AROUND = 30, 4  # columns of a lane; those of its border and padding
@@ -25,6 +26,12 @@ CHIPS = {
     "wall": "$board-mark",
     "won": "$success",
 }  # theme colours that are not named as their class is
+# Whom a reward of the first and of the second player lights up.
+HEADS: tuple[tuple[Role, ...], ...] = (("own", "won", "lost"), ("other", "won", "lost"))
+
+
+def _reward(frame: Frame, player: str) -> float:
+    return frame.turns[player].reward if player in frame.turns else 0.0
 
 
 class Lane(Vertical):
@@ -35,6 +42,7 @@ class Lane(Vertical):
         self.index = index
         self._session = session
         self._several = several
+        self._shown = 0  # the step that stood there before
 
     def compose(self) -> ComposeResult:
         frame = self._session.frame
@@ -44,7 +52,12 @@ class Lane(Vertical):
 
     def show(self, worth: str) -> None:
         session, frame = self._session, self._session.frame
-        self.query_one(BoardView).show(frame.board, frame.seen)
+        board = self.query_one(BoardView)
+        board.show(frame.board, frame.seen)
+        paid = [roles for player, roles in zip(session.players, HEADS, strict=False) if _reward(frame, player)]
+        if session.cursor == self._shown + 1 and paid:
+            board.flash(chain.from_iterable(paid))
+        self._shown = session.cursor
         first = session.players[0]
         whose = f" · {session.name(first)}" if self._several else ""
         self.border_title = escape(f"{session.scenario.id}{whose}")
