@@ -33,6 +33,12 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    prompt: Annotated[
+        str | None, typer.Option(help="How models are asked: brief (as usual), none, free, or a file; see the docs.")
+    ] = None,
+    chat: Annotated[
+        str | None, typer.Option(help='JSON for the model\'s chat template, like {"enable_thinking": false}.')
+    ] = None,
     opponent: Annotated[
         str | None, typer.Option(help="Who sits opposite, in a game of two; without, several agents all meet.")
     ] = None,
@@ -82,6 +88,8 @@ def evaluate(
         retry_failed=retry_failed,
         opponent=opponent,
         regret=regret,
+        prompt=prompt,
+        chat=chat,
     )
     if options.is_match():
         if regret:

@@ -29,6 +29,7 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.endpoint import RETRIES, Timeouts
 from msgrpo_agent.output import err
+from msgrpo_agent.prompt import PromptTemplate, make_template
 from msgrpo_agent.signals import ending_as_interrupt
 from msgrpo_agent.specs import make_agent
 
@@ -61,6 +62,8 @@ class Options:
     retry_failed: bool = False
     opponent: str | None = None
     regret: bool = False
+    prompt: str | None = None
+    chat: str | None = None
 
     def is_match(self) -> bool:
         """Whether agents play against each other: an opponent is named, or the game has several players."""
@@ -104,6 +107,23 @@ class Options:
             first = error.errors()[0]
             raise UsageError(f"{first['loc'][0]}: {first['msg']}, not {first['input']}") from error
 
+    def template(self) -> PromptTemplate | None:
+        """How language models are asked; None where an adapter is asked as in its training, others as usual."""
+        return None if self.prompt is None else make_template(self.prompt)
+
+    def chat_arguments(self) -> dict[str, Any] | None:
+        return None if self.chat is None else _object("--chat", self.chat, '{"enable_thinking": false}')
+
+    def agent(self, spec: str) -> Agent:
+        """The agent of this name, as the options say that agents are asked and reached."""
+        return make_agent(
+            spec,
+            self.sampling(),
+            endpoint=self.endpoint_arguments(),
+            template=self.template(),
+            chat=self.chat_arguments(),
+        )
+
     def prices(self) -> Price | None:
         if self.price is None:
             return None
@@ -117,13 +137,9 @@ class Options:
 
     def endpoint_arguments(self) -> dict[str, Any]:
         """Further arguments of EndpointModel."""
-        try:
-            body = json.loads(self.body, parse_constant=_no_json) if self.body else {}
-            json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"--body is no JSON: {error}", fix="""--body '{"min_p": 0.1}'""") from error
-        if not isinstance(body, dict):
-            raise UsageError(f"--body {self.body} is no JSON object", fix="""--body '{"min_p": 0.1}'""")
+        body = _object("--body", self.body, '{"min_p": 0.1}') if self.body else {}
+        if self.chat is not None:
+            body = {"chat_template_kwargs": self.chat_arguments()} | body
         for header in self.headers:
             if "=" not in header:
                 raise UsageError(f"--header {header!r} is not NAME=VALUE")
@@ -146,7 +162,7 @@ class Options:
 def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     """Play what is missing, write all tables into the folder, and return the board of what was asked for."""
     scenarios, episodes, specs = options.chosen(), options.count(), options.specs()
-    agents = [make_agent(spec, options.sampling(), endpoint=options.endpoint_arguments()) for spec in specs]
+    agents = [options.agent(spec) for spec in specs]
     prices = options.prices()
     with changing_run(options.out) as record:
         record.prices |= {spec: prices for spec in specs if prices and spec.startswith("endpoint:")}
@@ -182,8 +198,7 @@ def run_match(options: Options, console: Console = err) -> tuple[str, list[match
     scenario, starts = get_scenario(options.scenarios[0]), options.count()
     specs = [*options.agents, *options.served()] or ["optimal", "random"]
     pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
-    sampling, endpoint = options.sampling(), options.endpoint_arguments()
-    agents = {spec: make_agent(spec, sampling, endpoint=endpoint) for spec in dict.fromkeys(itertools.chain(*pairs))}
+    agents = {spec: options.agent(spec) for spec in dict.fromkeys(itertools.chain(*pairs))}
     with RichProgress(console=console, transient=True) as bar, ending_as_interrupt():
         task = bar.add_task("episodes", total=None)
         records = match.play(
@@ -195,6 +210,19 @@ def run_match(options: Options, console: Console = err) -> tuple[str, list[match
             lambda played, planned: bar.update(task, completed=played, total=planned),
         )
     return scenario.id, *match.report(scenario, records, starts, options.out)
+
+
+def _object(option: str, text: str, example: str) -> dict[str, Any]:
+    """The JSON object that an option holds."""
+    fix = f"{option} '{example}'"
+    try:
+        found = json.loads(text, parse_constant=_no_json)
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{option} is no JSON: {error}", fix=fix) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{option} {text} is no JSON object", fix=fix)
+    return found
 
 
 def _no_json(constant: str) -> float:

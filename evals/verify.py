@@ -14,7 +14,7 @@ from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import recorded_scenario
 from msgrpo_agent.parse import parse_action
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.prompt import PromptTemplate, recorded_template
 from msgrpo_agent.rollout import observation_of
 
 
@@ -73,7 +73,7 @@ def verify(path: Path) -> Verified:
             raise RecordError(message, fix=error.fix) from error
         if difference is not None:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
-        found.unchecked_prompts += not all(_known_template(episode, player) for player in episode.prefix)
+        found.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
@@ -97,8 +97,8 @@ def verify(path: Path) -> Verified:
     return found
 
 
-def _known_template(episode: Episode, player: str) -> bool:
-    return bool(episode.settings.get(player, {}).get("template") == PromptTemplate().hash)
+def _template(episode: Episode, player: str) -> PromptTemplate | None:
+    return recorded_template(episode.settings.get(player, {}))
 
 
 def first_difference(episode: Episode) -> str | None:
@@ -113,7 +113,8 @@ def _differences(episode: Episode) -> Iterator[str]:
         yield f"players {sorted(episode.agents)}, the game has {sorted(game.players)}"
         return
     for player, prefix in episode.prefix.items():
-        if _known_template(episode, player) and PromptTemplate().render(scenario, "").prefix != prefix:
+        template = _template(episode, player)
+        if template is not None and template.render(scenario, "").prefix != prefix:
             yield f"the prompt of {player} is not this version's"
     for turn in episode.turns:
         settings = episode.settings.get(turn.player, {})

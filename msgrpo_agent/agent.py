@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.parse import START_OF_REASONING, ParseFailure, in_reasoning, parse_action
-from msgrpo_agent.prompt import Prompt, PromptTemplate
+from msgrpo_agent.prompt import Past, Prompt, PromptTemplate
 from msgrpo_agent.text import printable
 
 LONGEST_TEXT = 200_000  # characters of an answer that are kept: of a longer one the end, which holds the action
@@ -41,6 +41,7 @@ class View:
     observation: str
     game: Game
     seed: int  # of this turn's sampling: the same turn of a resumed run draws the same answer
+    past: Sequence[Past] = ()  # the player's turns before this one, for templates that tell of them
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,16 @@ class LanguageAgent:
         return {
             "model": self.model.name,
             "sampling": self.sampling.model_dump(),
-            "template": self.template.hash,
+            **self.template.settings,
             **self.model.extra_settings,
         }
 
+    def prompt(self, view: View) -> Prompt:
+        """What the model reads this turn."""
+        return self.template.render(view.scenario, view.observation, view.past)
+
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
-        prompt = self.template.render(view.scenario, view.observation)
+        prompt = self.prompt(view)
         legal = view.game.legal(view.player)
         actions = legal if self.show_probabilities else ()
         shown = None if on_text is None else (lambda text: on_text(cleaned(text)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgrpo_agent.agent import Agent, Decision, OnText, View
 from msgrpo_agent.episode import Episode, Turn, versions
 from msgrpo_agent.errors import EndpointError
 from msgrpo_agent.game import Game, Outcome, Scenario
+from msgrpo_agent.prompt import Past
 from msgrpo_agent.rewards import Shaping
 
 NO_SHAPING = Shaping()
@@ -36,9 +37,11 @@ def new_episode(
     )
 
 
-def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int) -> View:
+def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int, turns: Sequence[Turn] = ()) -> View:
+    """A player's turn; `turns` are those that the player had before."""
     seed = derive_seed(sampling_seed, game.steps, player)
-    return View(scenario, player, observation_of(game, player), game, seed)
+    past = [Past(turn.state, turn.action) for turn in turns]
+    return View(scenario, player, observation_of(game, player), game, seed, past)
 
 
 def observation_of(game: Game, player: str) -> str:
@@ -127,7 +130,8 @@ async def play_on(
 ) -> None:
     """Play from where the game stands to its end, and write the turns into the episode."""
     while game.outcome is Outcome.PLAYING:
-        views = {player: view_of(game, scenario, player, episode.sampling_seed) for player in game.to_move}
+        seed = episode.sampling_seed
+        views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in game.to_move}
         try:
             decisions = await decide(agents, views)
         except EndpointError as error:

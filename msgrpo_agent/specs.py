@@ -14,6 +14,7 @@ from msgrpo_agent.agent import Agent, LanguageAgent, Sampling
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.extras import needs
 from msgrpo_agent.models.paths import shipped_adapters
+from msgrpo_agent.prompt import PromptTemplate
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
@@ -21,6 +22,7 @@ GRAMMAR = (
     "random, optimal, human, nano, nano:SCENARIO, adapter:DIR, base:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
 )
 DEFAULT_SAMPLING = Sampling()
+USUAL = PromptTemplate()
 
 
 def _shipped(scenario: str) -> Path:
@@ -39,8 +41,13 @@ def make_agent(
     *,
     show_probabilities: bool = False,
     endpoint: Mapping[str, Any] | None = None,
+    template: PromptTemplate | None = None,
+    chat: Mapping[str, Any] | None = None,
 ) -> Agent:
     """The agent that `spec` names; `endpoint` are further arguments of EndpointModel (headers, body, price, …).
+
+    `template` is how a language model is asked, and `chat` are the arguments of its chat template; without them an
+    adapter is asked as it was in its training, anything else as usual.
 
     Raises UsageError for a wrong spec, MissingExtraError for missing packages.
     """
@@ -56,10 +63,11 @@ def make_agent(
         with needs(f"the agent {spec!r}", "train"):
             from msgrpo_agent.models import loading
         if kind == "base":
-            model = loading.based(rest)
+            model = loading.based(rest, chat)
         else:
-            model = loading.nano() if spec == "nano" else loading.adapted(folder)
-        return LanguageAgent(spec, model, sampling, show_probabilities=show_probabilities)
+            model = loading.nano() if spec == "nano" else loading.adapted(folder, chat)
+            template = template or (loading.template_of(folder) if spec != "nano" else None)
+        return LanguageAgent(spec, model, sampling, template or USUAL, show_probabilities)
     if kind == "endpoint":
         if "#" not in rest:
             raise UsageError(
@@ -70,7 +78,7 @@ def make_agent(
 
         url, _, model_name = rest.rpartition("#")
         served = EndpointModel(url, model_name, **(endpoint or {}))
-        return LanguageAgent(spec, served, sampling, show_probabilities=show_probabilities)
+        return LanguageAgent(spec, served, sampling, template or USUAL, show_probabilities)
     if kind == "dqn" and rest:
         with needs(f"the agent {spec!r}", "dqn"):
             from msgrpo_agent.models.dqn import DQNAgent

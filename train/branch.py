@@ -80,7 +80,7 @@ async def play_forks(
     opponent: Agent | None = None,
 ) -> list[Episode]:
     """Play this rank's share of `config.branch` episodes from each fork."""
-    agent, shaping = LanguageAgent(POLICY, model, sampling), Shaping(config.format_penalty)
+    agent, shaping = LanguageAgent(POLICY, model, sampling, config.prompt), Shaping(config.format_penalty)
 
     def one(fork: Fork, k: int) -> Coroutine[Any, Any, Episode]:
         where = (config.seed, step, fork.place, "branch", k)

@@ -180,7 +180,7 @@ async def play_groups(
         for g, (scenario, start) in enumerate(starts)
         for j in range(config.group_size)
     ]
-    agent = LanguageAgent(POLICY, model, sampling)
+    agent = LanguageAgent(POLICY, model, sampling, config.prompt)
     return await play_episodes(agent, ranks.share(plays), Shaping(config.format_penalty), ended, opponent)
 
 

@@ -17,6 +17,7 @@ from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
+from msgrpo_agent.prompt import PromptTemplate, make_template
 from train.credit import Credit
 from train.msgrpo import Aggregate
 from train.objectives import OBJECTIVES, Weights
@@ -76,6 +77,7 @@ class TrainConfig(BaseModel):
     adapters: str | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory, for the vLLM child")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
+    prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
 
     eval_every: int = Field(15, ge=1, description="updates between evaluations")
     eval_episodes: int = Field(
@@ -91,6 +93,11 @@ class TrainConfig(BaseModel):
     def _read_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
 
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _read_prompt(cls, value: Any) -> Any:
+        return make_template(value) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         ids = [scenario.id for scenario in self.scenarios]
@@ -102,6 +109,8 @@ class TrainConfig(BaseModel):
             raise ValueError(f"no objective is named {unknown.pop()!r}: {', '.join(OBJECTIVES)}")
         if self.opponent and any(len(scenario.players) == 1 for scenario in self.scenarios):
             raise ValueError(f"opponent is {self.opponent!r}, and {self.scenario} has one player")
+        if self.branch and self.prompt.history:
+            raise ValueError("branch begins in mid-game, where a prompt with history lacks the turns before")
         if self.branch == 1:
             raise ValueError("branch is 1: one episode has none to be compared with")
         if self.ahead and (self.branch or self.entropy):

@@ -51,7 +51,7 @@ def evaluate(
     ended: OnEnded = silent,
 ) -> Evaluation:
     """Play the fixed validation starts with the training's own sampling; no shaping."""
-    agent = LanguageAgent(POLICY, model, config.sampling)
+    agent = LanguageAgent(POLICY, model, config.sampling, config.prompt)
     plays = [
         Play(scenario, *seeds, seats_of(scenario, config, i))
         for i, seeds in enumerate(episode_seeds(scenario, config.eval_episodes, "val"))

@@ -101,7 +101,7 @@ class LazyAgent:
     def prompt(self, view: View) -> Prompt | None:
         """What the agent will read this turn; None where it reads no text, or is not there yet."""
         if isinstance(self._agent, LanguageAgent):
-            return self._agent.template.render(view.scenario, view.observation)
+            return self._agent.prompt(view)
         return None
 
     def _make(self) -> Agent:

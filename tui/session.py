@@ -184,7 +184,7 @@ class Session:
         return any(HUMAN in specs.values() for specs in self._by)
 
     def view(self, player: str) -> View:
-        return view_of(self.game, self.scenario, player, self.episode.sampling_seed)
+        return view_of(self.game, self.scenario, player, self.episode.sampling_seed, self.episode.turns_of(player))
 
     def waiting(self) -> list[str]:
         """The players whose answer the step still needs."""

@@ -30,32 +30,31 @@ class ChatFormat:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template",
                 fix="use an instruction-tuned model",
             )
-        self._head, mark, self._tail = self._rendered(_MARK).partition(_MARK)
+        self._head, mark, self._tail = self._rendered(Prompt("", _MARK)).partition(_MARK)
         self._to_prove = PROVED_ON
         self._by_mark = bool(mark)
 
     def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The token ids of each prompt, with the template's opening of the answer at the end."""
-        texts = [self._text(prompt.prefix + prompt.state) for prompt in prompts]
+        texts = [self._text(prompt) for prompt in prompts]
         encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return encoded
 
-    def _text(self, content: str) -> str:
-        if not self._by_mark:
-            return self._rendered(content)
-        text = self._head + content + self._tail
+    def _text(self, prompt: Prompt) -> str:
+        if not self._by_mark or prompt.system:
+            return self._rendered(prompt)
+        text = self._head + prompt.prefix + prompt.state + self._tail
         if self._to_prove:
             self._to_prove -= 1
-            whole = self._rendered(content)
+            whole = self._rendered(prompt)
             self._by_mark = text == whole
             return whole
         return text
 
-    def _rendered(self, content: str) -> str:
-        messages = [{"role": "user", "content": content}]
+    def _rendered(self, prompt: Prompt) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.arguments
+                prompt.messages, tokenize=False, add_generation_prompt=True, **self.arguments
             )
         except (TypeError, ValueError, TemplateError) as error:
             raise ModelError(

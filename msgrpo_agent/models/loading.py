@@ -6,10 +6,12 @@ import hashlib
 import json
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -22,6 +24,7 @@ from msgrpo_agent.models.paths import NANO_DIR as NANO_DIR
 from msgrpo_agent.models.paths import base_path as base_path
 from msgrpo_agent.models.paths import read_adapter_config as read_adapter_config
 from msgrpo_agent.models.trunk import prepare
+from msgrpo_agent.prompt import PromptTemplate
 
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()
@@ -87,28 +90,36 @@ def nano() -> LocalModel:
     return model
 
 
-def based(base: str) -> LocalModel:
-    """A base model as it is, from a folder or a hub."""
+def based(base: str, chat: Mapping[str, Any] | None = None) -> LocalModel:
+    """A base model as it is, from a folder or a hub; `chat` are the arguments of its chat template."""
     if base == NANO:
         return nano()
-    model = LocalModel(base, *load_base(base))
+    model = LocalModel(base, *load_base(base), chat=chat)
     weights = sorted(Path(base_path(base)).glob("*.safetensors"))
-    model.extra_settings = {"weights": "+".join(map(_digest, weights)) or base}
+    model.extra_settings = {"weights": "+".join(map(_digest, weights)) or base, **({"chat": chat} if chat else {})}
     return model
 
 
-def adapted(folder: Path) -> LocalModel:
-    """A trained run's model, named after its folder."""
-    chat = _chat_of(folder)
+def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:
+    """A trained run's model, named after its folder; without `chat`, with the arguments that it was trained with."""
+    chat = _trained_with(folder, "chat") if chat is None else chat
     model = LocalModel(folder.resolve().name, *load_adapted(folder), chat=chat)
     model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **({"chat": chat} if chat else {})}
     return model
 
 
-def _chat_of(folder: Path) -> dict[str, Any]:
-    """The chat template's arguments that the adapter was trained with; none for one that was trained elsewhere."""
+def template_of(folder: Path) -> PromptTemplate | None:
+    """The prompt that an adapter was trained with; None for one that was trained elsewhere."""
     try:
-        held = json.loads((folder / "config.json").read_text()).get("chat", {})
+        return PromptTemplate.model_validate(_trained_with(folder, "prompt"))
+    except ValidationError:
+        return None
+
+
+def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
+    """A setting of the adapter's training that is an object; empty for one that was trained elsewhere."""
+    try:
+        held = json.loads((folder / "config.json").read_text()).get(setting, {})
     except (OSError, ValueError, RecursionError, AttributeError):
         return {}
     return held if isinstance(held, dict) else {}
