@@ -420,7 +420,8 @@ def _add_success(row: Row, episodes: Sequence[Episode]) -> None:
 
 def exact_optimum(episode: Episode) -> float | None:
     """The best policy's probability of success from the start of `episode`; None where it is not known."""
-    game = recorded_scenario(episode.scenario).new(episode.start_seed, 0)
+    scenario = recorded_scenario(episode.scenario)
+    game = recorded_scenario(scenario.plain or scenario.id).new(episode.start_seed, 0)
     return optimal_success(game) if isinstance(game, FrozenLake) else None
 
 

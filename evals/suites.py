@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import SCENARIOS, get_scenario, recorded_scenario
+from msgrpo_agent.games.retold import SIGN, TELLINGS
 from msgrpo_agent.rollout import derive_seed
 
 SUITE_VERSION = 2  # changes whenever the seeds below, or a scenario's rules, change: results do not mix
@@ -18,7 +19,8 @@ FAR = 1000  # episodes of the suite that a record may lack before the last one t
 QUICK, DEFAULT = 20, 200  # episodes: they resolve about 31 and 10 points (stats.py)
 
 PAPER = ("frozen-lake", "frozen-lake-slippery", "snake", "snake-poison-apple")
-SUITES = ("paper", "all", "transfer")
+TOLD = ("frozen-lake", "snake", "snake-poison-apple")  # of which the suite `semantic` has all retellings
+SUITES = ("paper", "all", "transfer", "semantic")
 
 
 class EpisodeSeeds(NamedTuple):
@@ -33,11 +35,13 @@ def suite(name: str) -> list[Scenario]:
     """The scenarios of a suite, single-player ones: a leaderboard row is one agent alone.
 
     `paper` are the four of the paper; `all` and `transfer` every scenario, `transfer` to be read as what
-    training on one did to the others.
+    training on one did to the others; `semantic` some of them, plain and in other words.
     """
     if name not in SUITES:
         raise UsageError(f"no suite is named {name!r}", fix=nearest(name, SUITES))
     ids = PAPER if name == "paper" else tuple(SCENARIOS)
+    if name == "semantic":
+        ids = tuple(told for plain in TOLD for told in (plain, *(f"{plain}{SIGN}{telling}" for telling in TELLINGS)))
     return [scenario for scenario in map(get_scenario, ids) if len(scenario.players) == 1]
 
 
@@ -80,7 +84,8 @@ class _Drawn:
 
     def at(self, i: int) -> EpisodeSeeds:
         while len(self._seeds) <= i:
-            place = (SUITE_VERSION, self._split, self._scenario.id, len(self._seeds))
+            named = self._scenario.plain or self._scenario.id  # a retelling has the episodes of the plain game
+            place = (SUITE_VERSION, self._split, named, len(self._seeds))
             start = next(self._starts)
             self._seeds.append(EpisodeSeeds(start, derive_seed(*place, "chance"), derive_seed(*place, "sampling")))
         return self._seeds[i]

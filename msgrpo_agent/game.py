@@ -212,7 +212,8 @@ class Scenario:
     `luck_in_start` that what a player sees first depends on the luck as well (hands of cards).
     `reference(game, player)` gives the best actions that are known, for the agent `optimal`; `describe(game, player)`
     says something true about the state, for a model to learn from (`msgrpo nano teach`); `judge(game, player)` says
-    what every action is worth (`judge.py`).
+    what every action is worth (`judge.py`). `plain` names
+    the scenario of which this one is a retelling (`games/retold.py`).
     """
 
     id: str
@@ -229,6 +230,7 @@ class Scenario:
     reference: Callable[[Any, str], Sequence[str]] | None = field(default=None, repr=False)
     describe: Callable[[Any, str], str] | None = field(default=None, repr=False)
     judge: Judge | None = field(default=None, repr=False)
+    plain: str | None = None
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
         return self.make(start_seed, chance_seed)

@@ -13,6 +13,7 @@ from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import frozen_lake, outside, snake
 from msgrpo_agent.games.frozen_lake import FrozenLake
+from msgrpo_agent.games.retold import SIGN, retold
 from msgrpo_agent.games.search import best_snake_actions, judge_lake, optimal_lake_actions
 from msgrpo_agent.games.snake import Item, Snake, SnakeSetting
 from msgrpo_agent.judge import playouts
@@ -29,10 +30,13 @@ def register(scenario: Scenario) -> None:
 def get_scenario(name: str) -> Scenario:
     """The scenario of this name: one of ours, `module:scenario`, `file.py:scenario`, or an installed package's.
 
-    Raises UsageError where there is none.
+    `NAME~TELLING` is the same game in other words (`retold.py`). Raises UsageError where there is none.
     """
     if name in SCENARIOS:
         return SCENARIOS[name]
+    plain, sign, telling = name.rpartition(SIGN)
+    if sign and "/" not in telling:
+        return retold(get_scenario(plain), telling)
     found = outside.find(name)
     if found is None:
         known = (*SCENARIOS, *outside.FIXED, *outside.offered())
@@ -45,7 +49,7 @@ def recorded_scenario(name: str) -> Scenario:
 
     A record may come from anywhere, and to load a game from outside is to run its code. Raises UsageError.
     """
-    if ":" in name and not outside.harmless(name):
+    if ":" in name and not outside.harmless(name.partition(SIGN)[0]):
         raise UsageError(
             f"a record is of the game {name!r}, which is not msgrpo's own; it is not loaded because a record says so",
             fix=f"if you trust that file: msgrpo --game {shlex.quote(name)} …",
