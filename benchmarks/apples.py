@@ -15,8 +15,9 @@ from typing import Any
 
 from machine import facts
 
-from evals.leaderboard import load, return_of
+from evals.plays import load
 from evals.record import seeds_of
+from evals.rows import return_of
 from evals.stats import bootstrap_mean, paired_difference
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import Outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,13 @@ def evaluate(
     chat: Annotated[
         str | None, typer.Option(help='JSON for the model\'s chat template, like {"enable_thinking": false}.')
     ] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Episodes from each start.")] = 1,
+    name: Annotated[list[str] | None, typer.Option(help="AGENT=NAME, for tables; may repeat.")] = None,
+    max_tokens_total: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of all records together; then no episode begins.")
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(min=0, help="The same in US$; needs --price.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Requests a minute to the endpoint, at most.")] = None,
     opponent: Annotated[
         str | None, typer.Option(help="Who sits opposite, in a game of two; without, several agents all meet.")
     ] = None,
@@ -90,6 +98,12 @@ def evaluate(
         regret=regret,
         prompt=prompt,
         chat=chat,
+        repeats=repeats,
+        names=name or [],
+        max_tokens_total=max_tokens_total,
+        max_cost=max_cost,
+        rate=rate,
+        line=command.line_of(sys.argv[1:]),
     )
     if options.is_match():
         if regret:
@@ -105,13 +119,16 @@ def leaderboard(
     folders: Annotated[list[Path], typer.Argument(help="Folders written by msgrpo eval.")],
     out_dir: Annotated[Path | None, typer.Option("--out", help="Write the tables here.")] = None,
     mix: Annotated[bool, typer.Option("--mix", help="Merge though prompts, settings or versions differ.")] = False,
+    by: Annotated[str | None, typer.Option(help="prompt: prompts may differ, and stand in a column.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Simulate every episode again before it counts.")] = False,
     as_json: Json = False,
 ) -> None:
     """Merge the results of several evaluations into one table."""
     from evals import command
 
-    _print_board(command.merge(folders, out_dir, mix=mix, check=verify), as_json)
+    if by not in (None, "prompt"):
+        raise UsageError(f"--by {by!r}: only prompts can stand in a column", fix="--by prompt")
+    _print_board(command.merge(folders, out_dir, mix=mix, by_prompt=by == "prompt", check=verify), as_json)
 
 
 def _print_board(board: Any, as_json: bool) -> None:

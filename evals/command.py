@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import json
 import math
+import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,13 @@ from rich.live import Live
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from evals import leaderboard, match, page, tables
+from evals import leaderboard, match, page, plays, tables
+from evals.budget import Budget
 from evals.record import Price, changing_run, folder_name
 from evals.run import CONCURRENCY, Progress, evaluate
 from evals.suites import DEFAULT, QUICK, episode_seeds, suite
 from msgrpo_agent.agent import Agent, Sampling
-from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.errors import RecordError, UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.endpoint import RETRIES, Timeouts
@@ -32,6 +34,7 @@ from msgrpo_agent.output import err
 from msgrpo_agent.prompt import PromptTemplate, make_template
 from msgrpo_agent.signals import ending_as_interrupt
 from msgrpo_agent.specs import make_agent
+from msgrpo_agent.text import printable
 
 REFERENCES = ["random", "optimal"]
 LOG_EVERY_S = 10.0  # between lines where there is no terminal
@@ -64,6 +67,31 @@ class Options:
     regret: bool = False
     prompt: str | None = None
     chat: str | None = None
+    repeats: int = 1
+    max_tokens_total: int | None = None
+    max_cost: float | None = None
+    rate: float | None = None
+    names: Sequence[str] = ()
+    line: str = ""  # the command itself, for the record
+
+    def budget(self) -> Budget:
+        if self.max_cost is not None and self.price is None:
+            raise UsageError("--max-cost needs the price of a token", fix="--price 0.15,0.60")
+        return Budget(self.max_tokens_total, self.max_cost)
+
+    def called(self) -> dict[str, str]:
+        """What tables call the agents, as far as it was said."""
+        specs, found = self.specs(), {}
+        for said in self.names:
+            spec, equals, name = said.rpartition("=")
+            if not equals or not name.strip():
+                raise UsageError(f"--name {said!r} is not AGENT=NAME", fix=f"--name {specs[0]}=mine")
+            if spec not in specs:
+                raise UsageError(f"--name {said!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
+            found[spec] = printable(name.strip())
+        if len({*found.values(), *(spec for spec in specs if spec not in found)}) < len(specs):
+            raise UsageError(f"--name gives two agents one name: {', '.join(self.names)}")
+        return found
 
     def is_match(self) -> bool:
         """Whether agents play against each other: an opponent is named, or the game has several players."""
@@ -148,6 +176,7 @@ class Options:
             "headers": dict(header.split("=", 1) for header in self.headers),
             "retries": RETRIES if self.retries is None else self.retries,
             "timeouts": self.timeouts(),
+            "rate": self.rate,
         }
 
     def timeouts(self) -> Timeouts:
@@ -163,25 +192,27 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     """Play what is missing, write all tables into the folder, and return the board of what was asked for."""
     scenarios, episodes, specs = options.chosen(), options.count(), options.specs()
     agents = [options.agent(spec) for spec in specs]
-    prices = options.prices()
+    prices, budget, called = options.prices(), options.budget(), options.called()
     with changing_run(options.out) as record:
         record.prices |= {spec: prices for spec in specs if prices and spec.startswith("endpoint:")}
-    progress = Progress()
+    progress = Progress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
     try:
         with shown(progress, console), ending_as_interrupt():
-            asyncio.run(_play(agents, scenarios, episodes, options, progress))
+            asyncio.run(_play(agents, scenarios, episodes, options, progress, budget, called))
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
     folders = [options.out / folder_name(spec) for spec in specs]
-    plays, notes = leaderboard.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios])
-    asked = {scenario.id: episode_seeds(scenario, episodes) for scenario in scenarios}
-    chosen = leaderboard.only(plays, asked, specs)
+    found, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios])
+    asked = {scenario.id: episode_seeds(scenario, episodes, repeats=options.repeats) for scenario in scenarios}
+    chosen = plays.only(found, asked, specs)
     if progress.given_up:
         notes = [
             *notes,
             f"{progress.given_up} episodes were given up after three failures: --retry-failed plays them.",
         ]
+    if progress.stopped:
+        notes = [*notes, f"{progress.stopped}; the same command with a larger budget goes on."]
     board = leaderboard.build(chosen, notes)
     write_tables(board, chosen, options.out)
     if not board.rows:
@@ -212,6 +243,17 @@ def run_match(options: Options, console: Console = err) -> tuple[str, list[match
     return scenario.id, *match.report(scenario, records, starts, options.out)
 
 
+def line_of(arguments: Sequence[str]) -> str:
+    """The command for the record; what headers hold is nobody's business."""
+    shown, hide = ["msgrpo"], False
+    for argument in arguments:
+        option, name = ("--header=", argument[9:]) if argument.startswith("--header=") else ("", argument)
+        secret = (option or hide) and "=" in name
+        shown.append(f"{option}{name.partition('=')[0]}=…" if secret else argument)
+        hide = argument == "--header"
+    return shlex.join(shown)
+
+
 def _object(option: str, text: str, example: str) -> dict[str, Any]:
     """The JSON object that an option holds."""
     fix = f"{option} '{example}'"
@@ -230,7 +272,13 @@ def _no_json(constant: str) -> float:
 
 
 async def _play(
-    agents: Sequence[Agent], scenarios: Sequence[Scenario], episodes: int, options: Options, progress: Progress
+    agents: Sequence[Agent],
+    scenarios: Sequence[Scenario],
+    episodes: int,
+    options: Options,
+    progress: Progress,
+    budget: Budget,
+    called: Mapping[str, str],
 ) -> None:
     ticker = asyncio.create_task(_tick(progress))
     try:
@@ -245,6 +293,10 @@ async def _play(
             max_failures=options.max_failures,
             retry_failed=options.retry_failed,
             regret=options.regret,
+            repeats=options.repeats,
+            budget=budget,
+            command=options.line,
+            names=called,
         )
     finally:
         ticker.cancel()
@@ -259,25 +311,28 @@ async def _tick(progress: Progress) -> None:
         progress.on_change(progress)
 
 
-def merge(folders: Sequence[Path], out: Path | None, *, mix: bool, check: bool) -> leaderboard.Leaderboard:
+def merge(
+    folders: Sequence[Path], out: Path | None, *, mix: bool = False, by_prompt: bool = False, check: bool = False
+) -> leaderboard.Leaderboard:
     """One board over the records of `folders`; with `check` every episode is simulated again first."""
-    plays, notes = leaderboard.load(folders, mix=mix, check=check)
-    board = leaderboard.build(plays, notes)
+    found, notes = plays.load(folders, mix=mix, by_prompt=by_prompt, check=check)
+    board = leaderboard.build(found, notes)
     if not board.rows:
         raise RecordError("there is no result to show: " + ("; ".join(board.notes) or "the records are empty"))
     if out is not None:
-        write_tables(board, plays, out)
+        write_tables(board, found, out)
     return board
 
 
-def write_tables(board: leaderboard.Leaderboard, plays: Sequence[leaderboard.Series], out: Path) -> None:
+def write_tables(board: leaderboard.Leaderboard, series: Sequence[plays.Series], out: Path) -> None:
     """Each file whole or as it was before."""
     texts = {
         "leaderboard.json": board.model_dump_json(indent=2) + "\n",
         "leaderboard.md": tables.markdown(board),
+        "card.md": tables.card(board),
         "leaderboard.csv": tables.csv_text(board),
         "pairs.csv": tables.csv_pairs(board),
-        "leaderboard.html": page.html(board, plays),
+        "leaderboard.html": page.html(board, series),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from evals.leaderboard import Leaderboard, Pair, Row, Series, return_of
+from evals.leaderboard import Leaderboard
+from evals.plays import Series
+from evals.rows import Pair, Row, return_of
 from evals.tables import ANSWERS, PAIR_COLUMNS, SCORES, by_scenario, cells, pair_cells
 from msgrpo_agent.episode import Episode
 

@@ -62,6 +62,7 @@ class Record:
     def __init__(self, path: Path, settings: dict[str, Any], *, forgiven: int = 0) -> None:
         self.path = path
         self.lines = 0
+        self.tokens: list[tuple[int, int]] = []  # (read, written) of every line
         self._forgiven = forgiven
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +73,7 @@ class Record:
             self._lock()
             self._cut_torn_line()
             self.finished: set[EpisodeSeeds] = set()
+            self.recorded: set[EpisodeSeeds] = set()  # that have a line, with a result or without
             self.failures: Counter[EpisodeSeeds] = Counter()
             for episode in read_episodes(path):
                 self._check(episode, settings)
@@ -108,6 +110,9 @@ class Record:
 
     def _count(self, episode: Episode) -> None:
         self.lines += 1
+        self.recorded.add(seeds_of(episode))
+        read, written = ([getattr(t, f"{kind}_tokens") for t in episode.turns] for kind in ("prompt", "completion"))
+        self.tokens.append((sum(read), sum(written)))
         if episode.error is None:
             self.finished.add(seeds_of(episode))
         elif episode.error in LASTING and self.lines > self._forgiven:
@@ -143,6 +148,20 @@ class Price(BaseModel):
     prompt: float = Field(ge=0, allow_inf_nan=False)
     completion: float = Field(ge=0, allow_inf_nan=False)
 
+    def of(self, read: int, written: int) -> float:
+        """What these tokens cost, in US$."""
+        return (self.prompt * read + self.completion * written) / 1e6
+
+
+FREE = Price(prompt=0, completion=0)
+
+
+class Command(BaseModel):
+    """A start of an evaluation: when (UTC), and the command line."""
+
+    at: str
+    line: str
+
 
 class Run(BaseModel):
     """`run.json`: what the records beside it belong to, and what was asked for. Keys are agents, or files."""
@@ -153,6 +172,9 @@ class Run(BaseModel):
     forgiven: dict[str, int] = {}  # record -> leading lines whose failures use no attempts up
     started: dict[str, int] = {}  # agent -> starts of the evaluation
     ended: dict[str, int] = {}  # agent -> those of them that came to their end
+    repeats: dict[str, dict[str, int]] = {}  # agent -> scenario -> episodes from each start
+    names: dict[str, str] = {}  # agent -> what tables call it
+    commands: list[Command] = []  # what was started, in order
 
     def interrupted(self, agent: str) -> int:
         """How many starts were killed or stopped: answers that were on their way then are in no record."""

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from evals.record import Record, changing_run, folder_name
+from evals.budget import Budget
+from evals.partial import Partial
+from evals.record import FREE, Command, Price, Record, changing_run, folder_name
 from evals.suites import EpisodeSeeds, suite_seeds
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import EndpointError, UsageError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.judge import add_regrets
-from msgrpo_agent.rollout import play_episode
+from msgrpo_agent.rollout import new_episode, play_on
 
 CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
 ATTEMPTS = 3  # an episode that failed this often by its own fault (one attempt a start) is given up
@@ -35,18 +39,30 @@ class Progress:
     given_up: int = 0
     running: int = 0
     tokens: int = 0
+    cost: float = 0.0  # US$ of this start, where the price is known
+    largest_tokens: int = 0  # of one episode
+    largest_cost: float = 0.0
+    stopped: str = ""  # why no further episode begins
     agent: Agent | None = None
     on_change: Callable[[Progress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
     before: int = 0  # episodes that ended before the present agent began
+    prices: dict[str, Price] = field(default_factory=dict)  # of agents
+    tokens_at: int = 0  # when the present agent began
+    cost_at: float = 0.0
+    end_of_agent: int = 0  # episodes that have ended, or were found, when the present agent has played all
+    tokens_before: int = 0  # that the records of earlier starts hold
+    cost_before: float = 0.0
 
     def __post_init__(self) -> None:
         self.began = self.clock()
 
-    def begin(self, agent: Agent) -> None:
-        """Another agent plays from now on: agents differ in speed, and the rate is the present one's."""
-        self.agent, self.began, self.before = agent, self.clock(), self.done + self.failed
+    def begin(self, agent: Agent, planned: int) -> None:
+        """Another agent plays from now on: agents differ in speed and length, and the rates are the present one's."""
+        self.agent, self.began, self.before = agent, self.clock(), self.ended
+        self.tokens_at, self.cost_at = self.tokens, self.cost
+        self.end_of_agent = self.planned - self.left + planned
         self.on_change(self)
 
     @property
@@ -61,7 +77,50 @@ class Progress:
     @property
     def rate(self) -> float:
         """Episodes per second of the present agent."""
-        return (self.done + self.failed - self.before) / max(self.clock() - self.began, 1e-9)
+        return (self.ended - self.before) / max(self.clock() - self.began, 1e-9)
+
+    @property
+    def ended(self) -> int:
+        return self.done + self.failed
+
+    @property
+    def spent_tokens(self) -> int:
+        """Of all starts, as the records say."""
+        return self.tokens_before + self.tokens
+
+    @property
+    def spent_cost(self) -> float:
+        return self.cost_before + self.cost
+
+    def mean_tokens(self) -> float:
+        """Of an episode of the present agent."""
+        return (self.tokens - self.tokens_at) / max(self.ended - self.before, 1)
+
+    def mean_cost(self) -> float:
+        return (self.cost - self.cost_at) / max(self.ended - self.before, 1)
+
+    def pay(self, read: int, written: int, spec: str) -> None:
+        """Count an episode of this start."""
+        cost = self._look(read, written, spec)
+        self.tokens, self.cost = self.tokens + read + written, self.cost + cost
+
+    def pay_before(self, read: int, written: int, spec: str) -> None:
+        """Count an episode of an earlier start."""
+        cost = self._look(read, written, spec)
+        self.tokens_before, self.cost_before = self.tokens_before + read + written, self.cost_before + cost
+
+    def _look(self, read: int, written: int, spec: str) -> float:
+        """The cost of an episode, and whether it is the largest yet."""
+        cost = self.prices.get(spec, FREE).of(read, written)
+        self.largest_tokens = max(self.largest_tokens, read + written)
+        self.largest_cost = max(self.largest_cost, cost)
+        return cost
+
+    def to_go(self) -> str:
+        """What the present agent's other episodes will take, if they are like those that it has played."""
+        left = self.end_of_agent - (self.planned - self.left)
+        tokens = f"about {round(self.mean_tokens() * left):,} tokens"
+        return f"{tokens} and ${self.mean_cost() * left:.2f} to go" if self.cost else f"{tokens} to go"
 
     def line(self) -> str:
         """One line for a log: what is done, running, retrying and failed, the rate and the time left."""
@@ -73,9 +132,15 @@ class Progress:
             parts.append(f"{self.given_up} given up")
         if self.tokens:
             parts.append(f"{self.tokens:,} tokens")
+        if self.cost:
+            parts.append(f"${self.cost:.2f}")
+        if self.tokens > self.tokens_at and self.left > 0:
+            parts.append(self.to_go())
         if self.rate:
             parts.append(f"{self.rate:.2f} episodes/s")
             parts.append(f"{duration(self.left / self.rate)} left")
+        if self.stopped:
+            parts.append(self.stopped)
         return " · ".join(parts)
 
 
@@ -85,11 +150,15 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
+_END = object()
+
+
 @dataclass(frozen=True)
 class _Job:
     scenario: Scenario
     seeds: EpisodeSeeds
     record: Record
+    partial: Partial
 
 
 def can_play(agent: Agent, scenario: Scenario) -> bool:
@@ -109,42 +178,59 @@ async def evaluate(
     max_failures: int | None = None,
     retry_failed: bool = False,
     regret: bool = False,
+    repeats: int = 1,
+    budget: Budget | None = None,
+    command: str = "",
+    names: Mapping[str, str] | None = None,
 ) -> None:
     """Play what is not finished yet, agent after agent, and append each episode to its record when it ends.
 
     An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS; with
-    `retry_failed` also beyond. With `regret` every move is judged, where the scenario has a judge. Raises
-    EndpointError for a fatal failure or too many others (`max_failures`, or more than FEWEST_FAILURES and
-    FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
+    `retry_failed` also beyond. With `regret` every move is judged, where the scenario has a judge. Each start is
+    played `repeats` times. Where `budget` is used up, no further episode begins; `command` and `names` (of agents,
+    for tables) stand in `run.json`. Raises EndpointError for a fatal failure or too many others (`max_failures`, or
+    more than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
     """
     progress = progress or Progress()
     with ExitStack() as stack:
-        plan: list[tuple[Agent, list[tuple[Scenario, Record]]]] = []
+        plan: list[tuple[Agent, list[tuple[Scenario, Record, Partial]]]] = []
         with changing_run(out) as run:
             forgiven = run.forgiven
+            run.names |= names or {}
+            if command:
+                run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
         for agent in agents:
             able = [scenario for scenario in scenarios if can_play(agent, scenario)]
             if not able:
-                names = ", ".join(scenario.id for scenario in scenarios)
+                listed = ", ".join(scenario.id for scenario in scenarios)
                 raise UsageError(
-                    f"{agent.spec} can play none of {names}", fix="choose the scenario it was trained on"
+                    f"{agent.spec} can play none of {listed}", fix="choose the scenario it was trained on"
                 )
             records = []
             for scenario in able:
                 name = record_name(agent, scenario)
                 record = Record(out / name, agent.settings(), forgiven=forgiven.get(name, 0))
-                records.append((scenario, stack.enter_context(record)))
-            progress.planned += episodes * len(able)
+                stack.enter_context(record)
+                for read, written in record.tokens:
+                    progress.pay_before(read, written, agent.spec)
+                begun = Partial(record.path, agent.settings(), record.recorded)
+                records.append((scenario, record, begun))
+            progress.planned += episodes * repeats * len(able)
             plan.append((agent, records))
         for agent, records in plan:
-            progress.begin(agent)
-            _note_start(out, agent, records, episodes)
-            jobs = (job for one in records for job in _open_jobs(*one, episodes, progress, retry_failed))
+            progress.begin(agent, episodes * repeats * len(records))
+            _note_start(out, agent, records, episodes, repeats)
+            jobs = (job for one in records for job in _open_jobs(*one, episodes, repeats, progress, retry_failed))
+            ended = False
             try:
-                await _play_all(agent, jobs, concurrency, progress, max_failures, regret)
+                await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
+                ended = not progress.stopped
             except EndpointError:
                 _forgive(out, agent, records)
                 raise
+            finally:
+                for _, _, begun in records:
+                    begun.close(ended=ended)
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
 
@@ -154,32 +240,42 @@ def record_name(agent: Agent, scenario: Scenario) -> str:
     return f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
 
 
-def _note_start(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record]], episodes: int) -> None:
+def _note_start(
+    out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record, Partial]], episodes: int, repeats: int
+) -> None:
     """Write down what is asked for, so that a table can say how much of it is there."""
     with changing_run(out) as run:
         asked = run.asked.setdefault(agent.spec, {})
-        for scenario, _ in records:
-            asked[scenario.id] = max(episodes, asked.get(scenario.id, 0))
+        for scenario, _, _ in records:
+            asked[scenario.id] = max(episodes * repeats, asked.get(scenario.id, 0))
+            again = run.repeats.setdefault(agent.spec, {})
+            again[scenario.id] = max(repeats, again.get(scenario.id, 1))
         run.started[agent.spec] = run.started.get(agent.spec, 0) + 1
 
 
-def _forgive(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record]]) -> None:
+def _forgive(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record, Partial]]) -> None:
     """The endpoint failed as a whole, so no episode is to blame: failures until now use no attempts up."""
     with changing_run(out) as run:
-        run.forgiven |= {record_name(agent, scenario): record.lines for scenario, record in records}
+        run.forgiven |= {record_name(agent, scenario): record.lines for scenario, record, _ in records}
 
 
 def _open_jobs(
-    scenario: Scenario, record: Record, episodes: int, progress: Progress, retry_failed: bool
+    scenario: Scenario,
+    record: Record,
+    begun: Partial,
+    episodes: int,
+    repeats: int,
+    progress: Progress,
+    retry_failed: bool,
 ) -> Iterator[_Job | None]:
     """What is left to play, drawn when it is needed; None for each episode that is passed over."""
-    for seeds in islice(suite_seeds(scenario), episodes):
+    for seeds in islice(suite_seeds(scenario, repeats=repeats), episodes * repeats):
         if seeds in record.finished:
             progress.found += 1
         elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
             progress.given_up += 1
         else:
-            yield _Job(scenario, seeds, record)
+            yield _Job(scenario, seeds, record, begun)
             continue
         yield None
 
@@ -191,13 +287,14 @@ async def _play_all(
     progress: Progress,
     max_failures: int | None,
     regret: bool,
+    budget: Budget,
 ) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
     counts = [0, 0]  # ended, failed
 
     async def work() -> None:
-        for job in jobs:
-            if job is None:
+        while await budget.room(progress) and (job := next(jobs, _END)) is not _END:
+            if not isinstance(job, _Job):
                 await asyncio.sleep(0)  # a million finished episodes must not hold up Ctrl-C
                 continue
             episode = await _play(agent, job, progress, regret)
@@ -218,19 +315,17 @@ async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Ep
     progress.running += 1
     progress.on_change(progress)
     try:
-        episode = await play_episode(
-            job.scenario,
-            dict.fromkeys(job.scenario.players, agent),
-            start_seed=job.seeds.start,
-            chance_seed=job.seeds.chance,
-            sampling_seed=job.seeds.sampling,
-        )
+        agents = dict.fromkeys(job.scenario.players, agent)
+        game = job.scenario.new(job.seeds.start, job.seeds.chance)
+        episode = new_episode(job.scenario, agents, *job.seeds)
+        job.partial.take_up(job.seeds, game, episode)
+        await play_on(game, episode, job.scenario, agents, after_step=partial(job.partial.add, job.seeds))
         if regret and job.scenario.judge is not None:
             await add_regrets(job.scenario, episode)
     finally:
         progress.running -= 1
     job.record.append(episode)
-    progress.tokens += sum(turn.prompt_tokens + turn.completion_tokens for turn in episode.turns)
+    progress.pay(*job.record.tokens[-1], agent.spec)
     progress.done += episode.error is None
     progress.failed += episode.error is not None
     progress.on_change(progress)

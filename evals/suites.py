@@ -45,27 +45,29 @@ def suite(name: str) -> list[Scenario]:
     return [scenario for scenario in map(get_scenario, ids) if len(scenario.players) == 1]
 
 
-def episode_seeds(scenario: Scenario, n: int, split: HeldOut = "test") -> list[EpisodeSeeds]:
-    """The first `n` episodes on held-out starts: the i-th start of the split, with luck and dice derived from i.
+def episode_seeds(scenario: Scenario, n: int, split: HeldOut = "test", repeats: int = 1) -> list[EpisodeSeeds]:
+    """The episodes on the first `n` held-out starts: the i-th start of the split, with luck and dice derived from i.
 
+    `repeats` episodes from each start stand one after the other; the first of them is the only one of `repeats` 1.
     `test` is for leaderboards and final figures; `val` is for a training run to look at and to choose settings on.
     A longer list begins with the shorter one, so 20 episodes can be extended to 200.
     """
-    return list(islice(suite_seeds(scenario, split), n))
+    return list(islice(suite_seeds(scenario, split, repeats), n * repeats))
 
 
-def suite_seeds(scenario: Scenario, split: HeldOut = "test") -> Iterator[EpisodeSeeds]:
+def suite_seeds(scenario: Scenario, split: HeldOut = "test", repeats: int = 1) -> Iterator[EpisodeSeeds]:
     """All episodes of a split, without end; each is drawn once, when it is first asked for."""
     drawn = _drawn(scenario, split)
-    return (drawn.at(i) for i in count())
+    return (drawn.at(i, repeat) for i in count() for repeat in range(repeats))
 
 
 def places_in_suite(
-    scenario_id: str, wanted: Iterable[EpisodeSeeds]
+    scenario_id: str, wanted: Iterable[EpisodeSeeds], repeats: int = 1
 ) -> tuple[dict[EpisodeSeeds, int], set[EpisodeSeeds]]:
     """Where in the suite each of these episodes stands, from 0; and those that stand nowhere near its beginning."""
     foreign, places = set(wanted), {}
-    for i, seeds in enumerate(islice(suite_seeds(recorded_scenario(scenario_id)), len(foreign) + FAR)):
+    seeds_in_order = suite_seeds(recorded_scenario(scenario_id), repeats=repeats)
+    for i, seeds in enumerate(islice(seeds_in_order, len(foreign) + FAR * repeats)):
         if seeds in foreign:
             foreign.discard(seeds)
             places[seeds] = i
@@ -80,15 +82,20 @@ class _Drawn:
     def __init__(self, scenario: Scenario, split: HeldOut) -> None:
         self._scenario, self._split = scenario, split
         self._starts = scenario.starts(split)
-        self._seeds: list[EpisodeSeeds] = []
+        self._seeds: list[int] = []
+        self._at = cache(self._drawn_at)
 
-    def at(self, i: int) -> EpisodeSeeds:
+    def at(self, i: int, repeat: int) -> EpisodeSeeds:
+        return self._at(i, repeat)
+
+    def _drawn_at(self, i: int, repeat: int) -> EpisodeSeeds:
         while len(self._seeds) <= i:
-            named = self._scenario.plain or self._scenario.id  # a retelling has the episodes of the plain game
-            place = (SUITE_VERSION, self._split, named, len(self._seeds))
-            start = next(self._starts)
-            self._seeds.append(EpisodeSeeds(start, derive_seed(*place, "chance"), derive_seed(*place, "sampling")))
-        return self._seeds[i]
+            self._seeds.append(next(self._starts))
+        named = self._scenario.plain or self._scenario.id  # a retelling has the episodes of the plain game
+        place, again = (SUITE_VERSION, self._split, named, i), [repeat] if repeat else []
+        return EpisodeSeeds(
+            self._seeds[i], derive_seed(*place, "chance", *again), derive_seed(*place, "sampling", *again)
+        )
 
 
 @cache

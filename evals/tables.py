@@ -11,9 +11,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from evals.leaderboard import Leaderboard, Pair, Row
+from evals.leaderboard import Leaderboard
+from evals.ranking import Overall
+from evals.rows import Pair, Retelling, Row
+from msgrpo_agent.games.retold import SIGN
+from msgrpo_agent.prompt import PromptTemplate
 
 SCORES = ("agent", "n", "return", "success", "of optimum", "steps")
+OVERALL = ("rank", "agent", "score", "95 % interval", "scenarios")
+RETOLD = ("agent", "game", "plain", "retold", "difference")
+REPEATED = ("agent", "starts", "k", "pass@k", "pass^k", "spread within", "spread between")
 ANSWERS = ("illegal", "unparsed", "cut off", "failures", "tokens in/out", "cost", "s/step")
 PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "n could show")
 
@@ -30,7 +37,7 @@ def cells(row: Row) -> list[str]:
         failures += f" ({row.unfinished} without result)"
     tokens = f"{row.prompt_tokens:,}/{row.completion_tokens:,}" + (" +?" if row.usage_missing else "")
     return [
-        row.agent,
+        named(row.agent, row.prompt),
         str(row.episodes) if row.asked in (None, row.episodes) else f"{row.episodes} of {row.asked}",
         f"{row.return_mean:+.3f} [{row.return_low:+.3f}, {row.return_high:+.3f}]",
         success,
@@ -43,6 +50,42 @@ def cells(row: Row) -> list[str]:
         tokens if speaks(row) else "–",
         "–" if row.cost_usd is None else f"${row.cost_usd:.4f}" + (" +?" if row.usage_missing else ""),
         f"{row.seconds_per_step:.3f}" if row.seconds_per_step is not None else "–",
+    ]
+
+
+def named(agent: str, prompt: str) -> str:
+    """An agent, and how it was asked where that was not as usual."""
+    return f"{agent} [{prompt}]" if prompt not in ("", PromptTemplate().name) else agent
+
+
+def overall_cells(row: Overall) -> list[str]:
+    rank = str(row.rank) if row.rank == row.last_rank else f"{row.rank}–{row.last_rank}"
+    return [
+        rank,
+        named(row.agent, row.prompt),
+        f"{row.share:.3f}",
+        f"[{row.low:.3f}, {row.high:.3f}]",
+        str(row.scenarios),
+    ]
+
+
+def retold_cells(row: Retelling) -> list[str]:
+    return [
+        named(row.agent, row.prompt),
+        f"{row.scenario}{SIGN}{row.telling}",
+        f"{row.plain:.3f}",
+        f"{row.told:.3f}",
+        f"{row.difference:+.3f} [{row.low:+.3f}, {row.high:+.3f}]",
+    ]
+
+
+def repeated_cells(row: Row) -> list[str]:
+    return [
+        named(row.agent, row.prompt),
+        str(row.episodes // row.repeats),
+        str(row.repeats),
+        *("–" if share is None else f"{share:.1%}" for share in (row.pass_at_k, row.pass_hat_k)),
+        *("–" if spread is None else f"{spread:.3f}" for spread in (row.spread_within, row.spread_between)),
     ]
 
 
@@ -73,27 +116,63 @@ def by_scenario(board: Leaderboard) -> dict[str, tuple[list[Row], list[Pair]]]:
     return found
 
 
-def markdown(board: Leaderboard) -> str:
-    """Both tables of every scenario, ready to be pasted."""
-    parts = [f"Suite version {board.suite_version}; 95 % intervals."]
+Section = tuple[str, Sequence[str], list[list[str]]]  # title, columns, lines
+
+
+def sections(board: Leaderboard, *, narrow: bool = False) -> Iterator[Section]:
+    """Every table of the board. With `narrow`, what the answers were like stands in a table of its own."""
+    if board.overall:
+        yield "overall: the way from random to optimal", OVERALL, list(map(overall_cells, board.overall))
     for scenario, (rows, pairs) in by_scenario(board).items():
-        parts += [f"### {scenario}", _table((*SCORES, *ANSWERS), map(cells, rows))]
+        lines = [cells(row) for row in rows]
+        if narrow:
+            yield scenario, SCORES, [line[: len(SCORES)] for line in lines]
+            spoken = [[line[0], *line[len(SCORES) :]] for line, row in zip(lines, rows, strict=True) if speaks(row)]
+            if spoken:
+                yield f"{scenario}: answers", ("agent", *ANSWERS), spoken
+        else:
+            yield scenario, (*SCORES, *ANSWERS), lines
+        repeated = [repeated_cells(row) for row in rows if row.repeats > 1]
+        if repeated:
+            yield f"{scenario}: repeats", REPEATED, repeated
         if pairs:
-            parts.append(_table(PAIR_COLUMNS, map(pair_cells, pairs)))
-    parts += [f"- {_escaped(note)}" for note in board.notes]
+            yield f"{scenario}: paired differences of return", PAIR_COLUMNS, list(map(pair_cells, pairs))
+    if board.retellings:
+        yield "in other words: retold − plain, the same episodes", RETOLD, list(map(retold_cells, board.retellings))
+
+
+def markdown(board: Leaderboard) -> str:
+    """All tables, ready to be pasted, and how they came about."""
+    parts = [f"Suite version {board.suite_version}; 95 % intervals."]
+    for title, columns, lines in sections(board):
+        parts += [f"### {_escaped(title)}", _table(columns, lines)]
+    parts += [_listed(found) for found in (board.notes, board.made) if found]
     return "\n\n".join(parts) + "\n"
+
+
+def card(board: Leaderboard) -> str:
+    """What a paper or a model card needs: the scores, what qualifies them, and how they were made."""
+    parts = ["# Evaluation with msgrpo"]
+    for title, columns, lines in sections(board, narrow=True):
+        if not title.endswith((": answers", "differences of return")):
+            parts += [f"## {_escaped(title)}", _table(columns, lines)]
+    if board.notes:
+        parts += ["## What to know", _listed(board.notes)]
+    parts += ["## How this came about", _listed([*dict.fromkeys(map(_boards, board.rows)), *board.made])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _boards(row: Row) -> str:
+    return f"{row.scenario}: {row.episodes} episodes on {row.boards} different boards."
+
+
+def _listed(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {_escaped(sentence)}" for sentence in sentences)
 
 
 def terminal(board: Leaderboard) -> Iterator[Table | Text]:
     """For each scenario the scores, what the answers were like, and the pairs; then the notes. 80 columns do."""
-    for scenario, (rows, pairs) in by_scenario(board).items():
-        lines = [cells(row) for row in rows]
-        yield _rich(scenario, SCORES, [line[: len(SCORES)] for line in lines])
-        spoken = [[line[0], *line[len(SCORES) :]] for line, row in zip(lines, rows, strict=True) if speaks(row)]
-        if spoken:
-            yield _rich(f"{scenario}: answers", ("agent", *ANSWERS), spoken)
-        if pairs:
-            yield _rich(f"{scenario}: paired differences of return", PAIR_COLUMNS, map(pair_cells, pairs))
+    yield from (_rich(*section) for section in sections(board, narrow=True))
     yield from (Text(f"note: {note}") for note in board.notes)
 
 

@@ -87,7 +87,8 @@ def verify(path: Path) -> Verified:
         numbers = finished.get(scenario_id, {})
         lost = failed.get(scenario_id, set()) - set(numbers)
         found.failed += len(lost)
-        places, foreign = places_in_suite(scenario_id, {*numbers, *lost})
+        repeats = max((asked.get(scenario_id, 1) for asked in run.repeats.values()), default=1) if run else 1
+        places, foreign = places_in_suite(scenario_id, {*numbers, *lost}, repeats)
         wrong = [numbers[seeds] for seeds in foreign if seeds in numbers]
         if wrong and run is not None and run.suite_version == SUITE_VERSION:
             raise RecordError(f"{path}: episode {min(wrong)} ({scenario_id}) has seeds that are not the suite's")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,7 @@ from msgrpo_agent.parse import ParseFailure
 from msgrpo_agent.text import printable
 
 SCHEMA = 1
+ENGINES = ("torch", "transformers", "peft", "openai", "stable_baselines3", "minigrid", "open_spiel")  # what answers
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
 Clean = Annotated[str, AfterValidator(printable)]  # a record may come from anywhere
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
@@ -86,16 +88,19 @@ class Episode(BaseModel):
         return [turn for turn in self.turns if turn.player == player]
 
 
-@cache
 def versions() -> dict[str, str]:
-    """The versions a record needs to be reproduced. Looked up once: it takes longer than playing an episode."""
-    found = {"python": platform.python_version()}
-    for package in ("msgrpo", "gymnasium", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # run from a source tree that is not installed
-            found[package] = "source"
-    return found
+    """The versions a record needs to be reproduced: of what every game uses, and of what is loaded beside it."""
+    packages = ("msgrpo", "gymnasium", "numpy", *(name for name in ENGINES if name in sys.modules))
+    return {"python": platform.python_version()} | {package: _version(package) for package in packages}
+
+
+@cache
+def _version(package: str) -> str:
+    """Looked up once: it takes longer than playing an episode."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "source"
 
 
 def told(error: ValidationError) -> str:

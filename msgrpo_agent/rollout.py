@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgrpo_agent.agent import Agent, Decision, OnText, View
 from msgrpo_agent.episode import Episode, Turn, versions
@@ -126,7 +126,12 @@ async def play_episode(
 
 
 async def play_on(
-    game: Game, episode: Episode, scenario: Scenario, agents: Mapping[str, Agent], shaping: Shaping = NO_SHAPING
+    game: Game,
+    episode: Episode,
+    scenario: Scenario,
+    agents: Mapping[str, Agent],
+    shaping: Shaping = NO_SHAPING,
+    after_step: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
     """Play from where the game stands to its end, and write the turns into the episode."""
     while game.outcome is Outcome.PLAYING:
@@ -140,6 +145,7 @@ async def play_on(
             episode.error, episode.error_message = error.kind, error.message
             break
         apply_turn(episode, game, views, decisions, shaping)
+        after_step(episode)
 
 
 def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:

@@ -21,7 +21,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from evals import command, page, tables
-from evals.leaderboard import Series, build, complete_beginning, load
+from evals.leaderboard import build
+from evals.plays import Series, complete_beginning, load
 from evals.record import Price, changing_run, folder_name, records_in, seeds_of
 from evals.run import Progress
 from evals.suites import episode_seeds, places_in_suite
@@ -253,10 +254,10 @@ def evaluated(tmp_path: Path) -> Path:
 def test_eval_writes_every_table(evaluated: Path) -> None:
     board = json.loads((evaluated / "leaderboard.json").read_text())
     assert [(r["agent"], r["scenario"], r["episodes"]) for r in board["rows"]] == [
+        ("optimal", SCENARIO, 3),  # the best first
         ("random", SCENARIO, 3),
-        ("optimal", SCENARIO, 3),
-        ("random", "snake", 3),
         ("optimal", "snake", 3),
+        ("random", "snake", 3),
     ]
     for ending in ("md", "csv", "html"):
         assert (evaluated / f"leaderboard.{ending}").stat().st_size > 100
@@ -385,14 +386,14 @@ def test_tables_are_whole_or_as_they_were(evaluated: Path, monkeypatch: pytest.M
 def test_pairs_are_a_table_for_machines_too(evaluated: Path) -> None:
     rows = list(csv.DictReader(io.StringIO((evaluated / "pairs.csv").read_text())))
     assert [(row["scenario"], row["a"], row["b"]) for row in rows] == [
-        (scenario, "random", "optimal") for scenario in (SCENARIO, "snake")
+        (scenario, "optimal", "random") for scenario in (SCENARIO, "snake")
     ]
 
 
 def test_a_goal_in_another_game_has_a_success_and_no_optimum(
     monkeypatch: pytest.MonkeyPatch, evaluated: Path
 ) -> None:
-    monkeypatch.setattr("evals.leaderboard.exact_optimum", lambda episode: None)
+    monkeypatch.setattr("evals.rows.exact_optimum", lambda episode: None)
     row = next(row for row in build(load([evaluated])[0]).rows if row.agent == "optimal")
     assert (row.success_rate, row.optimum, row.optimum_share) == (1.0, None, None)
 
@@ -704,7 +705,7 @@ async def test_an_endpoint_has_a_price_and_a_cost(tmp_path: Path) -> None:
     assert row.cost_usd == pytest.approx((row.prompt_tokens + 2 * row.completion_tokens) / 1e6)
     assert row.prompt_tokens == 100 * row.turns > 0
     assert all(r.body["min_p"] == 0.1 and r.headers["x-a"] == "b" for r in server.requests)
-    episodes = list(read_episodes(tmp_path / folder_name(row.agent) / f"{SCENARIO}.jsonl"))
+    episodes = list(read_episodes(tmp_path / folder_name(row.spec) / f"{SCENARIO}.jsonl"))
     assert all(e.settings["player"]["body"] == {"min_p": 0.1} for e in episodes)
 
 

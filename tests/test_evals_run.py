@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from evals import leaderboard, suites
+from evals import leaderboard, plays, suites
 from evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
 from evals.run import ATTEMPTS, FEWEST_FAILURES, Progress, duration, evaluate
 from evals.suites import episode_seeds
@@ -88,7 +88,7 @@ async def test_a_failed_episode_is_recorded_apart_and_tried_again_at_the_next_st
     await evaluate([agent], [LAKE], 5, tmp_path)
     assert [e.error for e in lines(tmp_path)].count("server_error") == 2
     await evaluate([agent], [LAKE], 5, tmp_path)
-    (play,), _ = leaderboard.load([tmp_path])
+    (play,), _ = plays.load([tmp_path])
     assert len(play.finished) == 5
     assert len(play.failed) == 2
 
@@ -106,7 +106,7 @@ async def test_the_rate_is_the_present_agents(tmp_path: Path) -> None:
     progress = Progress(clock=lambda: float(next(clock)))
     await evaluate([Counting()], [LAKE], 20, tmp_path, progress=progress)
     before = progress.rate
-    progress.begin(Counting("another"))
+    progress.begin(Counting("another"), 20)
     assert before > 0 == progress.rate
 
 
@@ -316,7 +316,7 @@ async def test_a_server_that_often_fails_gives_the_clean_servers_result(tmp_path
         for name in ("faulty", "clean")
     )
     assert faulty == clean
-    boards = [leaderboard.build(leaderboard.load([tmp_path / name])[0]).rows[0] for name in ("faulty", "clean")]
+    boards = [leaderboard.build(plays.load([tmp_path / name])[0]).rows[0] for name in ("faulty", "clean")]
     assert boards[0].retries > 0 == boards[1].retries
     assert boards[0].prompt_tokens == boards[1].prompt_tokens == 100 * boards[1].turns
 
@@ -400,7 +400,8 @@ async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) 
 
 async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
     """Only where asked for; the optimum's are 0, and what a later start adds is judged, too."""
-    from evals.leaderboard import build, load
+    from evals.leaderboard import build
+    from evals.plays import load
     from msgrpo_agent.references import OptimalAgent, RandomAgent
 
     agents = [OptimalAgent(), RandomAgent()]

@@ -35,6 +35,7 @@ TOP_LOGPROBS = 20  # the most that OpenAI and vLLM give by default
 SEED_BITS = 31  # some servers take 32-bit seeds only
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 RETRIES = 10  # the waits between them add up to four minutes
+LONGEST_NAME = 200  # characters of what a server calls itself
 FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
 REFUSED_BODY = ("messages", "model", "prompt", "stream", "stream_options", "n")  # not to be changed
 OPENAI_HOST = "api.openai.com"
@@ -95,7 +96,8 @@ class EndpointModel:
     The key comes from MSGRPO_API_KEY or OPENAI_API_KEY; a server without keys needs neither. `body` is merged
     into every request, and a value of None takes a parameter out (`{"max_tokens": None,
     "max_completion_tokens": 512}`). A query in the URL (Azure's `?api-version=…`) goes with every request. `retries`
-    are the further tries of one request. `retrying` says how many requests wait for their next try right now.
+    are the further tries of one request, `rate` the most requests a minute. `retrying` says how many requests wait
+    for their next try right now.
     No redirect is followed: prompt and headers go to the host that was named and to no other.
     """
 
@@ -108,6 +110,7 @@ class EndpointModel:
         body: Mapping[str, Any] | None = None,
         retries: int = RETRIES,
         timeouts: Timeouts = Timeouts(),
+        rate: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none")
@@ -121,6 +124,8 @@ class EndpointModel:
         self.retrying = 0
         self.trouble = ""  # the failure that is being waited out, and which retry comes next; for a screen
         self._sleep = sleep
+        self._gap_s = 60 / rate if rate else 0.0
+        self._next_at = 0.0  # when the next request may go out
         self._jitter = random.Random(0)
         self._gives_logprobs = True
         self._answered = False
@@ -157,6 +162,7 @@ class EndpointModel:
         """The answer to one prompt. Raises EndpointError when there is none after all tries."""
         tries = 0
         while True:
+            await self._paced()
             began = time.perf_counter()
             wanted = tuple(actions) if self._gives_logprobs else ()
             request = self._request(prompt, sampling, seed, wanted)
@@ -204,6 +210,15 @@ class EndpointModel:
         message = f"{self.url} does not serve the model {self.name!r}: {failure.message}"
         return EndpointError(message, kind=failure.kind, fatal=True, fix=fix)
 
+    async def _paced(self) -> None:
+        """Wait for this request's place in the minute."""
+        if self._gap_s:
+            now = time.monotonic()
+            at = max(now, self._next_at)
+            self._next_at = at + self._gap_s
+            if at > now:
+                await self._sleep(at - now)
+
     def _request(self, prompt: Prompt, sampling: Sampling, seed: int, actions: Sequence[str]) -> dict[str, Any]:
         """One user message: chat templates with and without a system role take it."""
         request: dict[str, Any] = {
@@ -238,10 +253,12 @@ class EndpointModel:
         """The same answer, put together from its pieces; `on_text` gets the text so far after each of them."""
         arguments = self._arguments(request | {"stream_options": {"include_usage": True}}) | {"stream": True}
         text, reasoning, finish, usage, failed = "", "", None, None, None
+        served: dict[str, Any] = {}
         logprobs: list[Any] = []
         async with await self._client.chat.completions.create(**arguments) as chunks:
             async for piece in _pieces(chunks):
                 usage = piece.get("usage") or usage
+                served |= {name: piece[name] for name in ("model", "system_fingerprint") if piece.get(name)}
                 for choice in _dicts(piece.get("choices")):
                     (delta,) = _dicts([choice.get("delta")]) or [{}]
                     reasoning += _reasoning(delta) or ""
@@ -256,7 +273,7 @@ class EndpointModel:
             raise _BadBodyError("the stream ended before the answer did")
         message = {"content": text, "reasoning": reasoning or None}
         choice = {"message": message, "finish_reason": finish, "logprobs": {"content": logprobs}, "error": failed}
-        return checked({"choices": [choice], "usage": usage})
+        return checked({"choices": [choice], "usage": usage} | served)
 
 
 def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None:
@@ -360,7 +377,14 @@ def _completion(body: Mapping[str, Any], latency_s: float, retries: int, actions
         reasoning=_reasoning(message),
         action_probabilities=_probabilities(content, actions) if actions else None,
         retries=retries,
+        model=_served(body),
     )
+
+
+def _served(body: Mapping[str, Any]) -> str | None:
+    """Which model the server says has answered, and its fingerprint of the system."""
+    said = [text for name in ("model", "system_fingerprint") if (text := _text(body.get(name)).strip())]
+    return " ".join(said)[:LONGEST_NAME] or None
 
 
 def _dicts(given: Any) -> list[dict[str, Any]]:

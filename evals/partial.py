@@ -1,0 +1,109 @@
+"""Episodes that have begun and not ended: their answered turns, kept as they come, so that a kill loses none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from evals.suites import EpisodeSeeds
+from msgrpo_agent.episode import Episode, Turn
+from msgrpo_agent.errors import GameError, RecordError
+from msgrpo_agent.game import Game
+from msgrpo_agent.rollout import observation_of
+
+TURNS = TypeAdapter(list[Turn])
+Begun = dict[EpisodeSeeds, list[list[Turn]]]  # the turns of each step
+
+
+class Partial:
+    """The file beside a record: who answered how (`settings`, and the prompt's prefix), then one line for each step.
+
+    Whoever holds the record's lock writes it. Turns that were answered under other settings are not taken up, nor are
+    those of episodes that are `done`. A damaged line, as the last one of a killed writer is, ends what is read.
+    """
+
+    def __init__(self, record: Path, settings: dict[str, Any], done: Iterable[EpisodeSeeds]) -> None:
+        self.path = record.with_suffix(".turns")
+        self._settings = json.loads(json.dumps(settings))
+        self._prefix: dict[str, str] = {}
+        self._begun: Begun = defaultdict(list)
+        self._file: int | None = None
+        self._read(set(done))
+
+    def _read(self, done: set[EpisodeSeeds]) -> None:
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RecordError(f"{self.path} cannot be read: {error.strerror}") from error
+        try:
+            head = json.loads(lines[0])
+            if head["settings"] != self._settings:
+                return
+            self._prefix = dict(head["prefix"])
+            for line in filter(None, lines[1:]):
+                held = json.loads(line)
+                seeds = EpisodeSeeds(*map(int, held["seeds"]))
+                if seeds not in done:
+                    self._begun[seeds].append(TURNS.validate_python(held["turns"]))
+        except (ValueError, TypeError, KeyError, ValidationError):
+            return
+
+    def take_up(self, seeds: EpisodeSeeds, game: Game, episode: Episode) -> None:
+        """Bring game and episode to where they were when the evaluation was interrupted, as far as that replays."""
+        for turns in self._begun.get(seeds, []):
+            seen = {player: observation_of(game, player) for player in game.to_move}
+            try:
+                if {turn.player: turn.state for turn in turns} != seen:
+                    return
+                game.step({turn.player: turn.action for turn in turns})
+            except GameError:
+                return
+            episode.turns += turns
+            episode.prefix = dict(self._prefix)
+            episode.outcome, episode.success, episode.returns = game.outcome, game.success, dict(game.returns)
+
+    def add(self, seeds: EpisodeSeeds, episode: Episode) -> None:
+        """Keep the last step of an episode, where a language model answered it."""
+        last = [turn for turn in episode.turns if turn.step == episode.turns[-1].step]
+        if any(turn.answer is not None for turn in last):
+            self._prefix = episode.prefix
+            self._write(seeds, last)
+
+    def _write(self, seeds: EpisodeSeeds, turns: list[Turn]) -> None:
+        line = {"seeds": seeds, "turns": [turn.model_dump(mode="json") for turn in turns]}
+        try:
+            if self._file is None:
+                self._begin()
+            assert self._file is not None
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise RecordError(
+                f"{self.path} cannot be written: {error.strerror}",
+                fix="make it writable and start the same command again; finished episodes stay",
+            ) from error
+
+    def _begin(self) -> None:
+        """Write the file anew: the head, and of what was there only what is still needed."""
+        head = {"settings": self._settings, "prefix": self._prefix}
+        part = self.path.with_name(f".{self.path.name}.part")
+        self._file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        os.write(self._file, json.dumps(head).encode() + b"\n")
+        for seeds, steps in self._begun.items():
+            for turns in steps:
+                self._write(seeds, turns)
+        os.replace(part, self.path)
+
+    def close(self, *, ended: bool) -> None:
+        """Close the file; an evaluation that has ended leaves nothing begun."""
+        if self._file is not None:
+            os.close(self._file)
+        if ended:
+            self.path.unlink(missing_ok=True)

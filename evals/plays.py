@@ -1,0 +1,289 @@
+"""Records → the plays of each agent in each scenario: what counts, and what does not mix."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from evals.record import Price, Run, records_in, run_of, seeds_of
+from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
+from evals.verify import game_steps, verify
+from msgrpo_agent.episode import Episode, Turn, read_episodes
+from msgrpo_agent.errors import RecordError
+from msgrpo_agent.game import Outcome
+from msgrpo_agent.games import SCENARIOS, recorded_scenario
+from msgrpo_agent.prompt import PromptTemplate
+
+PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
+PROMPT = ("template", "prompt")  # the settings that say how a model is asked
+
+
+@dataclass
+class Series:
+    """All recorded episodes of one agent in one scenario: one result for each pair of seeds, and the failures."""
+
+    agent: str
+    scenario: str
+    settings: dict[str, Any]
+    finished: dict[EpisodeSeeds, Episode] = field(default_factory=dict)
+    failed: list[Episode] = field(default_factory=list)
+    lines: dict[EpisodeSeeds, int] = field(default_factory=dict)  # where in its record each result stands, from 1
+    price: Price | None = None
+    asked: int | None = None  # episodes that the evaluation was to play; None where nothing says it
+    interrupted: int = 0  # starts of the evaluation that did not come to their end
+    left_out: dict[EpisodeSeeds, Episode] = field(default_factory=dict)  # results that `complete_beginning` took away
+    unfinished: set[EpisodeSeeds] = field(default_factory=set)  # of the complete beginning: failed, without result
+    repeats: int = 1  # episodes from each start
+    name: str = ""  # what a table calls the agent
+    runs: list[Run] = field(default_factory=list)  # the evaluations that it is from
+
+    @property
+    def label(self) -> str:
+        """What tables call the agent: the name that it was given, or the spec, without the port that a server had."""
+        return self.name or self.agent
+
+    @property
+    def prompt(self) -> str:
+        """What the agent's prompt template is called; empty for agents that read none."""
+        if "template" not in self.settings:
+            return ""
+        return str(self.settings.get("prompt", {}).get("name", PromptTemplate().name))
+
+    @property
+    def by_start(self) -> dict[int, list[Episode]]:
+        """The finished episodes of each start, in the suite's order."""
+        found: dict[int, list[Episode]] = {}
+        for seeds, episode in self.finished.items():
+            found.setdefault(seeds.start, []).append(episode)
+        return found
+
+    @property
+    def score(self) -> float:
+        """The mean score of an episode: success where there is a goal, else the return."""
+        return fmean(episode.score for episode in self.finished.values())
+
+    @property
+    def turns(self) -> Iterator[Turn]:
+        """The turns of finished episodes."""
+        return (turn for episode in self.finished.values() for turn in episode.turns)
+
+
+def load(
+    folders: Sequence[Path],
+    *,
+    agents: Sequence[str] | None = None,
+    scenarios: Sequence[str] | None = None,
+    mix: bool = False,
+    by_prompt: bool = False,
+    check: bool = False,
+) -> tuple[list[Series], list[str]]:
+    """The plays recorded under `folders` (of certain agents and scenarios), and what a reader must know about them.
+
+    Only the complete beginning of the suite counts. Raises RecordError for what cannot be true, and where suite
+    versions, prompts or settings differ; with `mix` the latter becomes a note, with `by_prompt` prompts may differ.
+    `check` simulates every record first.
+    """
+    notes: list[str] = []
+    plays: dict[tuple[str, str, str], Series] = {}
+    versions: set[int] = set()
+    twice = duels = 0
+    elsewhere = _without_ports(folders)
+    for run, line, episode in _recorded(folders, check):
+        if agents is not None and not set(agents).intersection(episode.agents.values()):
+            continue
+        if scenarios is not None and episode.scenario not in scenarios:
+            continue
+        if run:
+            versions.add(run.suite_version)
+        if len(episode.agents) != 1:
+            duels += 1
+            continue
+        _check_consistent(episode)
+        play = _play_of(episode, plays, elsewhere)
+        if run is not None:
+            play.price = run.prices.get(play.agent, play.price)
+            asked = run.asked.get(play.agent, {}).get(play.scenario)
+            play.asked = asked if play.asked is None else max(play.asked, asked or 0)
+            play.interrupted = max(play.interrupted, run.interrupted(play.agent))
+            play.repeats = max(play.repeats, run.repeats.get(play.agent, {}).get(play.scenario, 1))
+            play.name = run.names.get(play.agent, play.name)
+            if run not in play.runs:
+                play.runs.append(run)
+        if episode.error is not None:
+            play.failed.append(episode)
+        elif seeds_of(episode) in play.finished:
+            twice += 1
+        else:
+            play.finished[seeds_of(episode)] = episode
+            play.lines[seeds_of(episode)] = line
+    for play in plays.values():
+        foreign = complete_beginning(play)
+        if foreign:
+            said = f"{foreign} episodes of {play.agent} in {play.scenario} have seeds that belong to no suite"
+            if versions == {SUITE_VERSION} and not mix:
+                raise RecordError(f"{said}: nothing says how they were chosen", fix="leave them out, or say --mix")
+            notes.append(f"{said}: nothing says how they were chosen.")
+    if duels:
+        notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
+        if not plays:
+            raise RecordError(f"nothing to compare: {notes[-1]}")
+    if twice:
+        notes.append(f"{twice} episodes were played more than once: the first result counts.")
+    for difference in _differences(list(plays.values()), versions, by_prompt=by_prompt):
+        if not mix:
+            raise RecordError(f"these results do not mix: {difference}", fix="compare them apart, or say --mix")
+        notes.append(f"MIXED: {difference}")
+    return _labelled(list(plays.values()), by_prompt=by_prompt), notes
+
+
+def complete_beginning(play: Series) -> int:
+    """Keep the results up to the first episode of the suite that has not ended; return how many are of no suite.
+
+    In an evaluation that was interrupted, short episodes have ended and long ones have not: all that ended would be
+    a biased sample. An episode that the endpoint failed has ended, without a result; the table says how many. The
+    order becomes the suite's, so that what ended first changes no interval and no replay. Foreign seeds stay.
+    """
+    failed = {seeds_of(episode) for episode in play.failed}
+    places, foreign = places_in_suite(play.scenario, {*play.finished, *failed}, play.repeats)
+    taken = set(places.values())
+    beginning = next(i for i in count() if i not in taken)
+    beginning -= beginning % play.repeats  # a start counts with all its episodes
+    kept = [(place, seeds) for seeds, place in places.items() if seeds in play.finished and place < beginning]
+    others = sorted(seeds for seeds in foreign if seeds in play.finished)
+    chosen = [*(seeds for _, seeds in sorted(kept)), *others]
+    play.left_out = {seeds: episode for seeds, episode in play.finished.items() if seeds not in set(chosen)}
+    play.unfinished = {seeds for seeds in failed - set(play.finished) if places.get(seeds, -1) < beginning}
+    play.finished = {seeds: play.finished[seeds] for seeds in chosen}
+    return len(foreign)
+
+
+def _check_consistent(episode: Episode) -> None:
+    """Raise RecordError for a result that its own turns deny: all that can be seen without playing it again."""
+    if episode.error is not None:
+        return
+    scenario = recorded_scenario(episode.scenario)
+    problem = None
+    for player, total in episode.returns.items():
+        rewards = sum(turn.reward for turn in episode.turns_of(player))
+        if not math.isclose(total, rewards, abs_tol=1e-9):
+            problem = f"says the return {total:g}, its rewards add up to {rewards:g}"
+    if scenario.goal != (episode.success is not None) or episode.outcome is Outcome.PLAYING:
+        problem = f"says success {episode.success} and outcome {episode.outcome}"
+    elif scenario.goal and episode.success != (sum(episode.returns.values()) > 0):
+        problem = f"says success {episode.success} with the return {sum(episode.returns.values()):g}"
+    if game_steps(episode) > scenario.step_limit:
+        problem = f"has {game_steps(episode)} steps, the limit is {scenario.step_limit}"
+    if problem:
+        raise RecordError(
+            f"an episode of {episode.scenario} (start {episode.start_seed}) {problem}",
+            fix="the record is damaged or was changed: msgrpo verify FILE",
+        )
+
+
+def _recorded(folders: Sequence[Path], check: bool) -> Iterator[tuple[Run | None, int, Episode]]:
+    """Every episode below `folders`, each file once, with the `run.json` of its evaluation and its line."""
+    files = [file for folder in folders for file in records_in([folder])]
+    for file in dict.fromkeys(file.resolve() for file in files):
+        run = run_of(file)
+        if check:
+            verify(file)
+        for line, episode in enumerate(read_episodes(file), start=1):
+            yield run, line, episode
+
+
+def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Series], elsewhere: Mapping[str, str]) -> Series:
+    recorded_scenario(episode.scenario)
+    ((player, agent),) = episode.agents.items()
+    settings = episode.settings.get(player, {})
+    label = elsewhere.get(agent, agent)
+    key = (label, episode.scenario, repr(sorted(settings.items())))
+    return plays.setdefault(key, Series(agent, episode.scenario, settings, name=label if label != agent else ""))
+
+
+def _without_ports(folders: Sequence[Path]) -> dict[str, str]:
+    """Endpoints by what does not change when a server starts again: the same model on another port is the same agent.
+
+    Where one evaluation has two of them that differ in the port alone, they are two.
+    """
+    files = {file.resolve() for folder in folders for file in records_in([folder])}
+    runs = {run.model_dump_json(): run for file in files if (run := run_of(file))}.values()
+    found: dict[str, str] = {}
+    for run in runs:
+        names = {spec: PORT.sub(r"\1", spec) for spec in run.asked}
+        shared = {name for name, number in Counter(names.values()).items() if number > 1}
+        found |= {spec: spec if name in shared else name for spec, name in names.items() if found.get(spec) != spec}
+    return found
+
+
+def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool) -> Iterator[str]:
+    """What makes results incomparable; with `by_prompt` the prompts do not."""
+    if versions - {SUITE_VERSION}:
+        yield f"suite versions {', '.join(map(str, sorted(versions | {SUITE_VERSION})))}"
+    by_agent: dict[str, dict[str, None]] = defaultdict(dict)
+    for play in plays:
+        told = {key: value for key, value in play.settings.items() if key not in PROMPT}  # the template comes below
+        by_agent[play.agent][str(told)] = None
+    for agent, settings in by_agent.items():
+        if len(settings) > 1:
+            yield f"{agent} played with settings {' and '.join(settings)}"
+    for what in ("sampling",) if by_prompt else ("template", "sampling"):
+        values = {str(_effective(p.settings, what)): p.agent for p in plays if what in p.settings}
+        if len(values) > 1:
+            listed = "; ".join(f"{agent}: {value}" for value, agent in values.items())
+            fix = "; --by prompt puts them into a column" if what == "template" else ""
+            yield f"{what} differs between agents ({listed}){fix}"
+    one_template = len({str(p.settings["template"]) for p in plays if "template" in p.settings}) == 1
+    for scenario in sorted({play.scenario for play in plays}):
+        here = [e for play in plays if play.scenario == scenario for e in play.finished.values()]
+        hashes = {episode.versions["rules"] for episode in here if "rules" in episode.versions}
+        if len(hashes) > 1 or hashes - {recorded_scenario(scenario).rules_hash}:
+            yield f"the rules of {scenario} changed since, or between, these results ({', '.join(sorted(hashes))})"
+        if one_template and len({prefix for episode in here for prefix in episode.prefix.values()}) > 1:
+            yield f"the rules in the prompt of {scenario} changed between these results"
+
+
+def _effective(settings: Mapping[str, Any], what: str) -> Any:
+    """A setting as the endpoint got it: what an extra body says of the sampling wins."""
+    body = settings.get("body")
+    if what != "sampling" or not isinstance(body, dict) or not isinstance(settings[what], dict):
+        return settings[what]
+    said = {name: value for name, value in body.items() if name in settings[what] and value is not None}
+    return settings[what] | said
+
+
+def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
+    """Plays in the order of the registry; those of one agent with different settings get different names."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for play in plays:
+        key = (play.agent, play.scenario, *([play.prompt] if by_prompt else []))
+        seen[key] += 1
+        if (number := seen[key]) > 1:
+            play.agent = f"{play.agent} ({number})"
+            play.name = f"{play.name} ({number})" if play.name else ""
+    order = {name: place for place, name in enumerate(SCENARIOS)}
+    return sorted(
+        (p for p in plays if p.finished or p.left_out or p.failed),
+        key=lambda play: (order.get(play.scenario, len(order)), "" if play.scenario in order else play.scenario),
+    )
+
+
+def only(
+    plays: Iterable[Series], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str]
+) -> list[Series]:
+    """The same plays, cut down to the agents and episodes that a run asked for, agents in that order."""
+    chosen = [play for play in plays if play.agent in agents and play.scenario in wanted]
+    for play in chosen:
+        asked = set(wanted[play.scenario])
+        play.finished = {seeds: episode for seeds, episode in play.finished.items() if seeds in asked}
+        play.asked = len(asked)
+        play.left_out = {seeds: episode for seeds, episode in play.left_out.items() if seeds in asked}
+        play.unfinished &= asked
+        play.failed = [episode for episode in play.failed if seeds_of(episode) in asked]
+    return sorted(chosen, key=lambda play: (list(wanted).index(play.scenario), agents.index(play.agent)))

@@ -1,0 +1,57 @@
+"""How a table came about, in sentences: enough to repeat it, or to doubt it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from evals.plays import Series
+from evals.suites import SUITE_VERSION
+
+ABOUT_GAMES = ("rules",)  # versions that are a scenario's, not a package's
+
+
+def made(plays: Sequence[Series]) -> list[str]:
+    """The sentences, from what the records say themselves."""
+    return list(_sentences([play for play in plays if play.finished]))
+
+
+def _sentences(plays: Sequence[Series]) -> Iterator[str]:
+    scenarios = list(dict.fromkeys(play.scenario for play in plays))
+    yield f"Suite version {SUITE_VERSION}, test split: {', '.join(scenarios)}."
+    for play in {play.label: play for play in plays}.values():
+        told = list(_told(play))
+        if told:
+            yield f"{play.label}: {'; '.join(told)}."
+    versions = sorted(
+        {
+            f"{package} {version}"
+            for play in plays
+            for episode in play.finished.values()
+            for package, version in episode.versions.items()
+            if package not in ABOUT_GAMES
+        }
+    )
+    if versions:
+        yield f"Versions: {', '.join(versions)}."
+    commands = {(started.at, started.line) for play in plays for run in play.runs for started in run.commands}
+    for at, line in sorted(commands):
+        yield f"{at}: {line}"
+
+
+def _told(play: Series) -> Iterator[str]:
+    """What answered, and how it was asked."""
+    settings = play.settings
+    if play.label != play.agent:
+        yield play.agent
+    if "template" in settings:
+        yield f"prompt {play.prompt} ({settings['template']})"
+    if isinstance(settings.get("sampling"), dict):
+        yield ", ".join(f"{name} {value}" for name, value in settings["sampling"].items())
+    if settings.get("weights"):
+        yield f"weights {settings['weights']}"
+    for name in ("body", "chat"):
+        if settings.get(name):
+            yield f"{name} {settings[name]}"
+    served = sorted({turn.model for turn in play.turns if turn.model})
+    if served:
+        yield f"answered by {', '.join(served)}"

@@ -1,0 +1,107 @@
+"""One number an agent: how far it comes from random play to the reference player, over all scenarios.
+
+In a scenario the share is (score − random's) / (reference's − random's), with success as the score where there is a
+goal and the return elsewhere; the overall score is the mean share. All three are means over the same starts, and one
+bootstrap draws the starts for all agents at once, so that the interval is that of paired differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from evals.plays import Series
+
+RESAMPLES, LEVEL, SEED = 4000, 0.95, 0
+LOW, HIGH = "random", "optimal"  # the agents between which a share is measured
+
+
+class Overall(BaseModel):
+    """`rank` is the first place that the agent may have, `last_rank` the last: a difference counts where its
+    interval excludes 0."""
+
+    agent: str
+    prompt: str = ""
+    share: float
+    low: float
+    high: float
+    rank: int
+    last_rank: int
+    scenarios: int
+
+
+def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
+    """The agents that played every scenario that can be ranked, the best first; and what was left out."""
+    tables, notes = [], []
+    for scenario in dict.fromkeys(play.scenario for play in plays if play.finished):
+        here = {(play.label, play.prompt): play for play in plays if play.scenario == scenario and play.finished}
+        if (LOW, "") not in here or (HIGH, "") not in here:
+            continue
+        low, high = here[LOW, ""].score, here[HIGH, ""].score
+        if high <= low:
+            notes.append(f"{scenario} is not in the overall score: {HIGH} is no better than {LOW} there")
+            continue
+        tables.append(here)
+    agents = [key for key in (tables[0] if tables else {}) if all(key in table for table in tables)]
+    if len(agents) < 3:
+        return [], notes
+    missing = {key for table in tables for key in table} - set(agents)
+    notes += [
+        f"{label} is not in the overall score: it has not played every scenario" for label, _ in sorted(missing)
+    ]
+    found, draws = _shares(tables, agents)
+    rows = []
+    for i, (label, prompt) in enumerate(agents):
+        apart = [np.quantile(draws[:, i] - draws[:, j], _ends()) for j in range(len(agents))]
+        worse_than = sum(high < 0 for _, high in apart)
+        better_than = sum(low > 0 for low, _ in apart)
+        ends = np.quantile(draws[:, i], _ends())
+        rows.append(
+            Overall(
+                agent=label,
+                prompt=prompt,
+                share=float(found[i]),
+                low=float(ends[0]),
+                high=float(ends[1]),
+                rank=1 + worse_than,
+                last_rank=len(agents) - better_than,
+                scenarios=len(tables),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.share), notes
+
+
+def _ends() -> list[float]:
+    return [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+
+
+def _shares(
+    tables: Sequence[dict[tuple[str, str], Series]], agents: Sequence[tuple[str, str]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(mean shares of shape (agents,), their bootstrap draws of shape (resamples, agents))."""
+    generator = np.random.default_rng(SEED)
+    low, high = agents.index((LOW, "")), agents.index((HIGH, ""))
+    found, draws = [], []
+    for table in tables:
+        scores = [_by_start(table[key]) for key in agents]
+        shared = sorted(set.intersection(*map(set, scores)))
+        if not shared:
+            continue
+        values_AN = np.array([[score[start] for start in shared] for score in scores])
+        chosen_RN = generator.integers(len(shared), size=(RESAMPLES, len(shared)))
+        means_RA = np.stack([row[chosen_RN].mean(axis=1) for row in values_AN], axis=1)
+        means_A = values_AN.mean(axis=1)
+        found.append((means_A - means_A[low]) / (means_A[high] - means_A[low]))
+        span_R = means_RA[:, high] - means_RA[:, low]
+        span_R = np.where(span_R > 0, span_R, np.nan)
+        draws.append((means_RA - means_RA[:, [low]]) / span_R[:, None])
+    every = np.mean(draws, axis=0)
+    return np.mean(found, axis=0), every[~np.isnan(every).any(axis=1)]
+
+
+def _by_start(play: Series) -> dict[int, float]:
+    return {start: fmean(episode.score for episode in episodes) for start, episodes in play.by_start.items()}

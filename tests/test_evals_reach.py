@@ -1,0 +1,413 @@
+"""Ranking, repeats, budgets, resumed turns, prompts in a column, names, and how a table came about."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from evals import command, tables
+from evals.budget import TRIED
+from evals.leaderboard import build
+from evals.partial import Partial
+from evals.plays import Series, load
+from evals.ranking import ranking
+from evals.record import changing_run, read_run, seeds_of
+from evals.rows import pair_of, row_of
+from evals.run import Progress
+from evals.suites import episode_seeds, places_in_suite
+from evals.verify import verify
+from msgrpo_agent.agent import Completion
+from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.prompt import PromptTemplate
+from tests.fake_server import FakeServer
+from tests.test_evals_leaderboard import SCENARIO, SETTINGS, episode, write
+from tests.test_evals_run import LAKE, Counting, evaluate, lines, no_wait, served
+
+MANY = episode_seeds(LAKE, 40)
+
+
+def outcomes(successes: list[bool], agent: str, **fields: object) -> Series:
+    """A play of the first starts of the suite with these results."""
+    found = [
+        episode(0, ok, agent=agent, start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling)
+        for ok, s in zip(successes, MANY, strict=False)
+    ]
+    return Series(agent, SCENARIO, dict(fields), {seeds_of(e): e for e in found})
+
+
+# ── ranking ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_shares_are_the_way_from_random_to_the_reference() -> None:
+    plays = [
+        outcomes([True] * 40, "optimal"),
+        outcomes([True] * 4 + [False] * 36, "random"),
+        outcomes([True] * 22 + [False] * 18, "half"),
+    ]
+    rows, notes = ranking(plays)
+    assert notes == []
+    assert [row.agent for row in rows] == ["optimal", "half", "random"]
+    assert [row.share for row in rows] == pytest.approx([1, (22 / 40 - 0.1) / 0.9, 0])
+    assert rows[1].low < rows[1].share < rows[1].high
+    assert (rows[0].low, rows[0].high, rows[2].low, rows[2].high) == (1, 1, 0, 0)
+    assert [(row.rank, row.last_rank) for row in rows] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_agents_that_differ_by_chance_share_their_ranks() -> None:
+    draw = random.Random(1)
+    near = [[draw.random() < p for _ in range(40)] for p in (0.5, 0.55)]
+    plays = [outcomes([True] * 40, "optimal"), outcomes([False] * 40, "random")]
+    rows, _ = ranking([*plays, outcomes(near[0], "a"), outcomes(near[1], "b")])
+    assert {row.agent: (row.rank, row.last_rank) for row in rows} == {
+        "optimal": (1, 1), "a": (2, 3), "b": (2, 3), "random": (4, 4),
+    }  # fmt: skip
+
+
+def test_the_interval_is_that_of_an_independent_bootstrap() -> None:
+    draw = random.Random(2)
+    high, low, mine = ([draw.random() < p for _ in range(40)] for p in (0.9, 0.2, 0.6))
+    rows, _ = ranking([outcomes(high, "optimal"), outcomes(low, "random"), outcomes(mine, "mine")])
+    generator, shares = np.random.default_rng(7), []
+    for _ in range(4000):
+        chosen = generator.integers(40, size=40)
+        top, bottom, middle = (fmean(np.array(one)[chosen]) for one in (high, low, mine))
+        shares.append((middle - bottom) / (top - bottom))
+    row = next(row for row in rows if row.agent == "mine")
+    assert (row.low, row.high) == pytest.approx(np.quantile(shares, [0.025, 0.975]), abs=0.02)
+
+
+def test_what_cannot_be_ranked_is_said() -> None:
+    assert ranking([outcomes([True], "a"), outcomes([False], "b")]) == ([], [])  # no references
+    same = [outcomes([True] * 5, name) for name in ("optimal", "random", "a")]
+    assert ranking(same) == ([], ranking(same)[1])
+    assert "no better than random" in ranking(same)[1][0]
+
+
+def test_a_board_is_sorted_and_has_its_overall_score() -> None:
+    plays = [
+        outcomes([False] * 9, "random"),
+        outcomes([True] * 5 + [False] * 4, "a"),
+        outcomes([True] * 9, "optimal"),
+    ]
+    board = build(plays)
+    assert [row.agent for row in board.rows] == ["optimal", "a", "random"]
+    assert "| 2 | a |" in tables.markdown(board).replace("\\", "")
+
+
+# ── repeats ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_repeats_extend_what_was_played_once_and_share_its_starts(tmp_path: Path) -> None:
+    agent = Counting()
+    await evaluate([agent], [LAKE], 5, tmp_path)
+    await evaluate([agent], [LAKE], 5, tmp_path, repeats=3)
+    assert len(agent.begun) == 15
+    seeds = episode_seeds(LAKE, 5, repeats=3)
+    assert {seeds_of(e) for e in lines(tmp_path)} == set(seeds)
+    assert seeds[::3] == episode_seeds(LAKE, 5)
+    assert len(set(seeds)) == 15
+    assert len({s.start for s in seeds}) == 5
+    assert places_in_suite(SCENARIO, seeds, 3) == ({s: i for i, s in enumerate(seeds)}, set())
+    assert verify(tmp_path / "counting" / f"{SCENARIO}.jsonl").missing == {}
+    (play,), notes = load([tmp_path])
+    assert (play.repeats, len(play.finished), play.asked) == (3, 15, 15)
+    assert not any("seeds that belong to no suite" in note for note in notes)
+
+
+def repeated(results: list[list[bool]], agent: str = "a") -> Series:
+    seeds = episode_seeds(LAKE, len(results), repeats=len(results[0]))
+    flat = [ok for group in results for ok in group]
+    found = [
+        episode(0, ok, agent=agent, start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling)
+        for ok, s in zip(flat, seeds, strict=True)
+    ]
+    return Series(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found}, repeats=len(results[0]))
+
+
+def test_pass_at_k_and_pass_hat_k_by_hand() -> None:
+    row = row_of(repeated([[True, True], [True, False], [False, False], [False, True]]))
+    assert (row.success_rate, row.pass_at_k, row.pass_hat_k) == (0.5, 0.75, 0.25)
+    assert row.spread_within == pytest.approx((2 * 0.25 / 4) ** 0.5)
+    assert row.spread_between == pytest.approx(np.std([1, 0.5, 0, 0.5]))
+
+
+def test_episodes_of_one_start_are_no_news_for_the_interval() -> None:
+    """Ten equal episodes of each start get the interval of one each."""
+    once, often = (row_of(repeated([[ok] * k for ok in [True, False] * 10])) for k in (1, 10))
+    assert (often.return_low, often.return_high) == (once.return_low, once.return_high)
+    assert often.success_high - often.success_low > 0.3  # type: ignore[operator]
+    pair = pair_of(repeated([[True] * 10] * 20), repeated([[ok] * 10 for ok in [True, False] * 10], "b"))
+    alone = pair_of(repeated([[True]] * 20), repeated([[ok] for ok in [True, False] * 10], "b"))
+    assert pair is not None
+    assert alone is not None
+    assert (pair.low, pair.high, pair.mcnemar_p) == (alone.low, alone.high, None)
+
+
+def test_a_start_without_all_its_episodes_does_not_count(tmp_path: Path) -> None:
+    with changing_run(tmp_path) as run:
+        run.asked["a"], run.repeats["a"] = {SCENARIO: 6}, {SCENARIO: 2}
+    seeds = episode_seeds(LAKE, 3, repeats=2)[:5]  # the third start was played once
+    write(tmp_path / "a", [
+        episode(0, True, start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling) for s in seeds
+    ])  # fmt: skip
+    (play,), _ = load([tmp_path])
+    assert (len(play.finished), len(play.left_out)) == (4, 1)
+
+
+# ── budgets ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_run_ends_before_it_costs_more_than_its_budget(tmp_path: Path) -> None:
+    """110 tokens an answer: the records stay below the limit, and the beginning of the suite is complete."""
+    async with FakeServer() as server:
+
+        def start(limit: int) -> object:
+            return asyncio.to_thread(
+                command.run,
+                command.Options(
+                    endpoint=server.url, model="fake", agents=["random"], scenarios=[SCENARIO], episodes=60,
+                    out=tmp_path, concurrency=8, max_tokens_total=limit,
+                ),
+                Console(file=io.StringIO()),
+            )  # fmt: skip
+
+        board = await start(15_000)  # type: ignore[misc]
+        spent = 110 * len(server.requests)
+        assert 10_000 < spent <= 15_000
+        assert any("--max-tokens-total 15000: no further episode begins" in note for note in board.notes)
+        row = next(row for row in board.rows if row.spec.startswith("endpoint:"))
+        assert row.episodes + row.left_out == len([*read_run_episodes(tmp_path, row.spec)]) > 0
+        assert row.left_out == 0
+        await start(15_000)  # type: ignore[misc]
+        assert 110 * len(server.requests) <= 15_000  # earlier starts count
+        await start(30_000)  # type: ignore[misc]
+        assert 15_000 < 110 * len(server.requests) <= 30_000
+
+
+def read_run_episodes(out: Path, spec: str) -> list[Episode]:
+    return [e for file in out.rglob("*.jsonl") for e in read_episodes(file) if spec in e.agents.values()]
+
+
+async def test_until_an_episode_has_ended_only_a_few_are_tried(tmp_path: Path) -> None:
+    async with FakeServer() as server:
+        options = command.Options(
+            endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=50, out=tmp_path, max_tokens_total=1,
+        )  # fmt: skip
+        await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    assert len({r.body["messages"][0]["content"] for r in server.requests if "Step 1 " in str(r.body)}) <= TRIED
+
+
+def test_a_budget_in_money_needs_prices() -> None:
+    with pytest.raises(UsageError, match="--max-cost needs the price"):
+        command.Options(max_cost=1.0).budget()
+    assert command.Options(max_cost=1.0, price="1,2").budget().cost == 1.0
+
+
+async def test_the_rate_of_requests_is_kept() -> None:
+    waits: list[float] = []
+
+    async def waiting(seconds: float) -> None:
+        waits.append(seconds)
+
+    from msgrpo_agent.agent import Sampling
+    from msgrpo_agent.models.endpoint import EndpointModel
+    from msgrpo_agent.prompt import Prompt
+
+    async with FakeServer() as server:
+        model = EndpointModel(server.url, "fake", rate=60, sleep=waiting)
+        await asyncio.gather(*(model.complete(Prompt("a", str(i)), Sampling(), i) for i in range(4)))
+        await model.close()
+    assert sorted(waits) == pytest.approx([1, 2, 3], abs=0.2)
+
+
+def test_the_line_of_progress_says_what_the_rest_will_take() -> None:
+    progress = Progress(clock=lambda: 1.0)
+    progress.planned = 20
+    progress.begin(Counting(), 10)
+    progress.done, progress.tokens, progress.cost = 4, 400, 2.0
+    assert "about 600 tokens and $3.00 to go" in progress.line()
+
+
+# ── turns that were answered before a kill ───────────────────────────────────────────────────────────────────
+
+
+async def test_a_killed_evaluation_asks_for_no_answer_twice(tmp_path: Path) -> None:
+    """A real process, killed in mid-episode: what was answered and kept is not asked again, and the result is the
+    uninterrupted one's."""
+    async with FakeServer() as server:
+        arguments = ["--scenario", "snake", "--episodes", "6", "--concurrency", "6"]
+        program = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "--endpoint", server.url, "--model", "fake"]
+        program += ["--name", f"endpoint:{server.url}#fake=served", *arguments, "--out"]
+
+        async def finish(out: Path) -> None:
+            done = await asyncio.to_thread(subprocess.run, [*program, str(out)], capture_output=True, timeout=120)
+            assert done.returncode == 0, done.stderr.decode()
+
+        child = subprocess.Popen([*program, str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
+        while len(server.requests) < 20 and child.poll() is None:
+            await asyncio.sleep(0.005)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        asked = len(server.requests)
+        begun = [*(tmp_path / "killed").rglob("*.turns")]
+        assert begun  # it was killed in mid-episode
+        await finish(tmp_path / "killed")
+        again = len(server.requests) - asked
+        assert not [*(tmp_path / "killed").rglob("*.turns")]
+        before = len(server.requests)
+        await finish(tmp_path / "whole")
+        whole = len(server.requests) - before
+
+    def played(name: str) -> dict[object, list[object]]:
+        found = [e for file in (tmp_path / name).rglob("snake.jsonl") for e in read_episodes(file)]
+        return {seeds_of(e): [(t.answer, t.reward) for t in e.turns] for e in found if "endpoint" in str(e.agents)}
+
+    assert played("killed") == played("whole")
+    assert whole <= asked + again <= whole + 6  # of each of the six episodes at most the answer that was on its way
+    for file in (tmp_path / "killed").rglob("snake.jsonl"):
+        assert verify(file).missing == {}
+
+
+async def test_turns_under_other_settings_and_damaged_lines_are_not_taken_up(tmp_path: Path) -> None:
+    record, settings, seeds = tmp_path / "r.jsonl", {"model": "m"}, episode_seeds(LAKE, 1)[0]
+    async with FakeServer() as server:
+        agent = served(server)
+        from msgrpo_agent.rollout import new_episode, play_on
+
+        whole = new_episode(LAKE, {"player": agent}, *seeds)
+        writer = Partial(record, settings, [])
+        game = LAKE.new(seeds.start, seeds.chance)
+        await play_on(game, whole, LAKE, {"player": agent}, after_step=lambda e: writer.add(seeds, e))
+        writer.close(ended=False)
+        await agent.close()
+
+    def taken(said: dict[str, str] = settings, done: tuple[object, ...] = ()) -> int:
+        found = new_episode(LAKE, {}, *seeds)
+        Partial(record, said, done).take_up(seeds, LAKE.new(seeds.start, seeds.chance), found)  # type: ignore[arg-type]
+        return len(found.turns)
+
+    assert taken() == len(whole.turns) > 2
+    assert taken({"model": "other"}) == taken(done=(seeds,)) == 0
+    text = record.with_suffix(".turns").read_text()
+    record.with_suffix(".turns").write_text(text[: len(text) - 20])
+    assert taken() == len(whole.turns) - 1
+    record.with_suffix(".turns").write_text(text.replace("Step 2", "Step 9"))
+    assert taken() == 1
+    record.with_suffix(".turns").write_text("\x00")
+    assert taken() == 0
+
+
+# ── names, ports, prompts, provenance ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_server_on_another_port_is_the_same_agent(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        async with FakeServer() as server:
+            options = command.Options(
+                endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=3 if name == "x" else 5,
+                out=tmp_path / name,
+            )  # fmt: skip
+            await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    board = command.merge([tmp_path / "x", tmp_path / "y"], None)
+    row = next(row for row in board.rows if row.spec.startswith("endpoint:"))
+    assert (row.agent, row.episodes) == ("endpoint:http://127.0.0.1/v1#fake", 5)
+
+
+async def test_two_servers_of_one_evaluation_stay_two(tmp_path: Path) -> None:
+    async with FakeServer() as one, FakeServer() as other:
+        agents = [f"endpoint:{server.url}#fake" for server in (one, other)]
+        options = command.Options(agents=agents, scenarios=[SCENARIO], episodes=2, out=tmp_path)
+        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    assert sorted(row.agent for row in board.rows) == sorted(agents)
+
+
+def test_names_are_checked() -> None:
+    def called(*names: str) -> dict[str, str]:
+        return command.Options(agents=["random", "optimal"], names=names).called()
+
+    assert called("random=dice") == {"random": "dice"}
+    for wrong in (("dice",), ("randm=x",), ("random=",), ("random=optimal",), ("random=x", "optimal=x")):
+        with pytest.raises(UsageError):
+            called(*wrong)
+
+
+def test_prompts_stand_in_a_column_where_that_is_asked_for(tmp_path: Path) -> None:
+    none = PromptTemplate(name="none", instructions="{rules}{state}")
+    for name, template in (("usual", PromptTemplate()), ("other", none)):
+        write(
+            tmp_path / name,
+            [episode(i, True, settings={"player": {"model": "m", **template.settings}}) for i in (0, 1)],
+        )
+    with pytest.raises(RecordError, match="--by prompt"):
+        command.merge([tmp_path], None)
+    board = command.merge([tmp_path], None, by_prompt=True)
+    assert sorted((row.agent, row.prompt) for row in board.rows) == [("a", "brief"), ("a", "none")]
+    assert {tables.cells(row)[0] for row in board.rows} == {"a", "a [none]"}
+    assert {board.pairs[0].a, board.pairs[0].b} == {"a, brief", "a, none"}
+
+
+async def test_a_card_says_how_the_table_came_about_and_keeps_secrets(tmp_path: Path) -> None:
+    line = command.line_of(["eval", "--header", "authorization=Bearer sk-1", "--header=x-key=sk-2", "--out", "a b"])
+    assert line == "msgrpo eval --header 'authorization=…' '--header=x-key=…' --out 'a b'"
+    async with FakeServer() as server:
+        spec = f"endpoint:{server.url}#fake"
+        options = command.Options(
+            endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=3, out=tmp_path, line=line,
+            names=[f"{spec}=mine"], prompt="none",
+        )  # fmt: skip
+        await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    card = (tmp_path / "card.md").read_text().replace("\\", "")
+    rows = json.loads((tmp_path / "leaderboard.json").read_text())["rows"]
+    mine = next(row for row in rows if row["agent"] == "mine")
+    assert (mine["spec"], mine["prompt"]) == (spec, "none")
+    for said in (
+        "test split: frozen-lake", f"mine: {spec}; prompt none", "temperature 1.0", "answered by fake", "gymnasium ",
+        "on 3 different boards", line,
+    ):  # fmt: skip
+        assert said in card, said
+    assert "sk-" not in card + (tmp_path / "run.json").read_text()
+    run = read_run(tmp_path)
+    assert run is not None
+    assert run.commands[0].at.startswith(str(time.gmtime().tm_year))
+
+
+def test_an_endpoint_says_which_model_answered() -> None:
+    from msgrpo_agent.models.endpoint import checked
+    from tests.fake_server import chat
+
+    body = chat("hello") | {"model": "gpt\x1b[31m-x", "system_fingerprint": "fp_1"}
+    from msgrpo_agent.models.endpoint import _completion
+
+    found: Completion = _completion(checked(body), 0.0, 0, ())
+    assert found.model is not None
+    assert found.model.endswith("fp_1")
+    assert _completion(checked(chat("x") | {"model": 7, "system_fingerprint": None}), 0.0, 0, ()).model in (None, "7")
+
+
+async def test_a_retelling_is_compared_with_the_plain_game(tmp_path: Path) -> None:
+    told = get_scenario(f"{SCENARIO}~stones")
+    await evaluate([Counting()], [LAKE, told], 8, tmp_path)
+    plays, _ = load([tmp_path])
+    board = build(plays)
+    (row,) = board.retellings
+    assert (row.scenario, row.telling, row.starts, row.difference) == (SCENARIO, "stones", 8, 0)
+    assert row.low == row.high == 0  # the same dice on the same starts
+    assert "frozen-lake~stones" in tables.markdown(board).replace("\\", "")
+
+
+assert no_wait
