@@ -168,6 +168,10 @@ def test_every_return_stands_on_the_one_scale(estimates: list[tuple[float, float
         assert page.MARGIN <= places[0] <= places[1] <= places[2] <= 100 - page.MARGIN
 
 
+def test_the_scale_of_returns_does_not_care_for_scenarios_with_a_goal() -> None:
+    assert page.return_axis([row(return_high=50.0), returned(1.0, 0.0, 2.0)]).ticks[-1] == 2.0
+
+
 def test_charts_of_returns_share_their_ticks_and_charts_of_success_go_to_one() -> None:
     low = series(*(episode(i, 1.0, scenario=SNAKE) for i in range(2)))
     high = series(*(episode(i, 12.0, scenario="snake-poison-apple") for i in range(2)))
@@ -218,7 +222,9 @@ def written(folder: Path) -> str:
     a = series(episode(0, 0.0, 0.0, 1.0), episode(1, 0.0), episode(2, 0.0, 0.0))
     b = series(*(episode(i, *[0.0] * 4, 1.0, agent="b " * 40) for i in range(2)))
     c = series(episode(0, -1.0, scenario=SNAKE, prefix={"player": "long" * 200}))
-    turn = list(a.finished.values())[1].turns[0]
+    first, second, _ = a.finished.values()
+    first.turns[2].reasoning = "At last"
+    (turn,) = second.turns
     turn.answer, turn.action, turn.failure, turn.regret = EVIL, None, ParseFailure.ILLEGAL, 0.5
     path = folder / "leaderboard.html"
     path.write_text(page.html(build([a, b, c], ["long" * 200]), [a, b, c]))
@@ -339,9 +345,14 @@ async def _scrubs(screen: Screen) -> None:
     assert await screen.ends() == ["The end: terminated after 3 steps, return +1, success."]
     await screen.press("ArrowLeft", 37)
     assert await screen.states() == ["state 0.1"]
-    for button, state in [("last", "0.2"), ("back", "0.1"), ("first", "0.0"), ("next", "0.1")]:
+    steps = [("last", "0.2"), ("next", "0.2"), ("back", "0.1"), ("first", "0.0"), ("back", "0.0"), ("next", "0.1")]
+    for button, state in steps:
         await screen.click(f"#{button}")
         assert await screen.states() == [f"state {state}"]
+    await screen.set("text", "at last")
+    await screen.click("#episodes tr:nth-child(1)")
+    assert await screen.states() == ["state 0.2"]  # where the text stands
+    await screen.set("text", "")
     await screen.set("scrub", "3")
     assert await screen.run("$('place').textContent") == "step 3 of 3"
 
