@@ -1,91 +1,159 @@
-"""One HTML file that needs nothing else: charts, tables, and replays to step through."""
+"""One HTML file that needs nothing else: charts, tables, and an episode browser."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
+from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from evals.leaderboard import Leaderboard
 from evals.plays import Series
 from evals.rows import Pair, Row, return_of
-from evals.tables import ANSWERS, PAIR_COLUMNS, SCORES, by_scenario, cells, pair_cells
-from msgrpo_agent.episode import Episode
+from evals.suites import EpisodeSeeds, places_in_suite
+from evals.tables import (
+    ANSWERS,
+    OVERALL,
+    PAIR_COLUMNS,
+    REPEATED,
+    RETOLD,
+    SCORES,
+    by_scenario,
+    cells,
+    named,
+    overall_cells,
+    pair_cells,
+    repeated_cells,
+    retold_cells,
+)
+from msgrpo_agent.episode import Episode, Turn
+from msgrpo_agent.game import MISTAKE
 
-REPLAYS = 5  # of each agent and scenario: the file stays small
+REPLAYS = 50  # of each agent and scenario: the file stays small
+LABEL = 30  # characters of an agent's name in a chart
+ROW, FOOT = 38, 20  # a chart's pixels for each agent and for the axis
+MARGIN = 2.0  # per cent of its width that are free at either side
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --bar: #4078c0; --dot: #d9480f; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: .6rem 0 1.4rem; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
-.wide { overflow-x: auto; } svg text { fill: currentColor; font-size: 12px; }
-#replay { display: grid; grid-template-columns: minmax(18rem, max-content) 1fr; gap: 1rem; margin-top: .6rem; }
-pre { margin: 0; padding: .7rem; border: 1px solid var(--line); border-radius: 4px; white-space: pre-wrap; }
-button, select { font: inherit; padding: .15rem .6rem; } .note { font-weight: 600; }
-"""
-
-SCRIPT = """
-const plays = JSON.parse(document.getElementById('plays').textContent);
-const $ = id => document.getElementById(id);
-let turn = 0, timer = null;
-const play = () => plays[$('which').value];
-plays.forEach((p, i) => $('which').add(new Option(p.title, i)));
-function show() {
-  const t = play().turns, now = t[turn];
-  $('place').textContent = `step ${turn + 1} of ${t.length}`;
-  $('state').textContent = now.state;
-  const total = t.slice(0, turn + 1).reduce((sum, x) => sum + x.reward, 0);
-  $('said').textContent = [now.reasoning && 'reasoning: ' + now.reasoning, now.answer,
-    '→ ' + now.action + '   reward ' + now.reward + ', so far ' + total].filter(x => x !== null).join('\\n\\n');
-}
-function go(to) { turn = Math.max(0, Math.min(play().turns.length - 1, to)); show(); }
-function run() {
-  if (timer) { clearInterval(timer); timer = null; } else timer = setInterval(() => {
-    if (turn + 1 >= play().turns.length) run(); else go(turn + 1); }, 600);
-  $('run').textContent = timer ? 'pause' : 'play';
-}
-$('which').onchange = () => go(0);
-$('first').onclick = () => go(0); $('back').onclick = () => go(turn - 1);
-$('next').onclick = () => go(turn + 1); $('last').onclick = () => go(1e9); $('run').onclick = run;
-document.onkeydown = e => {
-  if (e.target.tagName === 'SELECT') return;
-  if (e.key === 'ArrowLeft') go(turn - 1); if (e.key === 'ArrowRight') go(turn + 1);
-};
-if (plays.length) show();
-"""
-
-REPLAY = """<h2>Replays</h2>
-<p><select id="which" aria-label="episode"></select>
-<button id="first">⏮</button> <button id="back">◀</button> <button id="run">play</button>
-<button id="next">▶</button> <button id="last">⏭</button> <span id="place"></span></p>
-<div id="replay"><pre id="state"></pre><pre id="said"></pre></div>"""
+REPLAY = """<section id="replays"><h2>Replays</h2>
+<noscript><p>The replays need JavaScript; charts and tables do not.</p></noscript>
+<p id="kept"></p>
+<form id="filters">
+<label>Scenario <select id="scenario"></select></label>
+<label>Agent <select id="agent"></select></label>
+<label>Result <select id="result"><option value="">all</option>
+<option value="won">success, or return above 0</option><option value="lost">lost</option>
+<option value="invalid">with invalid answers</option><option value="mistake">with a mistake</option></select></label>
+<label>Index in the suite <input id="index" type="number" min="1" placeholder="any"></label>
+<label>Agents wrote <input id="text" type="search" placeholder="any text"></label>
+</form>
+<p id="count" role="status"></p>
+<div class="scroll" id="list"><table><thead><tr><th>agent</th><th>index</th><th>start seed</th><th>steps</th>
+<th>return</th><th>result</th><th>mean regret</th></tr></thead><tbody id="episodes"></tbody></table></div>
+<div id="player">
+<div id="controls"><span class="buttons">
+<button id="first" title="first step" aria-label="first step">|◀&#xfe0e;</button>
+<button id="back" title="back (←)" aria-label="back">◀&#xfe0e;</button>
+<button id="play" title="play or pause (space)">play</button>
+<button id="next" title="next (→)" aria-label="next">▶&#xfe0e;</button>
+<button id="last" title="last step" aria-label="last step">▶&#xfe0e;|</button></span>
+<input id="scrub" type="range" min="1" aria-label="step">
+<span id="place"></span>
+<span class="buttons"><select id="speed" aria-label="speed"><option value="0.5">0.5 steps/s</option>
+<option value="1">1 step/s</option><option value="2" selected>2 steps/s</option><option value="4">4 steps/s</option>
+<option value="8">8 steps/s</option></select>
+<label>against <select id="against"></select></label></span></div>
+<div id="panes"></div>
+</div>
+<template id="pane"><article><h3 class="name"></h3><pre class="state"></pre><pre class="reasoning"></pre>
+<pre class="answer"></pre><p class="move"></p><p class="sums"></p><p class="end"></p></article></template>
+</section>"""
 
 
-def html(board: Leaderboard, plays: Sequence[Series]) -> str:
-    """The whole page. Everything that agents wrote is escaped or set as text."""
+def html(board: Leaderboard, plays: Sequence[Series], *, replays: int = REPLAYS) -> str:
+    """The whole page, with the first `replays` episodes of each play. What agents wrote is escaped or set as text."""
+    style, script = (files("evals").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>msgrpo leaderboard</title><style>{style}</style></head><body>"
+        f"{_results(board, _prefixes(plays))}{REPLAY}"
+        f'<script type="application/json" id="plays">{_json(_replays(plays, replays))}</script>'
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _policy(script: str) -> str:
+    """No network at all, and no script but this one: a browser refuses whatever else would run."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _json(value: Any) -> str:
+    """JSON that no HTML parser takes for a tag, and no JavaScript parser for a line's end: it is all ASCII."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+# ── charts and tables ──
+
+
+def _results(board: Leaderboard, prefixes: Mapping[str, Sequence[str]]) -> str:
+    """What stands above the replays: for each scenario its chart, its table, its pairs and its prompt."""
+    scenarios = by_scenario(board)
+    links = [f'<a href="#results-{i}">{escape(scenario)}</a>' for i, scenario in enumerate(scenarios)]
     parts = [
         f"<h1>msgrpo leaderboard</h1><p>Suite version {board.suite_version}. "
-        "Bars are means, lines their 95 % intervals.</p>"
+        "Bars are means, lines their 95 % intervals.</p>",
+        f'<nav>{" ".join(links)} <a href="#replays">Replays</a></nav>',
     ]
     parts += [f'<p class="note">{escape(note)}</p>' for note in board.notes]
-    for scenario, (rows, pairs) in by_scenario(board).items():
-        parts.append(f"<h2>{escape(scenario)}</h2>{chart(rows)}")
+    if board.overall:
+        parts.append(
+            "<h2>Overall: the way from random to optimal</h2>" + _table(OVERALL, map(overall_cells, board.overall))
+        )
+    returns = return_axis(board.rows)
+    for i, (scenario, (rows, pairs)) in enumerate(scenarios.items()):
+        parts.append(f'<h2 id="results-{i}">{escape(scenario)}</h2>{chart(rows, returns)}')
         parts.append(_table((*SCORES, *ANSWERS), map(cells, rows)))
+        repeated = [repeated_cells(row) for row in rows if row.repeats > 1]
+        if repeated:
+            parts.append(_table(REPEATED, repeated))
         parts.append(_pairs(pairs))
-    replays = json.dumps(_replays(plays), ensure_ascii=False).replace("<", "\\u003c")
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>msgrpo leaderboard</title><style>{STYLE}</style><body>{''.join(parts)}{REPLAY}"
-        f'<script type="application/json" id="plays">{replays}</script><script>{SCRIPT}</script></body></html>\n'
-    )
+        parts += [
+            f"<details><summary>The prompt's fixed part</summary><pre>{escape(prefix)}</pre></details>"
+            for prefix in prefixes.get(scenario, ())
+        ]
+    if board.retellings:
+        parts.append("<h2>In other words: retold − plain</h2>" + _table(RETOLD, map(retold_cells, board.retellings)))
+    if board.made:
+        sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in board.made)
+        parts.append(f"<details><summary>How this came about</summary><ul>{sentences}</ul></details>")
+    return "".join(parts)
+
+
+def _prefixes(plays: Sequence[Series]) -> dict[str, list[str]]:
+    """The prompts' fixed parts, each once: a scenario has several only where prompts were mixed."""
+    found: dict[str, dict[str, None]] = {}
+    for play in plays:
+        for episode in play.finished.values():
+            found.setdefault(play.scenario, {}).update(dict.fromkeys(filter(None, episode.prefix.values())))
+    return {scenario: list(prefixes) for scenario, prefixes in found.items()}
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _pairs(pairs: Sequence[Pair]) -> str:
@@ -95,39 +163,84 @@ def _pairs(pairs: Sequence[Pair]) -> str:
     return f"<details><summary>Paired differences of return</summary>{table}</details>"
 
 
-def chart(rows: Sequence[Row]) -> str:
-    """Means as bars from zero with their intervals, one line an agent: success where there is a goal (with the
-    exact optimum as a mark), return elsewhere."""
-    estimates = [_estimate(row) for row in rows]
-    lows = [min(0.0, low) for _, low, _ in estimates]
-    highs = [max(0.0, high, row.optimum or 0.0) for row, (_, _, high) in zip(rows, estimates, strict=True)]
-    least, most = min(lows), max(highs)
-    span = (most - least) or 1.0
-    left, width, height = 230, 560, 26
+@dataclass(frozen=True)
+class Axis:
+    """A scale from the first tick to the last, as wide as the chart whatever the screen."""
 
-    def x(value: float) -> float:
-        return round(left + (value - least) / span * width, 1)
+    ticks: Sequence[float]
 
-    marks = []
-    for i, (row, (mean, least_likely, most_likely)) in enumerate(zip(rows, estimates, strict=True)):
-        y = i * height + 4
-        start, end = sorted((x(0), x(mean)))
-        low, high, middle = x(least_likely), x(most_likely), y + 9
-        marks.append(
-            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(_short(row.agent))}</text>'
-            f'<rect x="{start}" y="{y}" width="{round(end - start, 1)}" height="18" fill="var(--bar)" opacity=".55"/>'
-            f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}" stroke="currentColor" stroke-width="2"/>'
-            f'<text x="{left + width + 10}" y="{y + 13}">{mean:+.3f}</text>'
-        )
-        if row.optimum is not None:
-            marks.append(f'<circle cx="{x(row.optimum)}" cy="{middle}" r="4" fill="var(--dot)"/>')
-    what = "Success (dot: the exact optimum)" if rows[0].success_rate is not None else "Mean return"
-    total = len(rows) * height + 8
-    zero = f'<line x1="{x(0)}" x2="{x(0)}" y1="0" y2="{total}" stroke="var(--line)"/>'
-    return (
-        f'<p>{what}</p><svg viewBox="0 0 {left + width + 80} {total}" width="{left + width + 80}" '
-        f'style="max-width:100%" role="img" aria-label="{what} by agent">{zero}{"".join(marks)}</svg>'
+    def x(self, value: float) -> str:
+        """Where a value stands, in per cent of the chart's width."""
+        low, high = self.ticks[0], self.ticks[-1]
+        return f"{MARGIN + (value - low) / (high - low) * (100 - 2 * MARGIN):.2f}%"
+
+
+SUCCESS = Axis((0.0, 0.25, 0.5, 0.75, 1.0))
+
+
+def return_axis(rows: Iterable[Row]) -> Axis:
+    """The one scale of all charts of returns: from zero, or below, to the highest end of an interval."""
+    shown = [row for row in rows if row.success_rate is None]
+    return axis(
+        min([0.0, *(row.return_low for row in shown), *(row.return_mean for row in shown)]),
+        max([0.0, *(row.return_high for row in shown), *(row.return_mean for row in shown)]),
     )
+
+
+def axis(low: float, high: float) -> Axis:
+    """Ticks at multiples of 1, 2 or 5 times a power of ten, three to seven of them, around both values."""
+    span = high - low or 1.0
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 5 >= span)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return Axis([i * step for i in range(first, max(last, first + 1) + 1)])
+
+
+def chart(rows: Sequence[Row], returns: Axis) -> str:
+    """Means as bars from zero with their intervals, one an agent: success where there is a goal, from 0 to 1 (with
+    the exact optimum as a dot), return elsewhere. Widths are shares of the screen's; letters keep their size."""
+    goal = rows[0].success_rate is not None
+    scale = SUCCESS if goal else returns
+    bottom = len(rows) * ROW
+    marks = [_line(scale.x(tick), 0, scale.x(tick), bottom, "grid" if tick else "zero") for tick in scale.ticks]
+    marks += [
+        f'<text class="tick" x="{scale.x(tick)}" y="{bottom + 14}">{f"{tick:.0%}" if goal else f"{tick:g}"}</text>'
+        for tick in scale.ticks
+    ]
+    marks += [_bar(row, scale, i * ROW) for i, row in enumerate(rows)]
+    what = "Success" if goal else "Mean return"
+    legend = f"{what}; the dot is the exact optimum" if any(row.optimum is not None for row in rows) else what
+    return (
+        f'<figure><figcaption>{legend}</figcaption><svg width="100%" height="{bottom + FOOT}" role="img" '
+        f'aria-label="{what} by agent">{"".join(marks)}</svg></figure>'
+    )
+
+
+def _bar(row: Row, scale: Axis, top: int) -> str:
+    """One agent's line of a chart: its name and its value, below them bar, interval and optimum."""
+    mean, low, high = _estimate(row)
+    goal = row.success_rate is not None
+    value = f"{mean:.1%} [{low:.1%}, {high:.1%}]" if goal else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+    start, end = sorted((0.0, mean))
+    width = float(scale.x(end)[:-1]) - float(scale.x(start)[:-1])
+    middle = top + 27
+    marks = [
+        f"<title>{escape(named(row.agent, row.prompt))}: {value}</title>",
+        f'<text x="{MARGIN}%" y="{top + 15}">{escape(shortened(named(row.agent, row.prompt)))}</text>',
+        f'<text class="value" x="{100 - MARGIN}%" y="{top + 15}">{value}</text>',
+        f'<rect class="bar" x="{scale.x(start)}" y="{top + 21}" width="{width:.2f}%" height="12"/>',
+        _line(scale.x(low), middle, scale.x(high), middle, "interval"),
+        *(_line(scale.x(end), middle - 4, scale.x(end), middle + 4, "interval") for end in (low, high)),
+    ]
+    if row.optimum is not None:
+        marks.append(
+            f'<circle cx="{scale.x(row.optimum)}" cy="{middle}" r="4"><title>{row.optimum:.1%}</title></circle>'
+        )
+    return f"<g>{''.join(marks)}</g>"
+
+
+def _line(x1: str, y1: int, x2: str, y2: int, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
 
 
 def _estimate(row: Row) -> tuple[float, float, float]:
@@ -137,29 +250,67 @@ def _estimate(row: Row) -> tuple[float, float, float]:
     return row.return_mean, row.return_low, row.return_high
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 34 else "…" + name[-33:]
+def shortened(name: str) -> str:
+    """A name without its middle, where it is long: agents differ at the beginning (the kind) and at the end."""
+    if len(name) <= LABEL:
+        return name
+    end = LABEL * 2 // 3
+    return f"{name[: LABEL - end - 1]}…{name[-end:]}"
 
 
-def _replays(plays: Sequence[Series]) -> list[dict[str, Any]]:
+# ── replays ──
+
+
+def _replays(plays: Sequence[Series], most: int) -> list[dict[str, Any]]:
+    """What the episode browser reads: for each play its first episodes, in the order of the suite."""
+    shown = [(play, dict(islice(play.finished.items(), most))) for play in plays if play.finished]
+    seeds: dict[str, dict[EpisodeSeeds, None]] = {}
+    for play, episodes in shown:
+        seeds.setdefault(play.scenario, {}).update(dict.fromkeys(episodes))
+    repeats = max((play.repeats for play, _ in shown), default=1)
+    indices = {scenario: _indices(scenario, wanted, repeats) for scenario, wanted in seeds.items()}
     return [
-        _replay(play, play.lines.get(seeds), episode)
-        for play in plays
-        for seeds, episode in list(play.finished.items())[:REPLAYS]
-    ]
-
-
-def _replay(play: Series, line: int | None, episode: Episode) -> dict[str, Any]:
-    turns = [
         {
-            "state": turn.state,
-            "answer": turn.answer,
-            "reasoning": turn.reasoning,
-            "action": turn.action or f"no legal action ({turn.failure})",
-            "reward": turn.reward,
+            "scenario": play.scenario,
+            "agent": named(play.label, play.prompt),
+            "finished": len(play.finished),
+            "episodes": [
+                {"index": indices[play.scenario][seeds], "line": play.lines.get(seeds)} | _replay(episode)
+                for seeds, episode in episodes.items()
+            ],
         }
-        for turn in episode.turns
+        for play, episodes in shown
     ]
-    number = "" if line is None else f"episode {line} · "  # as `msgrpo replay --episode` counts
-    title = f"{play.scenario} · {play.agent} · {number}return {return_of(episode):+g}"
-    return {"title": title, "turns": turns}
+
+
+def _indices(scenario: str, wanted: Iterable[EpisodeSeeds], repeats: int) -> dict[EpisodeSeeds, int]:
+    """A number for each episode, the same for every agent: its place in the suite, from 1. Those that belong to no
+    suite follow the others."""
+    places, foreign = places_in_suite(scenario, wanted, repeats)
+    last = max(places.values(), default=-1) + 1
+    return {seeds: place + 1 for seeds, place in places.items()} | {
+        seeds: i for i, seeds in enumerate(sorted(foreign), start=last + 1)
+    }
+
+
+def _replay(episode: Episode) -> dict[str, Any]:
+    regrets = [turn.regret for turn in episode.turns if turn.regret is not None]
+    total = return_of(episode)
+    return {
+        "seed": str(episode.start_seed),  # it may be larger than JavaScript's numbers
+        "return": total,
+        "won": total > 0 if episode.success is None else episode.success,
+        "success": episode.success,
+        "outcome": episode.outcome,
+        "invalid": sum(turn.failure is not None for turn in episode.turns),
+        "mistakes": sum(regret >= MISTAKE for regret in regrets),
+        "regret": fmean(regrets) if regrets else None,
+        "turns": [_turn(turn) for turn in episode.turns],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    """A turn as it is shown; what it does not have is left out."""
+    shown = turn.model_dump(mode="json", include={"answer", "reasoning", "action", "failure", "regret"})
+    there = {name: value for name, value in shown.items() if value is not None}
+    return {"state": turn.state, "reward": turn.reward} | there

@@ -192,36 +192,6 @@ def test_texts_say_the_same() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_page_needs_nothing_else_and_runs_no_answer() -> None:
-    evil = play([True], "</script><img src=x>")
-    evil.finished[SEEDS[0]].turns[0].answer = "</script><script>alert(1)</script>"
-    text = page.html(build([evil]), [evil])
-    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
-    assert text.count("<script") == 2
-    assert "<img" not in text
-    found = re.search(r'id="plays">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    (shown,) = json.loads(found[1])
-    assert shown["turns"][0]["answer"] == "</script><script>alert(1)</script>"
-
-
-def test_a_chart_spans_negative_and_positive_returns() -> None:
-    (row,) = build([play([True])]).rows
-    solo = row.model_copy(update={"success_rate": None, "optimum": None, "return_mean": -1.0, "return_low": -2.0})
-    svg = page.chart([solo, solo.model_copy(update={"return_mean": 0.5})])
-    assert svg.count("<rect") == 2
-    assert "Mean return" in svg
-    assert "-1.000" in svg
-    assert not re.search(r'(width|x|cx)="-', svg)
-
-
-def test_a_chart_of_a_goal_shows_success_and_the_optimum() -> None:
-    svg = page.chart(build([play([True, False])]).rows)
-    assert "Success" in svg
-    assert svg.count("<circle") == 1
-    assert "+0.500" in svg
-
-
 # ── the commands ──
 
 
@@ -329,7 +299,7 @@ def test_the_order_of_the_lines_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "b", episodes[::-1])
     one, other = (load([tmp_path / name])[0] for name in ("a", "b"))
     assert build(one) == build(other)
-    shown, others = (re.sub(r"episode \d+", "", page.html(build(plays), plays)) for plays in (one, other))
+    shown, others = (re.sub(r'"line":\d+', "", page.html(build(plays), plays)) for plays in (one, other))
     assert shown == others  # but for the line of the record, by which `msgrpo replay` finds the episode
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import itertools
 import json
 import os
 import re
@@ -13,10 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -26,6 +22,7 @@ from msgrpo_agent.cli import make_app
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo_agent.references import OptimalAgent, RandomAgent
+from tests.browser import CHROMIUM, opened, wait_for
 from tui import launch
 from tui.export import append_episode
 from tui.keys import bindings, is_key, read_keys
@@ -161,17 +158,6 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "XDG_CONFIG_HOME": str(home), "TERM": "xterm-256color"}
 
 
-def wait_for(found, seconds: float = 60.0):
-    """The first true value of `found()`; fails after a time that is far beyond what it takes."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = found()
-        if value:
-            return value
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
-
-
 TMUX = shutil.which("tmux")
 
 
@@ -209,9 +195,6 @@ def test_in_a_terminal_it_draws_plays_quits_and_restores_the_screen(tmp_path: Pa
         tmux("kill-server")
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
 def test_the_served_page_asks_no_other_machine_for_anything(tmp_path: Path) -> None:
     pytest.importorskip("textual_serve", reason="the web extra is not installed")
     launch.page_without_links(tmp_path)
@@ -231,19 +214,9 @@ async def test_in_a_browser_the_served_app_draws_and_plays(tmp_path: Path) -> No
         [*COMMAND, "frozen-lake", "--agent", "human", "--seed", "3", "--web", "--port", str(port)],
         env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    profile = tmp_path / "profile"
-    browser = None
     try:
         wait_for(lambda: reachable(port))
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-        browser = subprocess.Popen(
-            [str(CHROMIUM), *flags, f"--user-data-dir={profile}", "--remote-debugging-port=0",
-             "--window-size=1000,700", f"http://127.0.0.1:{port}/"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        debugger = wait_for(lambda: (profile / "DevToolsActivePort").is_file() and profile / "DevToolsActivePort")
-        debug_port = int(wait_for(debugger.read_text).splitlines()[0])
-        async with page_of(debug_port) as ask:
+        async with opened(f"http://127.0.0.1:{port}/", tmp_path / "profile") as ask:
             wanted = {
                 tuple(bytes.fromhex(NIGHT.variables[name][1:])) for name in ("ice-a", "ice-b", "goal", "snake-1")
             }
@@ -265,31 +238,8 @@ async def test_in_a_browser_the_served_app_draws_and_plays(tmp_path: Path) -> No
             (episode,) = read_episodes(record)
             assert [turn.action for turn in episode.turns] == ["left"] * 8
     finally:
-        for process in filter(None, (browser, server)):
-            process.terminate()
-            process.wait(timeout=30)
-
-
-@asynccontextmanager
-async def page_of(debug_port: int) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """The first page of a browser, over its debugging protocol: `await ask("Domain.method", **parameters)`."""
-    import aiohttp
-
-    async with aiohttp.ClientSession() as http:
-        async with http.get(f"http://127.0.0.1:{debug_port}/json") as answer:
-            pages = [page for page in await answer.json() if page["type"] == "page"]
-        async with http.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as connection:
-            numbers = itertools.count(1)
-
-            async def ask(method: str, **parameters: Any) -> Any:
-                number = next(numbers)
-                await connection.send_json({"id": number, "method": method, "params": parameters})
-                while True:
-                    message = await connection.receive_json(timeout=60)
-                    if message.get("id") == number:
-                        return message["result"]
-
-            yield ask
+        server.terminate()
+        server.wait(timeout=30)
 
 
 def reachable(port: int) -> bool:
