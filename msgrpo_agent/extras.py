@@ -18,6 +18,7 @@ EXTRAS = {
     "openspiel": ("pyspiel",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
+    "export": ("inspect_ai", "pyarrow"),
 }
 OURS = ("evals", "serve", "train", "tui")
 ROOT = Path(__file__).resolve().parents[1]
