@@ -23,8 +23,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from evals import tables
-from evals.leaderboard import Leaderboard, Series, build, load, return_of
+from evals.leaderboard import Leaderboard, build
+from evals.plays import Series, load
 from evals.record import Price, folder_name, seeds_of
+from evals.rows import return_of
 from evals.suites import SUITE_VERSION, places_in_suite
 from evals.verify import game_steps
 from msgrpo_agent import __version__

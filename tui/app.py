@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -167,10 +167,9 @@ class PlayApp(App[None]):
         if len(records.episodes) == 1 or records.chosen:
             self.replay(records)
 
-    def replay(self, records: Records, *, replace: bool = False) -> None:
-        episode = records.episode
+    def replay(self, records: Records, *, replace: bool = False, beside: Episode | None = None) -> None:
         try:
-            screen = self._replayed(records, episode)
+            screen = self._replayed(records, [records.episode, *([beside] if beside else [])])
         except MsgrpoError as error:
             self.notify(str(error), severity="error", timeout=10)
             return
@@ -179,13 +178,14 @@ class PlayApp(App[None]):
         else:
             self.push_screen(screen)
 
-    def _replayed(self, records: Records, episode: Episode) -> PlayScreen:
-        agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}
-        session = Session.replay(episode, agents)
-        first = next(iter(episode.agents.values()))
-        match = Match([session])
+    def _replayed(self, records: Records, episodes: Sequence[Episode]) -> PlayScreen:
+        sessions = []
+        for episode in episodes:
+            agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}
+            sessions.append(Session.replay(episode, agents))
+        match = Match(sessions)
         match.seat_people()
-        return PlayScreen(match, Setup(episode.scenario, first), replay=records)
+        return PlayScreen(match, Setup(episodes[0].scenario, next(iter(episodes[0].agents.values()))), replay=records)
 
     def leave(self) -> None:
         """Back to the start screen, or out of the app where the game was asked for by name."""

@@ -14,6 +14,33 @@ commands = typer.Typer()
 
 
 @commands.command()
+def view(
+    folder: Annotated[Path, typer.Argument(help="Records of an evaluation: a folder, or a file.")],
+    only: Annotated[str, typer.Option(help="all, won, lost, mistakes, 'invalid answers' or 'broken off'.")] = "all",
+    agent: Annotated[str, typer.Option(help="This agent's episodes only.")] = "",
+    words: Annotated[str, typer.Option(help="Episodes in which an answer holds these words.")] = "",
+    html: Annotated[
+        Path | None, typer.Option(help="Write tables and episodes as one page in place of showing them.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="With --html: episodes of each agent and scenario.")] = 50,
+    plain: Annotated[bool, typer.Option("--plain", help="Print the list as text, without the app.")] = False,
+) -> None:
+    """Read what agents did: a list of episodes to filter, search, watch and compare."""
+    from msgrpo_agent.agent import Sampling
+    from msgrpo_agent.specs import make_agent
+    from tui import launch
+
+    if html is not None:
+        launch.write_page(folder, html, episodes)
+        out.print(f"{html}", highlight=False, markup=False, soft_wrap=True)
+        return
+    records = launch.filtered(folder, only, agent, words)
+    launch.browse(
+        lambda spec: make_agent(spec, Sampling(), show_probabilities=True), records, plain=plain, console=out
+    )
+
+
+@commands.command()
 def play(
     scenario: Annotated[str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: choose.")] = None,
     agent: Annotated[

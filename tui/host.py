@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
+from msgrpo_agent.episode import Episode
 from tui.clock import Clock
 from tui.film import Film
 from tui.records import Records
@@ -40,8 +41,8 @@ class Host(Protocol):
         """Watch a training run."""
         ...
 
-    def replay(self, records: Records, *, replace: bool = False) -> None:
-        """Show the record's chosen episode."""
+    def replay(self, records: Records, *, replace: bool = False, beside: Episode | None = None) -> None:
+        """Show the record's chosen episode, and another one beside it."""
         ...
 
     def finished(self, session: Session) -> str:

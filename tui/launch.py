@@ -13,9 +13,13 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
+from evals.leaderboard import build
+from evals.page import html
+from evals.plays import load
 from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import MsgrpoError, UsageError
+from msgrpo_agent.errors import MsgrpoError, UsageError, nearest
 from msgrpo_agent.extras import needs
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.paths import read_adapter_config
@@ -24,10 +28,11 @@ from tui.agents import HUMAN, Resolve, Table
 from tui.choices import memory_file, missing_extra
 from tui.film import Film
 from tui.learning import Learning, sign
-from tui.records import Records
+from tui.records import COLUMNS, FILTERS, Records
 from tui.series import Series
 from tui.session import Session, Setup
 
+PIPED = 160  # columns of a list that goes into a pipe or a file
 UNSEEN = (120, 40)  # columns and rows of a recording that is made without a terminal
 INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no terminal and needs none
 
@@ -113,6 +118,47 @@ def start(
         sys.exit(app.return_code)
     if record is not None:
         write_film(app.film, record, app.trouble, console)
+
+
+def filtered(folder: Path, only: str, agent: str, words: str) -> Records:
+    """The records below a folder, with their filters set. Raises UsageError for one that there is not."""
+    records = Records.read(folder)
+    if only not in FILTERS:
+        raise UsageError(f"no filter is named {only!r}", fix=nearest(only, FILTERS))
+    specs = {spec for episode in records.episodes for spec in episode.agents.values()}
+    if agent and agent not in specs:
+        raise UsageError(f"{folder} has no episode of {agent!r}", fix=nearest(agent, specs))
+    records.only, records.agent, records.words = only, agent, words
+    return records
+
+
+def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console) -> None:
+    """The list of episodes in the app, or as text."""
+    if plain or not has_screen():
+        table = RichTable(*COLUMNS, title=f"{records.name}: {records.told}", title_justify="left")
+        for place in records.listed():
+            table.add_row(*map(Text, records.line(place)))
+        console.print(table, width=None if console.is_terminal else PIPED)
+        return
+    from tui.app import PlayApp
+    from tui.keys import read_keys
+
+    app = PlayApp(resolve, records=records, keys=read_keys(), memory=memory_file())
+    app.run()
+    if app.return_code:
+        sys.exit(app.return_code)
+
+
+def write_page(folder: Path, file: Path, episodes: int) -> None:
+    """The leaderboard's page with so many episodes of each agent. Raises MsgrpoError where it cannot be written."""
+    plays, notes = load([folder], by_prompt=True)
+    text = html(build(plays, notes), plays, replays=episodes)
+    try:
+        part = file.with_name(f".{file.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        raise MsgrpoError(f"{file} cannot be written: {error.strerror}", fix="--html page.html") from error
 
 
 def _check_record(file: Path, wanted: Setup | None, records: Records | None, *, plain: bool) -> None:

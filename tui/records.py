@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from evals.record import records_in
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.game import MISTAKE
 from tui.agents import HUMAN
 from tui.session import points, short_name
 
@@ -17,9 +19,11 @@ FILTERS: dict[str, Callable[[Episode], bool]] = {
     "lost": lambda episode: episode.error is None and episode.score <= 0,
     "won": lambda episode: episode.error is None and episode.score > 0,
     "invalid answers": lambda episode: any(turn.failure is not None for turn in episode.turns),
+    "mistakes": lambda episode: any((turn.regret or 0) >= MISTAKE for turn in episode.turns),
     "broken off": lambda episode: episode.error is not None,
 }
-COLUMNS = ("#", "scenario", "who", "seed", "steps", "return", "invalid", "end")
+COLUMNS = ("#", "scenario", "who", "seed", "steps", "return", "lost a move", "invalid", "end")
+EVERYBODY = ""
 
 
 @dataclass
@@ -29,6 +33,8 @@ class Records:
     name: str
     episodes: list[Episode]
     only: str = "all"
+    agent: str = EVERYBODY  # whose episodes are listed
+    words: str = ""  # that an answer has to hold
     place: int = 0
     chosen: bool = False  # by its number
 
@@ -70,8 +76,42 @@ class Records:
         return self.episodes[self.place]
 
     def listed(self) -> list[int]:
-        """The places of the episodes that the filter lets through."""
-        return [i for i, episode in enumerate(self.episodes) if FILTERS[self.only](episode)]
+        """The places of the episodes that the filters let through."""
+        return [i for i, episode in enumerate(self.episodes) if self._shown(episode)]
+
+    def _shown(self, episode: Episode) -> bool:
+        sought = self.words.casefold()
+        return (
+            FILTERS[self.only](episode)
+            and self.agent in (EVERYBODY, *episode.agents.values())
+            and (
+                not sought or any(sought in f"{t.answer or ''} {t.reasoning or ''}".casefold() for t in episode.turns)
+            )
+        )
+
+    @property
+    def told(self) -> str:
+        """Which episodes are listed."""
+        parts = [self.only, self.agent and short_name(self.agent), self.words and f"“{self.words}”"]
+        return " · ".join(filter(None, parts))
+
+    def next_agent(self) -> None:
+        """List the next agent's episodes, after the last one everybody's."""
+        names = [EVERYBODY, *dict.fromkeys(spec for episode in self.episodes for spec in episode.agents.values())]
+        self.agent = names[(names.index(self.agent) + 1) % len(names)]
+
+    def beside(self, place: int) -> list[Episode]:
+        """Other agents' episodes with the same start and luck, in a game of one."""
+        here = self.episodes[place]
+        same = (here.scenario, here.start_seed, here.chance_seed)
+        return [
+            other
+            for other in self.episodes
+            if len(here.agents) == 1
+            and (other.scenario, other.start_seed, other.chance_seed) == same
+            and other.agents != here.agents
+            and other.error is None
+        ]
 
     def next_filter(self) -> None:
         """The next filter that lets something through."""
@@ -100,6 +140,7 @@ class Records:
             str(episode.start_seed),
             str(turns[-1].step + 1 if turns else 0),
             " : ".join(points(round(total, 3)) for total in episode.returns.values()),
+            f"{fmean(regrets):.3f}" if (regrets := [t.regret for t in turns if t.regret is not None]) else "",
             str(sum(turn.failure is not None for turn in turns) or ""),
             result,
         )

@@ -29,9 +29,11 @@ HELP = """\
   t  T       take the first (second) seat, or hand it back
 [bold $primary]Watching a run learn[/] (w on the start screen, msgrpo play --run DIR)
   ← →  ↑ ↓   update before, after;  another group;  tab: another episode
+[bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
+  f  a  /    filter by result, by agent, by words;  c: two agents side by side
 [bold $primary]The game[/]
   r  x       restart with the same luck;  the next seed, or episode of a record (X: before)
-  e          save record, picture (SVG) and recording (asciicast)
+  e          save record, picture (SVG) and recordings (asciicast, GIF)
   enter esc  ask again after a failure;  stop waiting, or leave
   ctrl+p     all commands and themes
   ctrl+t     light or dark;  ctrl+q  quit
@@ -68,14 +70,15 @@ class Jump(ModalScreen[int | None]):
 
 
 class Ask(ModalScreen[str | None]):
-    """One line of text: the address of an endpoint."""
+    """One line of text; an empty one is none, or with `empty` an answer as well."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close", id="ask.close")]
 
-    def __init__(self, title: str, placeholder: str) -> None:
+    def __init__(self, title: str, placeholder: str, *, empty: bool = False) -> None:
         super().__init__()
         self.heading = title
         self.placeholder = placeholder
+        self.empty = empty
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
@@ -83,7 +86,8 @@ class Ask(ModalScreen[str | None]):
             yield Input(placeholder=self.placeholder)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip() or None)
+        typed = event.value.strip()
+        self.dismiss(typed if typed or self.empty else None)
 
 
 class RecordTree(DirectoryTree):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.text import Text
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -14,12 +14,15 @@ from textual.widgets import DataTable, Footer, Static
 
 from tui.host import host
 from tui.records import COLUMNS, Records
-from tui.screens.dialogs import Help
+from tui.screens.dialogs import Ask, Help
 
 
 class RecordsScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "filter", "filter", id="records.filter"),
+        Binding("a", "agent", "agent", id="records.agent"),
+        Binding("slash", "search", "search", id="records.search"),
+        Binding("c", "compare", "side by side", id="records.compare"),
         Binding("question_mark", "help", "help", id="app.help"),
         Binding("q,escape", "leave", "leave", id="records.leave"),
     ]
@@ -47,7 +50,7 @@ class RecordsScreen(Screen[None]):
             table.add_row(*map(Text, self.records.line(place)), key=str(place))
         if self.records.place in listed:
             table.move_cursor(row=listed.index(self.records.place))
-        count = f"{len(listed)} of {len(self.records.episodes)} episodes: {self.records.only}"
+        count = f"{len(listed)} of {len(self.records.episodes)} episodes: {self.records.told}"
         self.query_one("#title", Static).update(Content.styled(f" msgrpo   {self.records.name} · {count}", "bold"))
 
     @on(DataTable.RowSelected)
@@ -58,6 +61,30 @@ class RecordsScreen(Screen[None]):
     def action_filter(self) -> None:
         self.records.next_filter()
         self.show_list()
+
+    def action_agent(self) -> None:
+        self.records.next_agent()
+        self.show_list()
+
+    @work(group="dialog")
+    async def action_search(self) -> None:
+        """List the episodes in which somebody wrote certain words; none lists all again."""
+        typed = await self.app.push_screen_wait(Ask("words that an answer holds", "hole", empty=True))
+        if typed is not None:
+            self.records.words = typed
+            self.show_list()
+
+    def action_compare(self) -> None:
+        """The chosen episode, and beside it another agent's on the same start, with the same luck."""
+        table = self.query_one(DataTable)
+        if not table.row_count:
+            return
+        self.records.place = int(str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value))
+        others = self.records.beside(self.records.place)
+        if others:
+            host(self).replay(self.records, beside=others[0])
+        else:
+            self.notify("No other agent has an episode on this start here.")
 
     def action_help(self) -> None:
         self.app.push_screen(Help())
