@@ -138,7 +138,8 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
         table = RichTable(*COLUMNS, title=f"{records.name}: {records.told}", title_justify="left")
         for place in records.listed():
             table.add_row(*map(Text, records.line(place)))
-        console.print(table, width=None if console.is_terminal else PIPED)
+        wide = console if console.is_terminal else Console(file=console.file, width=PIPED)
+        wide.print(table)
         return
     from tui.app import PlayApp
     from tui.keys import read_keys

@@ -1,0 +1,136 @@
+"""`msgrpo view`: the list of a record's episodes: filters, words, agents, two side by side; as text and as a page."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from textual.widgets import DataTable, Static
+from typer.testing import CliRunner
+
+from evals.run import evaluate
+from msgrpo_agent.cli import make_app
+from msgrpo_agent.errors import MsgrpoError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle
+from tui import launch
+from tui.app import PlayApp
+from tui.records import Records
+from tui.screens.records import RecordsScreen
+
+LAKE = get_scenario("frozen-lake")
+AGENTS = {
+    "random": RandomAgent(),
+    "optimal": OptimalAgent(),
+    "nano": scripted("nano", answer("up", "a hole is near.")),
+}
+
+
+@pytest.fixture
+async def evaluated(tmp_path: Path) -> Path:
+    out = tmp_path / "eval"
+    await evaluate(
+        [scripted("nano", answer("down", "no danger."), answer("right", "a hole is near."))], [LAKE], 4, out
+    )
+    await evaluate([OptimalAgent()], [LAKE], 4, out, regret=True)
+    return out
+
+
+def title(app: PlayApp) -> str:
+    return str(app.screen.query_one("#title", Static).render())
+
+
+async def test_filters_words_and_agents_narrow_the_list(evaluated: Path) -> None:
+    app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated), clock=ManualClock())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await settle(pilot)
+        table = app.screen.query_one(DataTable)
+        assert table.row_count == 8
+        await press(pilot, "a")
+        assert "nano" in title(app)
+        assert table.row_count == 4
+        await press(pilot, "slash", *"HOLE", "enter")
+        assert "“HOLE”" in title(app)
+        found = [e for e in Records.read(evaluated).episodes if any("hole" in (t.answer or "") for t in e.turns)]
+        assert table.row_count == len(found) > 0
+        await press(pilot, "slash", "enter", "a", "a")  # no words, everybody
+        assert table.row_count == 8
+        await press(pilot, "f")
+        assert 0 < table.row_count < 8
+
+
+async def test_two_agents_on_one_start_stand_side_by_side(evaluated: Path) -> None:
+    app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated), clock=ManualClock())
+    async with app.run_test(size=(120, 36)) as pilot:
+        await settle(pilot)
+        await press(pilot, "down", "c")
+        match = play_screen(app).match
+        assert len(match.sessions) == 2
+        one, other = (session.episode for session in match.sessions)
+        assert (one.start_seed, one.chance_seed) == (other.start_seed, other.chance_seed)
+        assert {*one.agents.values(), *other.agents.values()} == {"nano", "optimal"}
+        await press(pilot, "right", "right")
+        assert [session.cursor for session in match.sessions] == [min(2, session.last) for session in match.sessions]
+        await press(pilot, "q")
+        assert isinstance(app.screen, RecordsScreen)
+
+
+async def test_an_episode_without_a_partner_is_said(evaluated: Path) -> None:
+    records = Records.read(evaluated / "optimal")
+    app = PlayApp(AGENTS.__getitem__, records=records, clock=ManualClock())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "c")
+        assert isinstance(app.screen, RecordsScreen)
+
+
+def listed(*arguments: str) -> str:
+    result = CliRunner().invoke(make_app(), ["view", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+async def test_without_a_terminal_the_list_is_text(evaluated: Path) -> None:
+    assert listed(str(evaluated)).count("frozen-lake") == 8
+    only = listed(str(evaluated), "--agent", "optimal", "--only", "won")
+    assert only.count("│ frozen-lake") == 4
+    assert "nano" not in only
+    assert listed(str(evaluated), "--words", "no such words").count("│ frozen-lake") == 0
+    assert "0.000" in only  # what moves lost, where it was judged
+
+
+@pytest.mark.parametrize("arguments", [["--only", "wn"], ["--agent", "nobody"]])
+async def test_a_filter_that_there_is_not_is_refused(evaluated: Path, arguments: list[str]) -> None:
+    with pytest.raises(UsageError):
+        listed(str(evaluated), *arguments)
+
+
+async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    listed(str(evaluated), "--html", str(file), "--episodes", "2")
+    text = file.read_text()
+    data = json.loads(text.split('id="plays">')[1].split("</script>")[0])
+    assert [len(play["episodes"]) for play in data] == [2, 2]
+    with pytest.raises(MsgrpoError, match="cannot be written"):
+        listed(str(evaluated), "--html", str(tmp_path / "nowhere" / "page.html"))
+
+
+def test_a_list_in_a_pipe_is_not_cut_to_a_terminals_width(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    file = tmp_path / "r.jsonl"
+    from msgrpo_agent.rollout import new_episode
+
+    file.write_text(
+        new_episode(
+            get_scenario("snake-poison-apple-and-banana"), {"snake1": RandomAgent()}, 1, 1, 1
+        ).model_dump_json()
+        + "\n"
+    )
+    launch.browse(AGENTS.__getitem__, Records.read(file), plain=True, console=console)
+    assert isinstance(console.file, io.StringIO)
+    assert "snake-poison-apple-and-banana" in console.file.getvalue()
