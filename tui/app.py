@@ -42,7 +42,7 @@ class PlayApp(App[None]):
     TITLE = "msgrpo"
     CSS_PATH = "msgrpo.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]  # noqa: RUF012 (Textual has no ClassVar here)
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall"), (48, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "quit", show=False, id="app.quit", priority=True),
         Binding("ctrl+z", "suspend_process", "suspend", show=False, id="app.suspend"),

@@ -22,7 +22,7 @@ FILTERS: dict[str, Callable[[Episode], bool]] = {
     "mistakes": lambda episode: any((turn.regret or 0) >= MISTAKE for turn in episode.turns),
     "broken off": lambda episode: episode.error is not None,
 }
-COLUMNS = ("#", "scenario", "who", "seed", "steps", "return", "lost a move", "invalid", "end")
+COLUMNS = ("#", "scenario", "who", "return", "end", "steps", "lost a move", "invalid", "seed")
 EVERYBODY = ""
 
 
@@ -133,16 +133,17 @@ class Records:
         episode = self.episodes[place]
         turns = episode.turns
         result = episode.error or ("success" if episode.success else episode.outcome.value)
+        regrets = [turn.regret for turn in turns if turn.regret is not None]
         return (
             str(place + 1),
             episode.scenario,
             " vs ".join(short_name(spec) for spec in episode.agents.values()),
-            str(episode.start_seed),
-            str(turns[-1].step + 1 if turns else 0),
             " : ".join(points(round(total, 3)) for total in episode.returns.values()),
-            f"{fmean(regrets):.3f}" if (regrets := [t.regret for t in turns if t.regret is not None]) else "",
-            str(sum(turn.failure is not None for turn in turns) or ""),
             result,
+            str(turns[-1].step + 1 if turns else 0),
+            f"{fmean(regrets):.3f}" if regrets else "",
+            str(sum(turn.failure is not None for turn in turns) or ""),
+            str(episode.start_seed),
         )
 
 
