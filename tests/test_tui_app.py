@@ -640,6 +640,22 @@ async def test_a_long_streamed_answer_shows_its_end_and_scrolls_by_keys(app_of, 
         await settle(pilot)
 
 
+async def test_a_short_streamed_answer_stands_at_the_top(app_of, clock: ManualClock) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up", "two words"), gate=gate))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        clock.tick(1.0)
+        for _ in range(10):
+            await pilot.pause()
+        box, words = app.screen.query_one(".words"), app.screen.query_one(".words .text")
+        assert "tw" in text_of(app, ".text")
+        assert words.region.y == box.region.y
+        gate.set()
+        await settle(pilot)
+        assert words.region.y == box.region.y
+
+
 async def test_arrows_after_the_end_do_not_scrub_away_from_it(app_of) -> None:
     app = app_of(Setup("snake", "human", seed=3))
     async with app.run_test() as pilot:

@@ -103,8 +103,14 @@ class AgentPanel(Widget):
             words = Content.styled("raw answer\n", "bold $primary") + words + Content("\n")
             words += details_text(None, None, prompt)
         self._words(words)
-        if prompt is None and not self._following:  # from its first piece on; a person may scroll back meanwhile
-            self.query_one(".words", VerticalScroll).anchor()
+        if prompt is None and not self._following:
+            self.call_after_refresh(self._follow)
+
+    def _follow(self) -> None:
+        """Keep the end of the words in sight, once they do not fit; a person may scroll back meanwhile."""
+        scroll = self.query_one(".words", VerticalScroll)
+        if scroll.max_scroll_y > 0 and not self._following:  # a text that fits would be put at the bottom
+            scroll.anchor()
             self._following = True
 
     def scroll_words(self, pages: int) -> None:
