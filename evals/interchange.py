@@ -205,7 +205,7 @@ def played(play: Series) -> list[Played]:
     for episode in play.failed:
         failed[seeds_of(episode)].append(episode)
     wanted = {*play.finished, *play.unfinished}
-    places, _ = places_in_suite(play.scenario, wanted)
+    places, _ = places_in_suite(play.scenario, wanted, play.repeats)
     found = []
     for seeds in sorted(wanted, key=lambda seeds: (places.get(seeds, math.inf), seeds)):
         tries = [*failed[seeds], *([play.finished[seeds]] if seeds in play.finished else [])]

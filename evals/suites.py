@@ -62,7 +62,7 @@ def suite_seeds(scenario: Scenario, split: HeldOut = "test", repeats: int = 1) -
 
 
 def places_in_suite(
-    scenario_id: str, wanted: Iterable[EpisodeSeeds], repeats: int = 1
+    scenario_id: str, wanted: Iterable[EpisodeSeeds], repeats: int
 ) -> tuple[dict[EpisodeSeeds, int], set[EpisodeSeeds]]:
     """Where in the suite each of these episodes stands, from 0; and those that stand nowhere near its beginning."""
     foreign, places = set(wanted), {}

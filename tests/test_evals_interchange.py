@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from evals import interchange
-from evals.leaderboard import build, load
+from evals.interchange import played
+from evals.leaderboard import build
+from evals.plays import Series, load
 from evals.record import Price, changing_run
 from evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo_agent.cli import main, make_app
@@ -426,3 +428,15 @@ def test_a_missing_package_is_told_with_its_extra(
         interchange.export([records], to, tmp_path / "out")
     assert missing.value.fix == "pip install 'msgrpo[export]'"
     assert not (tmp_path / "out").exists()
+
+
+def test_repeats_belong_to_the_suite() -> None:
+    seeds = episode_seeds(get_scenario("frozen-lake"), 3, repeats=2)
+    found = {
+        s: Episode(
+            scenario="frozen-lake", start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling,
+            agents={"player": "a"}, settings={},
+        )
+        for s in seeds
+    }  # fmt: skip
+    assert [one.place for one in played(Series("a", "frozen-lake", {}, found, repeats=2))] == [1, 2, 3, 4, 5, 6]

@@ -529,7 +529,7 @@ def test_chosen_episodes_are_no_result(tmp_path: Path) -> None:
 
 def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path: Path) -> None:
     third = nth(evaluated / "random" / f"{SCENARIO}.jsonl", 3)
-    places, _ = places_in_suite(SCENARIO, [seeds_of(third)])
+    places, _ = places_in_suite(SCENARIO, [seeds_of(third)], 1)
     gaps = places[seeds_of(third)]
     write(tmp_path / "gaps", [third])
     assert verify(tmp_path / "gaps" / "r.jsonl").missing == ({SCENARIO: gaps} if gaps else {})
