@@ -1,10 +1,12 @@
 """How much of a server's speed an evaluation reaches: msgrpo against a bare loop of the same requests.
 
     python benchmarks/endpoint_overhead.py --url http://127.0.0.1:8000/v1 --model base --episodes 200
+    python benchmarks/endpoint_overhead.py --scripted 50 --concurrency 1 --concurrency 64 --concurrency 500
 
 After a warm-up, both are timed alternately. The bare loop sends the recorded requests of the same episodes, each
 episode's in their order, with the plain openai client and nothing else. Prints JSON: episodes per second of both
-and their ratio, from the medians.
+and their ratio, from the medians. `--scripted MS` is a server in a process of its own that answers after so many
+milliseconds: what is measured then is the client alone.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ import argparse
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,21 +35,52 @@ from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.endpoint import SEED_BITS, EndpointModel
 from msgrpo_agent.rollout import derive_seed
 
+ROOT = Path(__file__).parent.parent
 
-async def with_msgrpo(options: argparse.Namespace, out: Path) -> tuple[float, list[Episode]]:
+
+@contextmanager
+def scripted(delay_ms: float) -> Iterator[str]:
+    """The URL of a server that answers every request alike, after a delay."""
+    program = [sys.executable, __file__, "--serve", str(delay_ms)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
+
+
+async def serve(delay_ms: float) -> None:
+    sys.path.insert(0, str(ROOT))
+    from tests.fake_server import FakeServer, Request, player
+
+    async def late(request: Request, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(delay_ms / 1000)
+        await player(request, writer)
+
+    async with FakeServer(then=late) as server:
+        print(server.url, flush=True)
+        while True:
+            await asyncio.sleep(1)
+            server.requests.clear()
+
+
+async def with_msgrpo(
+    options: argparse.Namespace, out: Path, concurrency: int, episodes: int
+) -> tuple[float, list[Episode]]:
     """Seconds for all episodes, and their records."""
     agent = LanguageAgent("bench", EndpointModel(options.url, options.model), Sampling(max_tokens=options.max_tokens))
     began = time.perf_counter()
-    await evaluate([agent], [get_scenario(options.scenario)], options.episodes, out, concurrency=options.concurrency)
+    await evaluate([agent], [get_scenario(options.scenario)], episodes, out, concurrency=concurrency)
     elapsed = time.perf_counter() - began
     await agent.close()
     return elapsed, list(read_episodes(out / "bench" / f"{options.scenario}.jsonl"))
 
 
-async def bare(options: argparse.Namespace, episodes: list[Episode]) -> tuple[float, int]:
+async def bare(options: argparse.Namespace, episodes: list[Episode], concurrency: int) -> tuple[float, int]:
     """Seconds for the same requests, and the tokens of their answers."""
     tokens = 0
-    gate = asyncio.Semaphore(options.concurrency)
+    gate = asyncio.Semaphore(concurrency)
 
     async def one(client: openai.AsyncOpenAI, episode: Episode) -> None:
         nonlocal tokens
@@ -66,42 +103,51 @@ async def bare(options: argparse.Namespace, episodes: list[Episode]) -> tuple[fl
         return time.perf_counter() - began, tokens
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
+async def measure(options: argparse.Namespace, concurrency: int) -> dict[str, Any]:
     ours, theirs = [], []
+    count = max(options.episodes, 2 * concurrency) if concurrency > 1 else min(options.episodes, 40)
     with tempfile.TemporaryDirectory() as folder:
-        _, episodes = await with_msgrpo(options, Path(folder) / "warm-up")
+        _, episodes = await with_msgrpo(options, Path(folder) / "warm-up", concurrency, count)
         tokens = sum(turn.completion_tokens for episode in episodes for turn in episode.turns)
         bare_tokens = 0
         for i in range(options.repeats):
-            ours.append((await with_msgrpo(options, Path(folder) / str(i)))[0])
-            seconds, bare_tokens = await bare(options, episodes)
+            ours.append((await with_msgrpo(options, Path(folder) / str(i), concurrency, count))[0])
+            seconds, bare_tokens = await bare(options, episodes, concurrency)
             theirs.append(seconds)
     return {
         "scenario": options.scenario,
-        "episodes": options.episodes,
+        "episodes": count,
         "requests": sum(len(episode.turns) for episode in episodes),
         "failed_episodes": sum(episode.error is not None for episode in episodes),
-        "concurrency": options.concurrency,
+        "concurrency": concurrency,
         "msgrpo_s": [round(s, 3) for s in ours],
         "bare_s": [round(s, 3) for s in theirs],
         "msgrpo_completion_tokens": tokens,
         "bare_completion_tokens": bare_tokens,
-        "msgrpo_episodes_per_s": round(options.episodes / median(ours), 3),
-        "bare_episodes_per_s": round(options.episodes / median(theirs), 3),
+        "msgrpo_episodes_per_s": round(count / median(ours), 3),
+        "bare_episodes_per_s": round(count / median(theirs), 3),
         "ratio": round(median(theirs) / median(ours), 3),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--url")
+    parser.add_argument("--model", default="fake")
+    parser.add_argument("--scripted", type=float, metavar="MS", help="in place of --url")
+    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, action="append", help="may repeat; 64 without")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    print(json.dumps({"machine": facts(), **asyncio.run(measure(parser.parse_args()))}, indent=2))
+    given = parser.parse_args()
+    if given.serve is not None:
+        asyncio.run(serve(given.serve))
+        return
+    with scripted(given.scripted) if given.scripted is not None else nullcontext(given.url) as given.url:
+        found = [asyncio.run(measure(given, concurrency)) for concurrency in given.concurrency or [64]]
+    print(json.dumps({"machine": facts(), "scripted_ms": given.scripted, "found": found}, indent=2))
 
 
 if __name__ == "__main__":
