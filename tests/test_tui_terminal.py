@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.fake_server import FakeServer, Request, reply, send
 
@@ -298,3 +299,39 @@ def test_a_run_is_watched_while_it_trains_and_goes_on_without_its_watcher(termin
     assert 1 < sum(json.loads(row)["kind"] == "train" for row in rows) < 200
     assert code == 130
     assert (terminal.folder / "run" / "adapter_model.safetensors").is_file()
+
+
+def test_what_a_real_terminal_showed_is_recorded_when_it_is_left(terminal: Terminal) -> None:
+    file = terminal.folder / "game.gif"
+    terminal.run("snake-solo", "--agent", "optimal", "--speed", "8", "--record", str(file))
+    terminal.sees("step 3/100", "step 4/100", "step 5/100")
+    terminal.press("q")
+    assert terminal.ended() == 0
+    assert str(file.name) in terminal.shown.replace("\n", "")
+    with Image.open(file) as gif:
+        assert gif.n_frames >= 3
+        width, height = gif.size
+    assert (width / 80) < (height / 24) < 3 * (width / 80)  # the terminal's 80 by 24 cells, each higher than wide
+    assert terminal.modes == ["0", "0", "1"]
+
+
+def test_records_are_read_on_a_real_terminal(terminal: Terminal) -> None:
+    out = terminal.folder / "eval"
+    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "optimal", "random", "--scenario", "frozen-lake"]
+    subprocess.run([*command, "--episodes", "3", "--out", str(out)], check=True, capture_output=True, cwd=ROOT)
+    terminal.run(str(out), program=[*PLAY[:-1], "view"])
+    terminal.sees("6 of 6 episodes")
+    terminal.press("a")
+    terminal.sees("3 of 6 episodes")
+    terminal.press("c")
+    terminal.sees(" vs ")
+    time.sleep(SETTLES_S)
+    terminal.press("q")
+    terminal.sees("3 of 6 episodes")
+    terminal.press("/")
+    terminal.sees("words that an answer holds")
+    terminal.press("n", "o", "Enter")
+    terminal.sees("0 of 6 episodes")
+    terminal.press("c", "q")
+    assert terminal.ended() == 0
+    assert terminal.modes == ["0", "0", "1"]

@@ -51,7 +51,7 @@ class RecordsScreen(Screen[None]):
         if self.records.place in listed:
             table.move_cursor(row=listed.index(self.records.place))
         count = f"{len(listed)} of {len(self.records.episodes)} episodes: {self.records.told}"
-        self.query_one("#title", Static).update(Content.styled(f" msgrpo   {self.records.name} · {count}", "bold"))
+        self.query_one("#title", Static).update(Content.styled(f" msgrpo   {count} · {self.records.name}", "bold"))
 
     @on(DataTable.RowSelected)
     def selected(self, event: DataTable.RowSelected) -> None:
