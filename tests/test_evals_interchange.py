@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from evals import interchange
-from evals.interchange import played
+from evals import huggingface, inspect_log, interchange
+from evals.exported import played
 from evals.leaderboard import build
 from evals.plays import Series, load
 from evals.record import Price, changing_run
@@ -22,6 +22,7 @@ from msgrpo_agent.errors import MissingExtraError, RecordError, UsageError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import ParseFailure
+from msgrpo_agent.prompt import PromptTemplate
 
 SCENARIO = "frozen-lake"
 SEEDS = episode_seeds(get_scenario(SCENARIO), 8)
@@ -209,15 +210,15 @@ def test_agents_without_words_show_their_actions(tmp_path: Path, logs: Any) -> N
 def test_what_a_body_may_have_changed_is_no_config(tmp_path: Path) -> None:
     settings = {"player": SETTINGS | {"body": {"temperature": 0}}}
     (play,), _ = load([write(tmp_path / "body", [episode(0, [LAST], settings=settings)])])
-    spec = interchange.inspect_log(play, [], datetime.now(UTC))["eval"]
+    spec = inspect_log.inspect_log(play, [], datetime.now(UTC))["eval"]
     assert spec["model_generate_config"] == {}
     assert spec["model_args"]["body"] == {"temperature": 0}
     (play,), _ = load([write(tmp_path / "odd", [episode(0, [LAST], settings={"player": {"sampling": 0.0}})])])
-    assert interchange.inspect_log(play, [], datetime.now(UTC))["eval"]["model_generate_config"] == {}
+    assert inspect_log.inspect_log(play, [], datetime.now(UTC))["eval"]["model_generate_config"] == {}
 
 
 def test_the_same_records_get_the_same_ids(records: Path) -> None:
-    one, other = (interchange.inspect_log(load([records])[0][0], [], datetime.now(UTC)) for _ in range(2))
+    one, other = (inspect_log.inspect_log(load([records])[0][0], [], datetime.now(UTC)) for _ in range(2))
     assert one["eval"].pop("created") != other["eval"].pop("created")
     assert one == other
     ids = [message["id"] for sample in one["samples"] for message in sample["messages"]]
@@ -234,7 +235,7 @@ def test_a_dataset_has_a_row_for_each_attempt(records: Path, tmp_path: Path, par
         "left out: 1, because earlier ones of the suite have not ended"
     )
     table = parquet.read_table(tmp_path / "out" / "data" / SCENARIO / "test.parquet")
-    assert table.schema.names == list(interchange.COLUMNS)
+    assert table.schema.names == list(huggingface.COLUMNS)
     rows = table.to_pylist()
     assert [(r["place"], r["error"], r["return"], r["success"], r["outcome"], r["steps"]) for r in rows] == [
         (1, None, 1.0, True, "terminated", 2),
@@ -251,7 +252,7 @@ def test_a_dataset_has_a_row_for_each_attempt(records: Path, tmp_path: Path, par
     assert rows[4]["error_message"] == "the server said bad_request"
     assert first["settings"].startswith('{"model": "m"')
     for turn, given in zip(first["turns"], (FIRST, LAST), strict=True):
-        assert turn == {name: getattr(given, name) for name in interchange.TURN_COLUMNS}
+        assert turn == {name: getattr(given, name) for name in huggingface.TURN_COLUMNS}
 
 
 def test_the_card_names_files_that_are_there_and_every_column(records: Path, tmp_path: Path, parquet: Any) -> None:
@@ -283,7 +284,7 @@ def test_the_card_names_files_that_are_there_and_every_column(records: Path, tmp
     assert (foreign["place"], foreign["suite_version"], foreign["chance_seed"]) == (None, None, "5")
     assert any("seeds that belong to no suite" in note for note in done.notes)
     assert "2 agents played 2 text games: 4 episodes with a result, and 3 attempts that an endpoint failed." in body
-    for name, (_, what) in [*interchange.COLUMNS.items(), *interchange.TURN_COLUMNS.items()]:
+    for name, (_, what) in [*huggingface.COLUMNS.items(), *huggingface.TURN_COLUMNS.items()]:
         assert f"| `{name}` |" in body
         assert what in body
     assert "- `other`: episodes of no suite" in body
@@ -302,7 +303,7 @@ def test_seeds_of_no_suite_name_their_sample(tmp_path: Path, logs: Any) -> None:
 
 @pytest.mark.parametrize(("rows", "name"), [(999, "n<1K"), (1000, "1K<n<10K"), (999_999, "100K<n<1M")])
 def test_sizes_are_named_as_the_hub_names_them(rows: int, name: str) -> None:
-    assert interchange._size(rows) == name
+    assert huggingface._size(rows) == name
 
 
 # ── what is refused, and what is left behind ──
@@ -440,3 +441,11 @@ def test_repeats_belong_to_the_suite() -> None:
         for s in seeds
     }  # fmt: skip
     assert [one.place for one in played(Series("a", "frozen-lake", {}, found, repeats=2))] == [1, 2, 3, 4, 5, 6]
+
+
+def test_messages_are_what_was_asked_history_and_system_included() -> None:
+    template = PromptTemplate(name="h", system="Win.", history=1, instructions="{rules}\nState: ")
+    asked = episode(0, [FIRST, LAST], settings={"player": {"model": "m", **template.settings}})
+    system, user, _ = inspect_log.turn_messages(asked, asked.turns[1])
+    assert (system["role"], system["content"]) == ("system", "Win.")
+    assert user["content"].endswith("State: one\nYou chose no legal action.\nState: two")
