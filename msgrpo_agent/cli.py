@@ -86,6 +86,7 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
         return
     from msgrpo_agent.games import SCENARIOS, get_scenario
     from msgrpo_agent.games.outside import offered
+    from msgrpo_agent.games.retold import SIGN, TELLINGS
 
     chosen = [*SCENARIOS.values(), *map(get_scenario, offered())]
     if as_json:
@@ -96,6 +97,7 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
         table.add_row(one.id, str(len(one.players)), str(one.step_limit), escape(one.source))
     out.print(table)
     say("msgrpo games NAME shows the rules; msgrpo play NAME plays; msgrpo games new my_game.py begins your own")
+    say(f"NAME{SIGN}TELLING is the same game in other words: {', '.join(TELLINGS)}")
 
 
 def _facts(scenario: Scenario) -> dict[str, Any]:
