@@ -158,7 +158,8 @@ def complete_beginning(play: Series) -> int:
     kept = [(place, seeds) for seeds, place in places.items() if seeds in play.finished and place < beginning]
     others = sorted(seeds for seeds in foreign if seeds in play.finished)
     chosen = [*(seeds for _, seeds in sorted(kept)), *others]
-    play.left_out = {seeds: episode for seeds, episode in play.finished.items() if seeds not in set(chosen)}
+    counted = set(chosen)
+    play.left_out = {seeds: episode for seeds, episode in play.finished.items() if seeds not in counted}
     play.unfinished = {seeds for seeds in failed - set(play.finished) if places.get(seeds, -1) < beginning}
     play.finished = {seeds: play.finished[seeds] for seeds in chosen}
     return len(foreign)
