@@ -6,13 +6,16 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-TRIED, LOOK_S = 4, 0.02  # episodes at once until the first has ended; seconds between looks
+LOOK_S = 0.02  # seconds between looks
 
 
 class Spent(Protocol):
     """What a budget must know of a run's progress. `spent_…` count earlier starts as well."""
 
     running: int
+    steps_open: int
+    largest_tokens: int
+    largest_cost: float
     stopped: str
 
     @property
@@ -24,40 +27,37 @@ class Spent(Protocol):
     @property
     def spent_cost(self) -> float: ...
 
-    @property
-    def largest_tokens(self) -> int: ...
-
-    @property
-    def largest_cost(self) -> float: ...
-
 
 @dataclass(frozen=True)
 class Budget:
-    """Tokens and US$ that the records of a run may add up to; None sets no limit."""
+    """Tokens and US$ that the records of a run may add up to; None sets no limit.
+
+    An episode is taken to have all its steps, each as large as the largest answer so far: only an answer that is
+    larger than all before it can go beyond the limit. Until one has come, a single episode is tried.
+    """
 
     tokens: int | None = None
     cost: float | None = None
 
-    async def room(self, progress: Spent) -> bool:
-        """Whether one more episode may begin, once that is known: if it and those that run are as large as the
-        largest so far. Until one has ended nobody knows what one takes, and a few go first."""
+    async def room(self, progress: Spent, steps: int) -> bool:
+        """Whether an episode of so many steps may begin, once that is known; it waits for those that run."""
         if self.tokens is None and self.cost is None:
             return True
-        while progress.running and not self._fits(progress, progress.running + 1) and not progress.stopped:
+        while progress.running and not progress.stopped and not self._fits(progress, steps):
             await asyncio.sleep(LOOK_S)
-        if not self._fits(progress, 1):
+        if not self._fits(progress, steps):
             limits = (
-                f"--max-tokens-total {self.tokens}" if self.tokens is not None else "",
-                f"--max-cost {self.cost:g}" if self.cost is not None else "",
+                "" if self.tokens is None else f"--max-tokens-total {self.tokens}",
+                "" if self.cost is None else f"--max-cost {self.cost:g}",
             )
             progress.stopped = f"{' and '.join(filter(None, limits))}: no further episode begins"
         return not progress.stopped
 
-    def _fits(self, progress: Spent, episodes: int) -> bool:
-        if not progress.ended and episodes > TRIED:
+    def _fits(self, progress: Spent, steps: int) -> bool:
+        if progress.running and not progress.largest_tokens and not progress.ended:
             return False
         return all(
-            limit is None or spent + episodes * largest <= limit
+            limit is None or spent + (progress.steps_open + steps) * largest <= limit
             for limit, spent, largest in (
                 (self.tokens, progress.spent_tokens, progress.largest_tokens),
                 (self.cost, progress.spent_cost, progress.largest_cost),

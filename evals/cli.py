@@ -45,7 +45,7 @@ def evaluate(
     max_tokens_total: Annotated[
         int | None, typer.Option(min=1, help="Tokens of all records together; then no episode begins.")
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(min=0, help="The same in US$; needs --price.")] = None,
+    max_cost: Annotated[float | None, typer.Option(min=1e-9, help="The same in US$; needs --price.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Requests a minute to the endpoint, at most.")] = None,
     opponent: Annotated[
         str | None, typer.Option(help="Who sits opposite, in a game of two; without, several agents all meet.")
@@ -106,8 +106,7 @@ def evaluate(
         line=command.line_of(sys.argv[1:]),
     )
     if options.is_match():
-        if regret:
-            raise UsageError("--regret judges the moves of one agent; a match is told by its results")
+        options.check_match()
         _print_match(*command.run_match(options), out_dir, as_json)
         return
     _print_board(command.run(options), as_json)

@@ -88,7 +88,11 @@ class Options:
                 raise UsageError(f"--name {said!r} is not AGENT=NAME", fix=f"--name {specs[0]}=mine")
             if spec not in specs:
                 raise UsageError(f"--name {said!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
-            found[spec] = printable(name.strip())
+            found[spec] = " ".join(printable(name).split())
+            if found[spec] in REFERENCES and found[spec] != spec:
+                raise UsageError(
+                    f"--name {said!r}: {found[spec]} is who all are measured against", fix=f"--name {spec}=mine"
+                )
         if len({*found.values(), *(spec for spec in specs if spec not in found)}) < len(specs):
             raise UsageError(f"--name gives two agents one name: {', '.join(self.names)}")
         return found
@@ -97,6 +101,19 @@ class Options:
         """Whether agents play against each other: an opponent is named, or the game has several players."""
         games = [get_scenario(name) for name in self.scenarios]
         return self.opponent is not None or (len(games) == 1 and len(games[0].players) > 1)
+
+    def check_match(self) -> None:
+        """Raise UsageError for options that a match does not have."""
+        given = {
+            "--regret": self.regret,
+            "--repeats": self.repeats > 1,
+            "--name": self.names,
+            "--max-tokens-total": self.max_tokens_total,
+            "--max-cost": self.max_cost,
+        }
+        said = [name for name, value in given.items() if value]
+        if said:
+            raise UsageError(f"a match has no {', '.join(said)}: it is told by its results", fix="leave them out")
 
     def served(self) -> list[str]:
         """The endpoint's model as an agent, where one is named."""

@@ -65,8 +65,7 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
     for agent, starts in interrupted.items():
         if starts:
             yield (
-                f"{agent}: {starts} starts were interrupted; tokens and cost lack the answers that were on "
-                "their way, or in episodes that had not ended."
+                f"{agent}: {starts} starts were interrupted; tokens and cost lack the answers that were on their way."
             )
     for scenario in sorted({play.scenario for play in plays}):
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}

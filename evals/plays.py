@@ -262,12 +262,21 @@ def _effective(settings: Mapping[str, Any], what: str) -> Any:
 def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
     """Plays in the order of the registry; those of one agent with different settings get different names."""
     seen: Counter[tuple[str, ...]] = Counter()
+    taken: list[Series] = []
     for play in plays:
         key = (play.agent, play.scenario, *([play.prompt] if by_prompt else []))
         seen[key] += 1
         if (number := seen[key]) > 1:
             play.agent = f"{play.agent} ({number})"
             play.name = f"{play.name} ({number})" if play.name else ""
+    for play in plays:  # a name that two agents have been given is no name
+        if any(
+            (other.label, other.scenario) == (play.label, play.scenario) and other.agent != play.agent
+            for other in plays
+        ):
+            taken.append(play)
+    for play in taken:
+        play.name = f"{play.label} ({play.agent})"
     order = {name: place for place, name in enumerate(SCENARIOS)}
     return sorted(
         (p for p in plays if p.finished or p.left_out or p.failed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from evals.plays import Series
@@ -18,10 +19,13 @@ def made(plays: Sequence[Series]) -> list[str]:
 def _sentences(plays: Sequence[Series]) -> Iterator[str]:
     scenarios = list(dict.fromkeys(play.scenario for play in plays))
     yield f"Suite version {SUITE_VERSION}, test split: {', '.join(scenarios)}."
-    for play in {play.label: play for play in plays}.values():
-        told = list(_told(play))
+    agents: dict[tuple[str, str], list[Series]] = defaultdict(list)
+    for play in plays:
+        agents[play.label, str(play.settings)].append(play)
+    for (label, _), same in agents.items():
+        told = list(_told(same))
         if told:
-            yield f"{play.label}: {'; '.join(told)}."
+            yield f"{label}: {'; '.join(told)}."
     versions = sorted(
         {
             f"{package} {version}"
@@ -38,8 +42,9 @@ def _sentences(plays: Sequence[Series]) -> Iterator[str]:
         yield f"{at}: {line}"
 
 
-def _told(play: Series) -> Iterator[str]:
-    """What answered, and how it was asked."""
+def _told(same: Sequence[Series]) -> Iterator[str]:
+    """What answered, and how it was asked, in all scenarios."""
+    play = same[0]
     settings = play.settings
     if play.label != play.agent:
         yield play.agent
@@ -52,6 +57,6 @@ def _told(play: Series) -> Iterator[str]:
     for name in ("body", "chat"):
         if settings.get(name):
             yield f"{name} {settings[name]}"
-    served = sorted({turn.model for turn in play.turns if turn.model})
+    served = sorted({turn.model for one in same for turn in one.turns if turn.model})
     if served:
         yield f"answered by {', '.join(served)}"

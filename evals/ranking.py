@@ -7,7 +7,7 @@ bootstrap draws the starts for all agents at once, so that the interval is that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -18,6 +18,7 @@ from evals.plays import Series
 from msgrpo_agent.games import recorded_scenario
 
 RESAMPLES, LEVEL, SEED = 4000, 0.95, 0
+Key = tuple[str, str]  # label and prompt
 LOW, HIGH = "random", "optimal"  # the agents between which a share is measured
 
 
@@ -37,24 +38,34 @@ class Overall(BaseModel):
 
 def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     """The agents that played every scenario that can be ranked, the best first; and what was left out."""
-    tables, notes = [], []
+    tables: list[tuple[str, dict[Key, Series]]] = []
+    notes, ends = [], ((LOW, ""), (HIGH, ""))
     for scenario in dict.fromkeys(play.scenario for play in plays if play.finished):
         here = {(play.label, play.prompt): play for play in plays if play.scenario == scenario and play.finished}
-        if (LOW, "") not in here or (HIGH, "") not in here or recorded_scenario(scenario).plain:
+        by_spec = {play.agent: key for key, play in here.items()}
+        if LOW not in by_spec or HIGH not in by_spec or recorded_scenario(scenario).plain:
             continue  # retellings are compared with the plain game, in a table of their own
-        low, high = here[LOW, ""].score, here[HIGH, ""].score
-        if high <= low:
-            notes.append(f"{scenario} is not in the overall score: {HIGH} is no better than {LOW} there")
-            continue
-        tables.append(here)
-    agents = [key for key in (tables[0] if tables else {}) if all(key in table for table in tables)]
-    if len(agents) < 3:
-        return [], notes
-    missing = {key for table in tables for key in table} - set(agents)
+        tables.append((scenario, here))
+        ends = by_spec[LOW], by_spec[HIGH]
+    agents = [key for key in (tables[0][1] if tables else {}) if all(key in table for _, table in tables)]
+    if len(agents) < 3 or not set(ends) <= set(agents):
+        return [], []
+    missing = {key for _, table in tables for key in table} - set(agents)
     notes += [
         f"{label} is not in the overall score: it has not played every scenario" for label, _ in sorted(missing)
     ]
-    found, draws = _shares(tables, agents)
+    low, high = map(agents.index, ends)
+    shares = [(scenario, _shares(table, agents, low, high, [SEED, i])) for i, (scenario, table) in enumerate(tables)]
+    counted = [share for _, share in shares if share is not None]
+    notes += [
+        f"{scenario} is not in the overall score: {HIGH} is no better than {LOW} on the starts that all have played"
+        for scenario, share in shares
+        if share is None
+    ]
+    if not counted:
+        return [], notes
+    found, draws = np.mean([means for means, _ in counted], axis=0), np.mean([drawn for _, drawn in counted], axis=0)
+    draws = draws[~np.isnan(draws).any(axis=1)]
     rows = []
     for i, (label, prompt) in enumerate(agents):
         apart = [np.quantile(draws[:, i] - draws[:, j], _ends()) for j in range(len(agents))]
@@ -70,7 +81,7 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
                 high=float(ends[1]),
                 rank=1 + worse_than,
                 last_rank=len(agents) - better_than,
-                scenarios=len(tables),
+                scenarios=len(counted),
             )
         )
     return sorted(rows, key=lambda row: -row.share), notes
@@ -81,27 +92,26 @@ def _ends() -> list[float]:
 
 
 def _shares(
-    tables: Sequence[dict[tuple[str, str], Series]], agents: Sequence[tuple[str, str]]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(mean shares of shape (agents,), their bootstrap draws of shape (resamples, agents))."""
-    generator = np.random.default_rng(SEED)
-    low, high = agents.index((LOW, "")), agents.index((HIGH, ""))
-    found, draws = [], []
-    for table in tables:
-        scores = [_by_start(table[key]) for key in agents]
-        shared = sorted(set.intersection(*map(set, scores)))
-        if not shared:
-            continue
-        values_AN = np.array([[score[start] for start in shared] for score in scores])
-        chosen_RN = generator.integers(len(shared), size=(RESAMPLES, len(shared)))
-        means_RA = np.stack([row[chosen_RN].mean(axis=1) for row in values_AN], axis=1)
-        means_A = values_AN.mean(axis=1)
-        found.append((means_A - means_A[low]) / (means_A[high] - means_A[low]))
-        span_R = means_RA[:, high] - means_RA[:, low]
-        span_R = np.where(span_R > 0, span_R, np.nan)
-        draws.append((means_RA - means_RA[:, [low]]) / span_R[:, None])
-    every = np.mean(draws, axis=0)
-    return np.mean(found, axis=0), every[~np.isnan(every).any(axis=1)]
+    table: Mapping[Key, Series], agents: Sequence[Key], low: int, high: int, seed: Sequence[int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """(shares of shape (agents,), their bootstrap draws of shape (resamples, agents)) of one scenario.
+
+    None where the reference is no better than random on the starts that all have played.
+    """
+    scores = [_by_start(table[key]) for key in agents]
+    shared = sorted(set.intersection(*map(set, scores)))
+    values_AN = np.array([[score[start] for start in shared] for score in scores])
+    means_A = values_AN.mean(axis=1) if shared else np.zeros(len(agents))
+    if means_A[high] <= means_A[low]:
+        return None
+    chosen_RN = np.random.default_rng(seed).integers(len(shared), size=(RESAMPLES, len(shared)))
+    means_RA = np.stack([row[chosen_RN].mean(axis=1) for row in values_AN], axis=1)
+    span_R = means_RA[:, high] - means_RA[:, low]
+    span_R = np.where(span_R > 0, span_R, np.nan)
+    return (
+        (means_A - means_A[low]) / (means_A[high] - means_A[low]),
+        (means_RA - means_RA[:, [low]]) / span_R[:, None],
+    )
 
 
 def _by_start(play: Series) -> dict[int, float]:

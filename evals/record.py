@@ -63,6 +63,7 @@ class Record:
         self.path = path
         self.lines = 0
         self.tokens: list[tuple[int, int]] = []  # (read, written) of every line
+        self.largest = (0, 0)  # the same of one answer
         self._forgiven = forgiven
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +114,7 @@ class Record:
         self.recorded.add(seeds_of(episode))
         read, written = ([getattr(t, f"{kind}_tokens") for t in episode.turns] for kind in ("prompt", "completion"))
         self.tokens.append((sum(read), sum(written)))
+        self.largest = max([self.largest, *zip(read, written, strict=True)], key=sum)
         if episode.error is None:
             self.finished.add(seeds_of(episode))
         elif episode.error in LASTING and self.lines > self._forgiven:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from evals.budget import Budget
 from evals.partial import Partial
-from evals.record import FREE, Command, Price, Record, changing_run, folder_name
+from evals.record import FREE, Command, Price, Record, Run, changing_run, folder_name
 from evals.suites import EpisodeSeeds, suite_seeds
-from msgrpo_agent.agent import Agent
+from msgrpo_agent.agent import Agent, LanguageAgent
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import EndpointError, UsageError
 from msgrpo_agent.game import Scenario
@@ -40,8 +40,9 @@ class Progress:
     running: int = 0
     tokens: int = 0
     cost: float = 0.0  # US$ of this start, where the price is known
-    largest_tokens: int = 0  # of one episode
+    largest_tokens: int = 0  # of one answer and its prompt
     largest_cost: float = 0.0
+    steps_open: int = 0  # that the running episodes may have, all together
     stopped: str = ""  # why no further episode begins
     agent: Agent | None = None
     on_change: Callable[[Progress], None] = lambda progress: None
@@ -101,20 +102,18 @@ class Progress:
 
     def pay(self, read: int, written: int, spec: str) -> None:
         """Count an episode of this start."""
-        cost = self._look(read, written, spec)
-        self.tokens, self.cost = self.tokens + read + written, self.cost + cost
+        self.tokens += read + written
+        self.cost += self.prices.get(spec, FREE).of(read, written)
 
     def pay_before(self, read: int, written: int, spec: str) -> None:
         """Count an episode of an earlier start."""
-        cost = self._look(read, written, spec)
-        self.tokens_before, self.cost_before = self.tokens_before + read + written, self.cost_before + cost
+        self.tokens_before += read + written
+        self.cost_before += self.prices.get(spec, FREE).of(read, written)
 
-    def _look(self, read: int, written: int, spec: str) -> float:
-        """The cost of an episode, and whether it is the largest yet."""
-        cost = self.prices.get(spec, FREE).of(read, written)
+    def look(self, read: int, written: int, spec: str) -> None:
+        """Whether an answer is the largest yet."""
         self.largest_tokens = max(self.largest_tokens, read + written)
-        self.largest_cost = max(self.largest_cost, cost)
-        return cost
+        self.largest_cost = max(self.largest_cost, self.prices.get(spec, FREE).of(read, written))
 
     def to_go(self) -> str:
         """What the present agent's other episodes will take, if they are like those that it has played."""
@@ -195,6 +194,7 @@ async def evaluate(
     with ExitStack() as stack:
         plan: list[tuple[Agent, list[tuple[Scenario, Record, Partial]]]] = []
         with changing_run(out) as run:
+            _check_repeats(run, agents, scenarios, episodes, repeats)
             forgiven = run.forgiven
             run.names |= names or {}
             if command:
@@ -213,6 +213,7 @@ async def evaluate(
                 stack.enter_context(record)
                 for read, written in record.tokens:
                     progress.pay_before(read, written, agent.spec)
+                progress.look(*record.largest, agent.spec)
                 begun = Partial(record.path, agent.settings(), record.recorded)
                 records.append((scenario, record, begun))
             progress.planned += episodes * repeats * len(able)
@@ -238,6 +239,21 @@ async def evaluate(
 def record_name(agent: Agent, scenario: Scenario) -> str:
     """Where an agent's record of a scenario lies below the evaluation's folder."""
     return f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
+
+
+def _check_repeats(
+    run: Run, agents: Sequence[Agent], scenarios: Sequence[Scenario], episodes: int, repeats: int
+) -> None:
+    """More episodes from each start may be asked for, on all starts that there are: fewer would leave results out."""
+    for spec, scenario in ((agent.spec, scenario.id) for agent in agents for scenario in scenarios):
+        before = run.repeats.get(spec, {}).get(scenario, 1)
+        starts = run.asked.get(spec, {}).get(scenario, 0) // before
+        if starts and (repeats < before or (repeats > before and episodes < starts)):
+            raise UsageError(
+                f"{spec} has played {starts} starts of {scenario} {before} times each here; "
+                f"{episodes} starts {repeats} times each would leave some of that out",
+                fix=f"--episodes {max(starts, episodes)} --repeats {max(before, repeats)}, or another --out",
+            )
 
 
 def _note_start(
@@ -291,9 +307,12 @@ async def _play_all(
 ) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
     counts = [0, 0]  # ended, failed
+    speaks = isinstance(agent, LanguageAgent)  # others cost nothing
 
     async def work() -> None:
-        while await budget.room(progress) and (job := next(jobs, _END)) is not _END:
+        while not (progress.stopped and speaks) and (job := next(jobs, _END)) is not _END:
+            if isinstance(job, _Job) and speaks and not await budget.room(progress, job.scenario.step_limit):
+                return
             if not isinstance(job, _Job):
                 await asyncio.sleep(0)  # a million finished episodes must not hold up Ctrl-C
                 continue
@@ -313,23 +332,32 @@ async def _play_all(
 
 async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Episode:
     progress.running += 1
+    progress.steps_open += job.scenario.step_limit
     progress.on_change(progress)
     try:
         agents = dict.fromkeys(job.scenario.players, agent)
         game = job.scenario.new(job.seeds.start, job.seeds.chance)
         episode = new_episode(job.scenario, agents, *job.seeds)
         job.partial.take_up(job.seeds, game, episode)
-        await play_on(game, episode, job.scenario, agents, after_step=partial(job.partial.add, job.seeds))
+        await play_on(game, episode, job.scenario, agents, after_step=partial(_after_step, job, progress))
         if regret and job.scenario.judge is not None:
             await add_regrets(job.scenario, episode)
     finally:
         progress.running -= 1
+        progress.steps_open -= job.scenario.step_limit
     job.record.append(episode)
     progress.pay(*job.record.tokens[-1], agent.spec)
     progress.done += episode.error is None
     progress.failed += episode.error is not None
     progress.on_change(progress)
     return episode
+
+
+def _after_step(job: _Job, progress: Progress, episode: Episode) -> None:
+    """Keep what was answered, and look how large an answer can be."""
+    job.partial.add(job.seeds, episode)
+    turn = episode.turns[-1]
+    progress.look(turn.prompt_tokens, turn.completion_tokens, next(iter(episode.agents.values())))
 
 
 def _stop_if_hopeless(agent: Agent, counts: Sequence[int], episode: Episode, max_failures: int | None) -> None:

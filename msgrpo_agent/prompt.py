@@ -35,6 +35,7 @@ PRESETS: dict[str, str] = {
 FIELDS = ("rules", "actions", "example", "state")
 MOST_LISTED = 40  # actions; where there are more, those that are legal stand with the state
 MOST_HISTORY = 1000
+LONGEST_SHOWN = 80  # characters of a wrong --prompt that a message repeats
 
 
 class Past(NamedTuple):
@@ -135,8 +136,13 @@ def make_template(name: str) -> PromptTemplate:
     if name in PRESETS:
         return PromptTemplate(name=name, instructions=PRESETS[name])
     file = Path(name)
-    if not file.is_file():
-        raise UsageError(f"--prompt {name!r} is neither a preset nor a file", fix=nearest(name, PRESETS))
+    try:
+        there = file.is_file()
+    except OSError:  # the prompt itself, too long for a file's name
+        there = False
+    if not there:
+        shown = name if len(name) < LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
+        raise UsageError(f"--prompt {shown!r} is neither a preset nor a file", fix=nearest(name, PRESETS))
     try:
         text = file.read_text(encoding="utf-8")
         said = tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text}

@@ -140,6 +140,12 @@ def test_a_wrong_template_is_refused_with_what_is_wrong(
         make_template(str(tmp_path / name))
 
 
+def test_a_prompt_in_place_of_a_files_name_is_told_shortly() -> None:
+    with pytest.raises(UsageError, match="neither a preset nor a file") as told:
+        make_template("Play well. " * 500)
+    assert len(str(told.value)) < 300
+
+
 def test_a_record_holds_the_template_and_verify_asks_again_with_it(tmp_path: Path) -> None:
     template = PromptTemplate(name="h", system="s", history=1, instructions="{rules} {state}")
     episode, _ = play(template)

@@ -121,8 +121,15 @@ def test_harm_is_said_last_and_nothing_is_lost() -> None:
     assert late.index("Apples (A) are worth -1") > late.index("There are 20 steps")
 
 
-@pytest.mark.parametrize("name", ["snake~rocks", "spiel:tic_tac_toe~", "snake~../x"])
-def test_an_unknown_telling_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("snake~rocks", "spiel:tic_tac_toe~", "snake~../x", "spiel:tic_tac_toe~noise"),
+        *("snake~actions~from-top", "snake~stones~stones"),
+        *(f"gym:BabyAI-GoToObj-v0~{telling}" for telling in TELLINGS),  # nothing in its text says what is where
+    ],
+)
+def test_a_telling_that_does_not_fit_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         get_scenario(name)
 

@@ -19,7 +19,6 @@ import pytest
 from rich.console import Console
 
 from evals import command, tables
-from evals.budget import TRIED
 from evals.leaderboard import build
 from evals.partial import Partial
 from evals.plays import Series, load
@@ -94,8 +93,26 @@ def test_the_interval_is_that_of_an_independent_bootstrap() -> None:
 def test_what_cannot_be_ranked_is_said() -> None:
     assert ranking([outcomes([True], "a"), outcomes([False], "b")]) == ([], [])  # no references
     same = [outcomes([True] * 5, name) for name in ("optimal", "random", "a")]
-    assert ranking(same) == ([], ranking(same)[1])
+    assert ranking(same)[0] == []
     assert "no better than random" in ranking(same)[1][0]
+
+
+def test_the_share_is_over_the_starts_that_all_have_played() -> None:
+    """optimal is better over all its episodes, and not on the three that the third agent has played as well."""
+    plays = [
+        outcomes([False, False, False, True, True], "optimal"),
+        outcomes([False] * 5, "random"),
+        outcomes([True, False, False], "a"),
+    ]
+    rows, notes = ranking(plays)
+    assert rows == []
+    assert "on the starts that all have played" in notes[0]
+
+
+def test_references_keep_their_place_under_any_name() -> None:
+    plays = [outcomes([True] * 9, "optimal"), outcomes([False] * 9, "random"), outcomes([True, False] * 4, "a")]
+    plays[0].name = "the search player"
+    assert [row.agent for row in ranking(plays)[0]] == ["the search player", "a", "random"]
 
 
 def test_a_board_is_sorted_and_has_its_overall_score() -> None:
@@ -127,6 +144,19 @@ async def test_repeats_extend_what_was_played_once_and_share_its_starts(tmp_path
     (play,), notes = load([tmp_path])
     assert (play.repeats, len(play.finished), play.asked) == (3, 15, 15)
     assert not any("seeds that belong to no suite" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [((20, 1), (4, 3)), ((4, 3), (4, 1)), ((4, 3), (8, 2))], ids=["fewer starts", "once", "fewer"]
+)
+async def test_repeats_that_would_leave_results_out_are_refused(
+    tmp_path: Path, first: tuple[int, int], then: tuple[int, int]
+) -> None:
+    await evaluate([Counting()], [LAKE], first[0], tmp_path, repeats=first[1])
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(UsageError, match="would leave some of that out"):
+        await evaluate([Counting()], [LAKE], then[0], tmp_path, repeats=then[1])
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
 def repeated(results: list[list[bool]], agent: str = "a") -> Series:
@@ -203,13 +233,29 @@ def read_run_episodes(out: Path, spec: str) -> list[Episode]:
     return [e for file in out.rglob("*.jsonl") for e in read_episodes(file) if spec in e.agents.values()]
 
 
-async def test_until_an_episode_has_ended_only_a_few_are_tried(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scenario", "limit"), [("frozen-lake", 1), ("snake", 12_000), ("frozen-lake", 3000)])
+async def test_long_episodes_do_not_go_beyond_the_budget(tmp_path: Path, scenario: str, limit: int) -> None:
+    """Short episodes end first, and what they took says nothing about the long ones."""
     async with FakeServer() as server:
         options = command.Options(
-            endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=50, out=tmp_path, max_tokens_total=1,
+            endpoint=server.url, model="fake", scenarios=[scenario], episodes=40, out=tmp_path,
+            max_tokens_total=limit,
         )  # fmt: skip
-        await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
-    assert len({r.body["messages"][0]["content"] for r in server.requests if "Step 1 " in str(r.body)}) <= TRIED
+        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    steps = get_scenario(scenario).step_limit
+    assert 0 < 110 * len(server.requests) <= max(limit, steps * 110)  # the first episode is let through
+    assert {row.agent for row in board.rows} >= {"random", "optimal"}  # who costs nothing plays on
+
+
+async def test_a_finished_run_says_nothing_of_its_budget(tmp_path: Path) -> None:
+    async with FakeServer() as server:
+        for limit in (None, 1):
+            options = command.Options(
+                endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=3, out=tmp_path,
+                max_tokens_total=limit,
+            )  # fmt: skip
+            board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    assert not any("no further episode" in note for note in board.notes)
 
 
 def test_a_budget_in_money_needs_prices() -> None:
@@ -341,7 +387,15 @@ def test_names_are_checked() -> None:
         return command.Options(agents=["random", "optimal"], names=names).called()
 
     assert called("random=dice") == {"random": "dice"}
-    for wrong in (("dice",), ("randm=x",), ("random=",), ("random=optimal",), ("random=x", "optimal=x")):
+    assert called("random=two\nlines  here") == {"random": "two lines here"}
+    for wrong in (
+        ("dice",),
+        ("randm=x",),
+        ("random=",),
+        ("random=optimal",),
+        ("random=x", "optimal=x"),
+        ("random= \n",),
+    ):
         with pytest.raises(UsageError):
             called(*wrong)
 
@@ -359,6 +413,41 @@ def test_prompts_stand_in_a_column_where_that_is_asked_for(tmp_path: Path) -> No
     assert sorted((row.agent, row.prompt) for row in board.rows) == [("a", "brief"), ("a", "none")]
     assert {tables.cells(row)[0] for row in board.rows} == {"a", "a [none]"}
     assert {board.pairs[0].a, board.pairs[0].b} == {"a, brief", "a, none"}
+
+
+def test_one_name_for_two_agents_is_no_name(tmp_path: Path) -> None:
+    for agent, folder in (("a", "x"), ("b", "y")):
+        with changing_run(tmp_path / folder) as run:
+            run.names[agent], run.asked[agent] = "mine", {SCENARIO: 2}
+        write(tmp_path / folder / agent, [episode(i, True, agent=agent) for i in (0, 1)])
+    board = command.merge([tmp_path], None)
+    assert sorted(row.agent for row in board.rows) == ["mine (a)", "mine (b)"]
+
+
+def test_every_prompt_of_a_table_is_told(tmp_path: Path) -> None:
+    templates = [PromptTemplate(), PromptTemplate(name="none", instructions="{rules}{state}")]
+    for i, template in enumerate(templates):
+        settings = {"player": {"model": "m", **template.settings}}
+        write(tmp_path / str(i), [episode(0, True, settings=settings)])
+    told = " ".join(command.merge([tmp_path], None, by_prompt=True).made)
+    assert all(template.hash in told for template in templates)
+
+
+@pytest.mark.parametrize("query", ["?api_key=x", "?sig=x&a=b", "?accessToken=x"])
+def test_a_secret_in_the_url_is_refused(query: str) -> None:
+    from msgrpo_agent.models.endpoint import EndpointModel
+
+    with pytest.raises(UsageError, match="would stand in folder names"):
+        EndpointModel(f"http://h/v1{query}", "m")
+    EndpointModel("http://h/v1?api-version=2024-10-21", "m")
+
+
+@pytest.mark.parametrize(
+    "options", [{"repeats": 2}, {"max_cost": 1.0}, {"max_tokens_total": 5}, {"names": ["random=x"]}, {"regret": True}]
+)
+def test_a_match_refuses_what_it_does_not_have(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="a match has no --"):
+        command.Options(agents=["random"], opponent="optimal", **options).check_match()  # type: ignore[arg-type]
 
 
 async def test_a_card_says_how_the_table_came_about_and_keeps_secrets(tmp_path: Path) -> None:

@@ -204,12 +204,19 @@ class Retold(Game):
 
 @cache
 def retold(scenario: Scenario, name: str) -> Scenario:
-    """`scenario` as TELLINGS[name] tells it. Raises UsageError for an unknown telling or a game without a board."""
+    """`scenario` as TELLINGS[name] tells it. Raises UsageError where there is no such telling, or it does not fit."""
     if name not in TELLINGS:
         raise UsageError(f"no telling is named {name!r}", fix=nearest(name, TELLINGS))
-    if scenario.new(0, 0).board() is None:
-        raise UsageError(f"{scenario.id} has no board, and {SIGN}{name} is for games with one")
-    telling = TELLINGS[name]
+    if scenario.plain is not None:
+        raise UsageError(f"{scenario.id}{SIGN}{name}: a game is told in one way at a time")
+    telling, first = TELLINGS[name], scenario.new(0, 0)
+    if not _rows(first.observe(scenario.players[0]))[1]:
+        raise UsageError(
+            f"{scenario.id} cannot be retold: its text has no board with an axis, so nothing would say what is where",
+            fix="a game of ours: msgrpo games",
+        )
+    if not set(telling.actions) <= set(scenario.actions):
+        raise UsageError(f"{SIGN}{name} renames {', '.join(telling.actions)}; {scenario.id} has other actions")
     outer = {telling.actions.get(action, action): action for action in scenario.actions}
 
     def reference(game: Retold, player: str) -> list[str]:
@@ -228,7 +235,7 @@ def retold(scenario: Scenario, name: str) -> Scenario:
     return replace(
         scenario,
         id=f"{scenario.id}{SIGN}{name}",
-        rules=telling.said(scenario.rules, scenario.new(0, 0)),
+        rules=telling.said(scenario.rules, first),
         make=lambda start_seed, chance_seed: Retold(scenario.new(start_seed, chance_seed), telling),
         actions=tuple(outer),
         reference=reference if scenario.reference else None,

@@ -36,6 +36,7 @@ SEED_BITS = 31  # some servers take 32-bit seeds only
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 RETRIES = 10  # the waits between them add up to four minutes
 LONGEST_NAME = 200  # characters of what a server calls itself
+_SECRET = re.compile(r"key|token|secret|sig|pass|auth|code", re.IGNORECASE)  # in a name of the URL's query
 FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
 REFUSED_BODY = ("messages", "model", "prompt", "stream", "stream_options", "n")  # not to be changed
 OPENAI_HOST = "api.openai.com"
@@ -281,6 +282,12 @@ def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None
     if "@" in url:
         raise UsageError(
             "the endpoint's URL holds a user or a password, which would stand in folder names and tables",
+            fix=f"leave it out and export the key as {' or '.join(KEY_VARIABLES)}, or give a header",
+        )
+    secret = [name for name, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True) if _SECRET.search(name)]
+    if secret:
+        raise UsageError(
+            f"the endpoint's URL holds {', '.join(secret)}, which would stand in folder names and tables",
             fix=f"leave it out and export the key as {' or '.join(KEY_VARIABLES)}, or give a header",
         )
     try:
