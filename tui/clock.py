@@ -7,8 +7,32 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from textual.screen import Screen
+from textual.widget import Widget
 
 Cancel = Callable[[], None]
+
+
+def stands(widget: Widget) -> bool:
+    """Whether its screen stays: what Textual has queued comes even to a widget whose parts are gone."""
+    return widget.is_attached and widget.screen.display  # display is False from the moment of removal on
+
+
+def _while_standing(widget: Widget, call: Callable[[], object]) -> Callable[[], None]:
+    def called() -> None:
+        if stands(widget):
+            call()
+
+    return called
+
+
+def once_drawn(widget: Widget, call: Callable[[], object]) -> None:
+    """Call once what has changed is laid out and drawn, unless the screen is being taken away by then."""
+    widget.call_after_refresh(_while_standing(widget, call))
+
+
+def after(widget: Widget, seconds: float, call: Callable[[], object]) -> Cancel:
+    """Call once, later, unless the screen is being taken away by then; the returned function calls it off."""
+    return widget.set_timer(seconds, _while_standing(widget, call)).stop
 
 
 class Clock(Protocol):
@@ -28,4 +52,4 @@ class RealClock:
         return time.monotonic()
 
     def after(self, screen: Screen[Any], seconds: float, call: Callable[[], None]) -> Cancel:
-        return screen.set_timer(seconds, call).stop
+        return after(screen, seconds, call)

@@ -20,7 +20,7 @@ from msgrpo_agent.prompt import Prompt
 from tui import hands
 from tui.agents import ARROWS, HUMAN, WASD, LazyAgent
 from tui.asking import Asking
-from tui.clock import Cancel
+from tui.clock import Cancel, once_drawn, stands
 from tui.film import Film
 from tui.host import Host, host
 from tui.judging import Judging
@@ -48,7 +48,7 @@ def while_standing(
 
     @wraps(method)
     def guarded(self: PlayScreen, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.display:  # False from the moment of removal on
+        if stands(self):
             method(self, *args, **kwargs)
 
     return cast("Callable[Concatenate[PlayScreen, P], None]", guarded)
@@ -164,12 +164,12 @@ class PlayScreen(Screen[None]):
 
     def picture(self) -> None:
         """Film what is there once what was shown last has its final layout, which takes a second refresh."""
-        self.call_after_refresh(self.call_after_refresh, self.take)
+        once_drawn(self, lambda: once_drawn(self, self.take))
 
     def ended(self, trouble: str = "") -> None:
         """Nothing more comes by itself, once the last picture is taken."""
         self.show_all()
-        self.call_after_refresh(self.call_after_refresh, self.host.game_over, trouble)
+        once_drawn(self, lambda: once_drawn(self, lambda: self.host.game_over(trouble)))
 
     @while_standing
     def take(self) -> None:
@@ -181,7 +181,7 @@ class PlayScreen(Screen[None]):
     def on_resize(self) -> None:
         if len(self.match.sessions) == 1:
             room = self.size.width * 56 // 100 if self.size.width >= STACKED else self.size.width
-            self.call_after_refresh(self.lane(0).fit, room)
+            once_drawn(self, lambda: self.lane(0).fit(room))
 
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)
@@ -512,7 +512,7 @@ class PlayScreen(Screen[None]):
         self.asking.failed.pop((index, player), None)
         self.pace.forward = True
         self.show_all()
-        self.call_after_refresh(self.go)
+        once_drawn(self, self.go)
 
     def action_retry(self) -> None:
         """Ask those who failed again; while a person has still to move, the round is not over."""

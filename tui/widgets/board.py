@@ -19,6 +19,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from msgrpo_agent.game import Board, Place, Role
+from tui.clock import after
 from tui.sprites import DRAWN, SMALLEST, WAY, sprite
 
 FLASH_S = 0.25  # how long a reward lights up who got it
@@ -77,7 +78,7 @@ class BoardView(Widget):
         if self.app.animation_level != "none":
             self._lit = frozenset(roles)
             self.refresh()
-            self.set_timer(FLASH_S, self._put_out)
+            after(self, FLASH_S, self._put_out)
 
     def _put_out(self) -> None:
         self._lit = frozenset()

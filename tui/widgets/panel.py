@@ -13,6 +13,7 @@ from msgrpo_agent.agent import Decision
 from msgrpo_agent.episode import Turn
 from msgrpo_agent.parse import ParseFailure, thought
 from msgrpo_agent.prompt import Prompt
+from tui.clock import once_drawn
 from tui.judging import Judging
 from tui.session import Session, points
 from tui.widgets.bars import ActionBars
@@ -104,7 +105,7 @@ class AgentPanel(Widget):
             words += details_text(None, None, prompt)
         self._words(words)
         if prompt is None and not self._following:
-            self.call_after_refresh(self._follow)
+            once_drawn(self, self._follow)
 
     def _follow(self) -> None:
         """Keep the end of the words in sight, once they do not fit; a person may scroll back meanwhile."""
