@@ -21,7 +21,7 @@ from machine import facts
 from words import SAMPLING, Continued, load, play
 
 from evals.stats import bootstrap_mean, mcnemar_exact, wilson
-from msgrpo_agent.agent import Decision, LanguageAgent, OnText, View
+from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import SCENARIOS
@@ -99,7 +99,7 @@ def main() -> None:
     given = parser.parse_args()
     names = given.scenario or [name for name, s in SCENARIOS.items() if s.step_limit <= 20]
     model, continued = load("nano"), Continued("nano")
-    agents = {
+    agents: dict[str, Agent] = {
         "nano": LanguageAgent("nano", model, SAMPLING),
         "nano, greedy": LanguageAgent("nano", model, SAMPLING.model_copy(update={"temperature": 0.0})),
         "random": RandomAgent(),

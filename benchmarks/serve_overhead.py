@@ -26,9 +26,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any, cast
 
 from machine import facts
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream
 from rich.console import Console
 from rich.table import Table
 
@@ -135,9 +136,9 @@ async def load(
         prompt = PromptTemplate().render(scenario, game.observe(game.players[0]))
         async with free:
             began, first = time.perf_counter(), None
-            stream = await client.chat.completions.create(
+            stream: AsyncStream[Any] = await client.chat.completions.create(
                 model=model,
-                messages=prompt.messages,
+                messages=cast("Any", prompt.messages),
                 seed=seed,
                 temperature=1.0,
                 max_tokens=max_tokens,

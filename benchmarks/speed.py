@@ -45,7 +45,7 @@ class Recorder:
     def __init__(self, engine: LocalModel) -> None:
         self.batches: list[list[Prompt]] = []
         self._generate = engine.generate
-        engine.generate = self  # type: ignore[method-assign]
+        engine.generate = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, prompts: list[Prompt], *args: Any, **kwargs: Any) -> list[Completion]:
         self.batches.append(list(prompts))
@@ -60,10 +60,10 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def plain_generate(engine: LocalModel, prompts: list[Prompt], config: TrainConfig) -> None:
+def plain_generate(engine: LocalModel, prompts: list[Prompt], config: TrainConfig) -> object:
     ids, mask = left_pad(engine.chat.ids(prompts), engine.pad_id, engine.model.device)
     with torch.inference_mode():
-        engine.model.generate(
+        return engine.model.generate(
             ids, attention_mask=mask, do_sample=True, temperature=config.temperature, top_k=0, top_p=1.0,
             max_new_tokens=config.max_tokens, eos_token_id=sorted(engine.stop_ids), pad_token_id=engine.pad_id,
         )  # fmt: skip
@@ -103,7 +103,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(policy.parameters)
     generator = torch.Generator().manual_seed(0)
 
-    first, times = 0, {"rollout_s": [], "update_s": [], "reference_s": [], "evaluation_s": []}
+    first = 0
+    times: dict[str, list[float]] = {"rollout_s": [], "update_s": [], "reference_s": [], "evaluation_s": []}
     rates: dict[str, list[float]] = {"turns": [], "new_tokens": [], "update_tokens": []}
     generate_s, shared_generate_s, update_shared_s, update_plain_s = [], [], [], []
     for step in range(given.rounds + 1):

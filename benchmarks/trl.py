@@ -176,7 +176,7 @@ class Theirs:
 
     def __init__(self, settings: dict[str, Any], config: TrainConfig, prompts: Sequence[Prompt]) -> None:
         from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer
+        from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]  # not this file: see find_trl
 
         path = base_path(config.base)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)  # with transformers' own attention
@@ -332,7 +332,7 @@ def find_trl() -> None:
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     try:
-        from trl import GRPOTrainer  # noqa: F401
+        from trl import GRPOTrainer  # type: ignore[attr-defined]  # noqa: F401
     except ImportError as error:
         print(f"TRL cannot be imported ({error}); this script has its own environment: {INSTALL}", file=sys.stderr)
         raise SystemExit(2) from None

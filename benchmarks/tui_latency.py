@@ -68,7 +68,7 @@ def first_board(agent: str) -> float:
 async def key_to_redraw(repeat: int, plays: Path) -> list[float]:
     """Seconds from a key to the board that shows its move, in the app at 80x24."""
     app = PlayApp(make_agent, Setup("frozen-lake-8x8", "human"), plays=plays)
-    times = []
+    times: list[float] = []
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         while len(times) < repeat:
@@ -78,7 +78,7 @@ async def key_to_redraw(repeat: int, plays: Path) -> list[float]:
                 await pilot.press("r")
                 await pilot.pause()
                 continue
-            while not screen.waiting_humans():
+            while not screen.asking.people():
                 await asyncio.sleep(0)
             played, view = screen.match.last, screen.query_one(BoardView)
             began = time.perf_counter()

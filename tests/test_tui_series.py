@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.app import App, ComposeResult
 
 from evals.stats import bootstrap_mean
 from msgrpo_agent.agent import Agent, Decision
@@ -20,13 +21,14 @@ from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted,
 from tui.app import PlayApp
 from tui.export import append_episode
 from tui.plain import play_plain
-from tui.records import Records, best_of_people
+from tui.records import Records, reached, reached_by_people
 from tui.screens.play import BETWEEN_S
 from tui.screens.records import RecordsScreen
 from tui.screens.start import StartScreen
 from tui.series import Series, verdict, winner
 from tui.session import Match, Session, Setup, new_match
 from tui.status import worth
+from tui.widgets.bars import EASE_S, ActionBars
 from tui.widgets.board import FLASH_S, BoardView
 
 ROOT = Path(__file__).parents[1]
@@ -187,14 +189,39 @@ def _empty(record: Path) -> Path:
     return folder
 
 
-def test_the_best_of_people_counts_people_alone(record: Path) -> None:
+def test_the_returns_of_people_are_of_people_alone(record: Path) -> None:
     file = record.parent / "human.jsonl"
-    assert best_of_people(file, "frozen-lake") is None
+    assert reached_by_people(file, "frozen-lake") == []
     for number, episode in enumerate(read_episodes(record)):
         who = ("human", "nano+human")[number % 2]
         append_episode(file, episode.model_copy(update={"agents": {"player": who}}))
-    assert best_of_people(file, "frozen-lake") == 1.0
-    assert best_of_people(file, "snake") is None
+    everybody = [episode.score for episode in read_episodes(file)]
+    assert reached_by_people(file, "frozen-lake") == everybody[::2] != everybody[1::2]
+    assert max(everybody[::2]) == 1.0
+    assert reached_by_people(file, "snake") == []
+
+
+async def test_high_scores_are_what_people_reached_and_the_best_first(record: Path, tmp_path: Path) -> None:
+    plays = tmp_path / "plays"
+    app = PlayApp(seat, clock=ManualClock(), runs=tmp_path, plays=plays)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "h")
+        assert not isinstance(app.screen, RecordsScreen)  # nobody has played
+        for episode in read_episodes(record):
+            for who in ("human", "nano"):
+                append_episode(app.by_hand, episode.model_copy(update={"agents": {"player": who}}))
+        await press(pilot, "h")
+        assert isinstance(app.screen, RecordsScreen)
+        records = app.screen.records
+        order = [records.episodes[i] for i in records.listed()]
+        assert {spec for episode in order for spec in episode.agents.values()} == {"human"}
+        found = [(-reached(episode), len(episode.turns)) for episode in order]
+        assert found == sorted(found) != sorted(found, reverse=True)
+        await press(pilot, "enter", "x")
+        assert records.place == records.listed()[1]  # the next one is the next best
+        await press(pilot, "q", "b")
+        assert records.listed() == sorted(records.listed())
 
 
 def test_a_setup_knows_its_mode() -> None:
@@ -420,3 +447,29 @@ async def test_a_reward_lights_the_cell_up_where_the_app_moves(tmp_path: Path, m
         if lit:
             await asyncio.sleep(FLASH_S + 0.2)
             assert board._lit == frozenset()
+
+
+@pytest.mark.parametrize("motion", ["full", "none"])
+async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(motion: str) -> None:
+    class Bars(App[None]):
+        def compose(self) -> ComposeResult:
+            yield ActionBars(0, "player", ("left", "right"))
+
+    app = Bars()
+    app.animation_level = motion  # type: ignore[assignment]
+    async with app.run_test() as pilot:
+        bars = app.query_one(ActionBars)
+        bars.show({"left": 1.0, "right": 0.0}, None)
+        await asyncio.sleep(EASE_S + 0.2)
+        await pilot.pause()
+        lengths = []
+        bars.show({"left": 0.0, "right": 1.0}, None)
+        for _ in range(200):
+            lengths.append(str(bars.render()).split("\n")[0].count("█"))
+            if lengths[-1] == 0:
+                break
+            await asyncio.sleep(EASE_S / 20)
+        assert lengths == sorted(lengths, reverse=True)
+        assert lengths[-1] == 0
+        assert "100%" in str(bars.render()).split("\n")[1]  # the figure is the new one at once
+        assert (len(set(lengths)) > 1) is (motion == "full")

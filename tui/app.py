@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -19,12 +19,12 @@ from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.games import SCENARIOS
 from tui import export
-from tui.agents import Resolve, Table
+from tui.agents import HUMAN, Resolve, Table
 from tui.choices import RUNS, agent_choices, missing_extra
 from tui.clock import Clock, RealClock
 from tui.film import Film
 from tui.learning import Learning
-from tui.records import Records, best_of_people
+from tui.records import Records, reached, reached_by_people
 from tui.screens.learn import LearnScreen
 from tui.screens.play import PlayScreen
 from tui.screens.records import RecordsScreen
@@ -154,9 +154,20 @@ class PlayApp(App[None]):
             return
         self.push_screen(LearnScreen(run))
 
+    @property
+    def by_hand(self) -> Path:
+        """The record of what people have played."""
+        return self.plays / "human.jsonl"
+
     def open_records(self, path: Path) -> None:
+        self._show_read(partial(Records.read, path))
+
+    def open_high_scores(self) -> None:
+        self._show_read(partial(Records.high_scores, self.by_hand))
+
+    def _show_read(self, read: Callable[[], Records]) -> None:
         try:
-            self.show_records(Records.read(path))
+            self.show_records(read())
         except MsgrpoError as error:
             self.notify(str(error), severity="error", timeout=10)
 
@@ -201,14 +212,17 @@ class PlayApp(App[None]):
         self.sitting.add(session)
         if not session.human_played:
             return ""
-        path = self.plays / "human.jsonl"
+        path = self.by_hand
         try:
             export.append_episode(path, session.episode)
         except OSError as error:
             self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
             return ""
-        best = best_of_people(path, session.scenario.id)
-        return f"recorded in {path}" + (f" · best by hand: {points(best)}" if best is not None else "")
+        others = reached_by_people(path, session.scenario.id)
+        if len(others) < 2 or HUMAN not in session.episode.agents.values():
+            return f"recorded in {path}"
+        place = 1 + sum(other > reached(session.episode, HUMAN) for other in others)
+        return f"recorded in {path} · place {place} of {len(others)} by hand, the best {points(max(others))}"
 
     def filmed(self, film: Film) -> None:
         if self.record:

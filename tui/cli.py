@@ -19,6 +19,7 @@ def view(
     only: Annotated[str, typer.Option(help="all, won, lost, mistakes, 'invalid answers' or 'broken off'.")] = "all",
     agent: Annotated[str, typer.Option(help="This agent's episodes only.")] = "",
     words: Annotated[str, typer.Option(help="Episodes in which an answer holds these words.")] = "",
+    best: Annotated[bool, typer.Option("--best", help="The highest returns first, of each scenario.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write tables and episodes as one page in place of showing them.")
     ] = None,
@@ -34,7 +35,7 @@ def view(
         launch.write_page(folder, html, episodes)
         out.print(f"{html}", highlight=False, markup=False, soft_wrap=True)
         return
-    records = launch.filtered(folder, only, agent, words)
+    records = launch.filtered(folder, only, agent, words, best)
     launch.browse(
         lambda spec: make_agent(spec, Sampling(), show_probabilities=True), records, plain=plain, console=out
     )

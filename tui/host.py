@@ -37,6 +37,10 @@ class Host(Protocol):
         """Show a record: its only episode, or the list of them."""
         ...
 
+    def open_high_scores(self) -> None:
+        """Show what people have reached by hand, the best first."""
+        ...
+
     def open_run(self, folder: Path) -> None:
         """Watch a training run."""
         ...

@@ -15,9 +15,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from evals.leaderboard import build
-from evals.page import html
-from evals.plays import load
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import MsgrpoError, UsageError, nearest
 from msgrpo_agent.extras import needs
@@ -120,7 +117,7 @@ def start(
         write_film(app.film, record, app.trouble, console)
 
 
-def filtered(folder: Path, only: str, agent: str, words: str) -> Records:
+def filtered(folder: Path, only: str, agent: str, words: str, best: bool) -> Records:
     """The records below a folder, with their filters set. Raises UsageError for one that there is not."""
     records = Records.read(folder)
     if only not in FILTERS:
@@ -128,7 +125,7 @@ def filtered(folder: Path, only: str, agent: str, words: str) -> Records:
     specs = {spec for episode in records.episodes for spec in episode.agents.values()}
     if agent and agent not in specs:
         raise UsageError(f"{folder} has no episode of {agent!r}", fix=nearest(agent, specs))
-    records.only, records.agent, records.words = only, agent, words
+    records.only, records.agent, records.words, records.best_first = only, agent, words, best
     return records
 
 
@@ -152,6 +149,10 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
 
 def write_page(folder: Path, file: Path, episodes: int) -> None:
     """The leaderboard's page with so many episodes of each agent. Raises MsgrpoError where it cannot be written."""
+    from evals.leaderboard import build  # a third of the time to the first board, where a game is asked for
+    from evals.page import html
+    from evals.plays import load
+
     plays, notes = load([folder], by_prompt=True)
     text = html(build(plays, notes), plays, replays=episodes)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -35,6 +35,7 @@ class Records:
     only: str = "all"
     agent: str = EVERYBODY  # whose episodes are listed
     words: str = ""  # that an answer has to hold
+    best_first: bool = False  # in place of the order in which they were played
     place: int = 0
     chosen: bool = False  # by its number
 
@@ -65,6 +66,13 @@ class Records:
         left_out = f" · {damaged} file{'s' if damaged > 1 else ''} left out: no record" if damaged else ""
         return cls(f"{path}{left_out}", episodes)
 
+    @classmethod
+    def high_scores(cls, file: Path) -> Records:
+        """What people have reached, the best first. Raises RecordError where nobody has played by hand."""
+        if not file.is_file():
+            raise RecordError("nobody has played a game to its end by hand yet", fix="play one: msgrpo play snake")
+        return replace(cls.read(file), agent=HUMAN, best_first=True)
+
     def choose(self, number: int) -> None:
         """By its number, from 1. Raises UsageError where there are not so many."""
         if not 1 <= number <= len(self.episodes):
@@ -77,7 +85,14 @@ class Records:
 
     def listed(self) -> list[int]:
         """The places of the episodes that the filters let through."""
-        return [i for i, episode in enumerate(self.episodes) if self._shown(episode)]
+        return sorted((i for i, episode in enumerate(self.episodes) if self._shown(episode)), key=self._key)
+
+    def _key(self, place: int) -> tuple[str, float, int, int]:
+        """Sorts the list: as it was played, or by scenario, return and fewer steps."""
+        if not self.best_first:
+            return "", 0.0, 0, place
+        episode = self.episodes[place]
+        return episode.scenario, -reached(episode, self.agent), len(episode.turns), place
 
     def _shown(self, episode: Episode) -> bool:
         sought = self.words.casefold()
@@ -92,7 +107,8 @@ class Records:
     @property
     def told(self) -> str:
         """Which episodes are listed."""
-        parts = [self.only, self.agent and short_name(self.agent), self.words and f"“{self.words}”"]
+        words, order = self.words and f"“{self.words}”", "best first" if self.best_first else ""
+        parts = [self.only, self.agent and short_name(self.agent), words, order]
         return " · ".join(filter(None, parts))
 
     def next_agent(self) -> None:
@@ -123,7 +139,8 @@ class Records:
 
     def move(self, by: int) -> bool:
         """To the next or previous listed episode; False at the end of the list."""
-        others = [i for i in self.listed() if (i > self.place if by > 0 else i < self.place)]
+        here = self._key(self.place)
+        others = [i for i in self.listed() if (self._key(i) > here if by > 0 else self._key(i) < here)]
         if others:
             self.place = others[0] if by > 0 else others[-1]
         return bool(others)
@@ -147,16 +164,20 @@ class Records:
         )
 
 
-def best_of_people(path: Path, scenario: str) -> float | None:
-    """The highest return that a person alone has reached in a scenario; None where no record says it."""
+def reached(episode: Episode, agent: str = EVERYBODY) -> float:
+    """The highest return of a seat that the agent had."""
+    seats = [player for player, spec in episode.agents.items() if agent in (EVERYBODY, spec)]
+    return max((episode.returns[player] for player in seats), default=0.0)
+
+
+def reached_by_people(path: Path, scenario: str) -> list[float]:
+    """The returns that a person alone has reached in a scenario; none where no record says it."""
     try:
         episodes = list(read_episodes(path))
     except RecordError:  # damaged or not there: the game that has just ended matters more
-        return None
-    found = [
-        episode.returns[player]
+        return []
+    return [
+        reached(episode, HUMAN)
         for episode in episodes
-        for player, spec in episode.agents.items()
-        if episode.scenario == scenario and spec == HUMAN and episode.error is None
+        if episode.scenario == scenario and HUMAN in episode.agents.values() and episode.error is None
     ]
-    return max(found, default=None)

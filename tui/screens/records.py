@@ -22,6 +22,7 @@ class RecordsScreen(Screen[None]):
         Binding("f", "filter", "filter", id="records.filter"),
         Binding("a", "agent", "agent", id="records.agent"),
         Binding("slash", "search", "search", id="records.search"),
+        Binding("b", "best", "best first", id="records.best"),
         Binding("c", "compare", "side by side", id="records.compare"),
         Binding("question_mark", "help", "help", id="app.help"),
         Binding("q,escape", "leave", "leave", id="records.leave"),
@@ -64,6 +65,10 @@ class RecordsScreen(Screen[None]):
 
     def action_agent(self) -> None:
         self.records.next_agent()
+        self.show_list()
+
+    def action_best(self) -> None:
+        self.records.best_first = not self.records.best_first
         self.show_list()
 
     @work(group="dialog")

@@ -80,15 +80,16 @@ class StartScreen(Screen[None]):
         Binding("enter", "start", "play", id="start.play", priority=True),
         Binding("right", "app.focus_next", "next column", show=False, id="start.right"),
         Binding("left", "app.focus_previous", "previous column", show=False, id="start.left"),
-        Binding("o", "open_replay", "open a replay", id="start.replay"),
-        Binding("w", "watch_run", "watch a run learn", id="start.watch"),
+        Binding("o", "open_replay", "replay", id="start.replay"),
+        Binding("w", "watch_run", "watch a run", id="start.watch"),
+        Binding("h", "high_scores", "high scores", id="start.scores"),
         Binding("s", "seed(1)", "seed", id="start.seed"),
         Binding("S", "seed(-1)", "seed before", show=False, id="start.seed-before"),
         Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="start.faster"),
         Binding("minus", "speed(-1)", "slower", show=False, id="start.slower"),
         Binding("t", "temperature(1)", "temperature", show=False, id="start.warmer"),
         Binding("T", "temperature(-1)", "lower temperature", show=False, id="start.cooler"),
-        Binding("u", "endpoint", "type an endpoint", id="start.endpoint"),
+        Binding("u", "endpoint", "endpoint", id="start.endpoint"),
         Binding("question_mark", "help", "help", id="app.help"),
         Binding("q", "app.quit", "quit", id="app.quit-start"),
     ]
@@ -285,6 +286,9 @@ class StartScreen(Screen[None]):
         path = await self.app.push_screen_wait(Pick(Path(), "a record: a file of episodes, or a folder of such"))
         if path is not None:
             host(self).open_records(path)
+
+    def action_high_scores(self) -> None:
+        host(self).open_high_scores()
 
     def action_help(self) -> None:
         self.app.push_screen(Help())

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from textual.content import Content
 from textual.events import Click
+from textual.reactive import reactive
 from textual.widget import Widget
 
 from tui.messages import ActionChosen
 
 WIDEST = 60  # columns of a bar
+EASE_S = 0.2  # in which bars come to their new length
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -24,18 +26,30 @@ def bar(share: float, width: int) -> str:
 class ActionBars(Widget):
     """One line an action."""
 
+    eased: reactive[float] = reactive(1.0)  # the way of the bars from what they showed before to what they show now
+
     def __init__(self, session: int, player: str, actions: Sequence[str]) -> None:
         super().__init__()
         self.session = session
         self.player = player
         self.actions = actions
         self.probabilities: Mapping[str, float] | None = None
+        self._before: Mapping[str, float] = {}
         self.chosen: str | None = None
 
     def show(self, probabilities: Mapping[str, float] | None, chosen: str | None) -> None:
         grown = (self.probabilities is None) != (probabilities is None)
+        if probabilities and probabilities != self.probabilities and self.app.animation_level != "none":
+            self._before = {action: self._share(action) for action in self.actions}
+            self.eased = 0.0
+            self.animate("eased", 1.0, duration=EASE_S, easing="out_cubic", level="full")
         self.probabilities, self.chosen = probabilities, chosen
         self.refresh(layout=grown)
+
+    def _share(self, action: str) -> float:
+        """How long the bar of an action is drawn at this moment."""
+        before, now = self._before.get(action, 0.0), (self.probabilities or {}).get(action, 0.0)
+        return before + self.eased * (now - before)
 
     def _in_one_line(self, width: int) -> bool:
         """Without probabilities the actions stand beside each other, where they fit."""
@@ -55,7 +69,7 @@ class ActionBars(Widget):
         for action in self.actions:
             share = self.probabilities.get(action, 0.0)
             style = "$accent" if action == self.chosen else "$secondary 70%"
-            drawn = Content.styled(bar(share, width), style) + Content(f" {share:>4.0%}")
+            drawn = Content.styled(bar(self._share(action), width), style) + Content(f" {share:>4.0%}")
             lines.append(self._label(action, name_width) + drawn)
         return Content("\n").join(lines)
 
