@@ -547,12 +547,16 @@ async def test_what_a_model_waits_for_is_shown(app_of, clock: ManualClock) -> No
         ("snake-1", "snake-2", "snake-body-1", "snake-body-2", "good", "bad", "board-b"),
         ("snake-1", "hole", "goal", "ice-a"),
         ("snake-1", "hole", "goal", "ice-b"),
+        ("success", "lost", "hole", "goal", "ice-a"),
+        ("success", "lost", "hole", "goal", "ice-b"),
+        ("success", "lost", "good", "snake-2", "snake-body-2", "board-a"),
+        ("success", "lost", "good", "snake-2", "snake-body-2", "board-b"),
     ],
 )
 def test_what_stands_on_a_board_has_a_colour_of_its_own(
     theme: Theme, system: ColorSystem, roles: tuple[str, ...]
 ) -> None:
-    shown = {Color.parse(theme.variables[role]).downgrade(system) for role in roles}
+    shown = {Color.parse(theme.variables.get(role) or getattr(theme, role)).downgrade(system) for role in roles}
     assert len({(colour.number, colour.triplet) for colour in shown}) == len(roles)
 
 

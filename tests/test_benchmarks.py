@@ -1,0 +1,50 @@
+"""The arithmetic of benchmarks whose figures stand in docs/results.md."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def luck(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module("luck")
+
+
+def drawn(answers: float, luck: float, both: float, size: int, generator: np.random.Generator) -> np.ndarray:
+    rows, columns = generator.normal(0, answers, (size, 1)), generator.normal(0, luck, (1, size))
+    found: np.ndarray = rows + columns + generator.normal(0, both, (size, size))
+    return found
+
+
+def test_the_parts_of_a_spread_by_hand(luck: Any) -> None:
+    """Rows of 0 and 1, columns of 0 and 2: variances 1/2 and 2, and nothing left."""
+    assert luck.components(np.array([[0.0, 2.0], [1.0, 3.0]])) == pytest.approx([0.5, 2.0, 0.0])
+    # a group of which one luck alone pays, and one answer alone uses it: MS of rows, columns and rest are all 1/4
+    assert luck.components(np.array([[1.0, 0.0], [0.0, 0.0]])) == pytest.approx([0.0, 0.0, 0.25])
+
+
+def test_the_parts_are_unbiased_and_their_shares_have_intervals(luck: Any) -> None:
+    generator = np.random.default_rng(0)
+    squares = [drawn(1.0, 2.0, 0.5, 6, generator) for _ in range(2000)]
+    found = luck.measured(squares)
+    assert list(found["variance"].values()) == pytest.approx([1.0, 4.0, 0.25], rel=0.08)
+    for name, share in (("answers", 1.0), ("luck", 4.0), ("both", 0.25)):
+        low, high = found["share"][name]["interval"]
+        assert low <= share / 5.25 <= high
+
+
+def test_taking_the_means_for_the_parts_would_be_wrong(luck: Any) -> None:
+    """The named wrong variant: the variance of the columns' means holds a part of what is left as well."""
+    generator = np.random.default_rng(1)
+    squares = [drawn(0.0, 0.0, 1.0, 6, generator) for _ in range(2000)]
+    wrong = np.mean([one.mean(0).var(ddof=1) for one in squares])
+    assert wrong == pytest.approx(1 / 6, rel=0.1)
+    assert np.mean([luck.components(one)[1] for one in squares]) == pytest.approx(0.0, abs=0.02)
