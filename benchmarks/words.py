@@ -176,9 +176,9 @@ def main() -> None:
             for share in list(found[key].values())[1:4]
         )
         print(f"{name:30}", *scores, "|", *parts, f"ahead {found['truth']['looks_ahead']:.2f}", flush=True)
-    if given.result:
-        given.result.parent.mkdir(parents=True, exist_ok=True)
-        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        if given.result:
+            given.result.parent.mkdir(parents=True, exist_ok=True)
+            given.result.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

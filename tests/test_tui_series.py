@@ -22,14 +22,14 @@ from tui.app import PlayApp
 from tui.export import append_episode
 from tui.plain import play_plain
 from tui.records import Records, reached, reached_by_people
-from tui.screens.play import BETWEEN_S
+from tui.screens.match import BETWEEN_S
 from tui.screens.records import RecordsScreen
 from tui.screens.start import StartScreen
 from tui.series import Series, verdict, winner
 from tui.session import Match, Session, Setup, new_match
 from tui.status import worth
-from tui.widgets.bars import EASE_S, ActionBars
-from tui.widgets.board import FLASH_S, BoardView
+from tui.widgets.bars import ActionBars
+from tui.widgets.board import BoardView
 
 ROOT = Path(__file__).parents[1]
 
@@ -425,7 +425,10 @@ async def test_the_temperature_chosen_on_the_start_screen_is_what_the_model_gets
 
 
 @pytest.mark.parametrize(("motion", "lit"), [("full", True), ("none", False)])
-async def test_a_reward_lights_the_cell_up_where_the_app_moves(tmp_path: Path, motion: str, lit: bool) -> None:
+async def test_a_reward_lights_the_cell_up_where_the_app_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, motion: str, lit: bool
+) -> None:
+    monkeypatch.setattr("tui.widgets.board.FLASH_S", 60.0)
     clock = ManualClock()
     app = PlayApp(lambda spec: OptimalAgent(), Setup("frozen-lake", "optimal", seed=3), clock=clock, plays=tmp_path)
     app.animation_level = motion  # type: ignore[assignment]
@@ -444,13 +447,23 @@ async def test_a_reward_lights_the_cell_up_where_the_app_moves(tmp_path: Path, m
             if segment.style
         }
         assert (accent in drawn) is lit
-        if lit:
-            await asyncio.sleep(FLASH_S + 0.2)
-            assert board._lit == frozenset()
+
+        monkeypatch.setattr("tui.widgets.board.FLASH_S", 0.01)
+        board.flash(["won"])
+        for _ in range(1000):
+            if not board._lit:
+                break
+            await asyncio.sleep(0.01)
+        assert board._lit == frozenset()
 
 
 @pytest.mark.parametrize("motion", ["full", "none"])
-async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(motion: str) -> None:
+async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(
+    monkeypatch: pytest.MonkeyPatch, motion: str
+) -> None:
+    ease_s = 1.0
+    monkeypatch.setattr("tui.widgets.bars.EASE_S", ease_s)
+
     class Bars(App[None]):
         def compose(self) -> ComposeResult:
             yield ActionBars(0, "player", ("left", "right"))
@@ -460,7 +473,8 @@ async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(motio
     async with app.run_test() as pilot:
         bars = app.query_one(ActionBars)
         bars.show({"left": 1.0, "right": 0.0}, None)
-        await asyncio.sleep(EASE_S + 0.2)
+        while bars.eased < 1.0:
+            await asyncio.sleep(ease_s / 20)
         await pilot.pause()
         lengths = []
         bars.show({"left": 0.0, "right": 1.0}, None)
@@ -468,7 +482,7 @@ async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(motio
             lengths.append(str(bars.render()).split("\n")[0].count("█"))
             if lengths[-1] == 0:
                 break
-            await asyncio.sleep(EASE_S / 20)
+            await asyncio.sleep(ease_s / 20)
         assert lengths == sorted(lengths, reverse=True)
         assert lengths[-1] == 0
         assert "100%" in str(bars.render()).split("\n")[1]  # the figure is the new one at once

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from textual.app import App
+from textual.message_pump import MessagePump
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from msgrpo_agent.agent import Agent, Completion, LanguageAgent, OnText, Sampling
 from msgrpo_agent.prompt import Prompt
@@ -90,20 +93,45 @@ def play_screen(app: PlayApp) -> PlayScreen:
 
 
 async def settle(pilot: Pilot[Any]) -> None:
-    """Until every message is handled, and nobody but a person is being asked."""
+    """Until every message is handled, and nobody but a person is being asked; twice, since one message makes another.
+
+    `pause` takes a process that gets no time for one that is idle: what the queues hold is waited for.
+    """
+    quiet = 0
     for _ in range(500):
         await pilot.pause()
-        screen = pilot.app.screen
-        if isinstance(screen, PlayScreen) and screen.judging.going:
-            await asyncio.sleep(0.01)
-            continue
-        if not isinstance(screen, PlayScreen) or not screen.asking.going:
-            break
-        if screen.asking.people() and all(isinstance(a, HumanAgent) for a in unanswered(screen)):
-            break
-    else:
-        raise AssertionError("an agent is still being asked")
-    await pilot.pause()
+        await drained(pilot.app)
+        quiet = quiet + 1 if is_settled(pilot.app.screen) else 0
+        if quiet == 2:
+            return
+        if not quiet:
+            await asyncio.sleep(0.005)
+    raise AssertionError("an agent is still being asked")
+
+
+async def drained(app: App[Any]) -> None:
+    """Until a key that stood in the app's queue has gone its way: the app, the screen, the focus and back up."""
+    await handles(app)
+    focused = app.screen.focused
+    for pump in (app.screen, *(focused.ancestors_with_self if focused is not None else ()), app):
+        await handles(pump)
+
+
+async def handles(pump: MessagePump) -> None:
+    """Until what stands in its queue is handled; one that is being left handles no more."""
+    handled = asyncio.Event()
+    if pump.call_later(handled.set):
+        while not handled.is_set() and pump.is_running:
+            await asyncio.sleep(0)
+
+
+def is_settled(screen: Screen[Any]) -> bool:
+    if not isinstance(screen, PlayScreen):
+        return True
+    if screen.judging.going:
+        return False
+    by_hand = screen.asking.people() and all(isinstance(a, HumanAgent) for a in unanswered(screen))
+    return bool(by_hand) or not screen.asking.going
 
 
 def unanswered(screen: PlayScreen) -> list[Agent]:

@@ -1,57 +1,21 @@
-"""The boards and what is beside them: watching, stepping, playing, racing, duels and replays are all this screen."""
+"""The keys of a match: pace, history, seats, what is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import ClassVar, Concatenate, ParamSpec, cast
+from typing import ClassVar
 
 from textual import on, work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.content import Content
-from textual.reactive import reactive
-from textual.screen import Screen
-from textual.widgets import Footer, Static
 
-from msgrpo_agent.prompt import Prompt
 from tui import hands
-from tui.agents import ARROWS, HUMAN, WASD, LazyAgent
-from tui.asking import Asking
-from tui.clock import Cancel, once_drawn, stands
-from tui.film import Film
-from tui.host import Host, host
-from tui.judging import Judging
-from tui.messages import ActionChosen, AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed, SeekTo
-from tui.pace import Pace
-from tui.records import Records
+from tui.agents import ARROWS, HUMAN, WASD
+from tui.clock import once_drawn
+from tui.messages import ActionChosen, SeekTo
 from tui.screens.dialogs import Help, Jump
-from tui.series import Series, standing
-from tui.session import Match, Session, Setup
-from tui.status import status, worth
-from tui.widgets.lane import Lane
-from tui.widgets.moves import MoveList
+from tui.screens.match import MatchScreen
 from tui.widgets.panel import AgentPanel
-from tui.widgets.timeline import PLAIN, Timeline, mark
-
-P = ParamSpec("P")
-BETWEEN_S = 2.0  # two games of a series
-STACKED = 60  # columns below which the panels stand under the board
-
-
-def while_standing(
-    method: Callable[Concatenate[PlayScreen, P], None],
-) -> Callable[Concatenate[PlayScreen, P], None]:
-    """Do nothing once the screen is being taken away: messages and timers still come when its widgets are gone."""
-
-    @wraps(method)
-    def guarded(self: PlayScreen, *args: P.args, **kwargs: P.kwargs) -> None:
-        if stands(self):
-            method(self, *args, **kwargs)
-
-    return cast("Callable[Concatenate[PlayScreen, P], None]", guarded)
+from tui.widgets.timeline import PLAIN, mark
 
 
 def move_bindings() -> list[BindingType]:
@@ -63,8 +27,8 @@ def move_bindings() -> list[BindingType]:
     ]
 
 
-class PlayScreen(Screen[None]):
-    """Plays a match. Watching goes by the clock; a person's game waits for the person."""
+class PlayScreen(MatchScreen):
+    """A match with its keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *move_bindings(),
@@ -97,291 +61,6 @@ class PlayScreen(Screen[None]):
         Binding("q", "leave", "leave", show=False, id="game.leave"),
     ]
 
-    details = reactive(False, init=False)
-    hint = reactive(False, init=False)
-
-    def __init__(
-        self,
-        match: Match,
-        setup: Setup,
-        *,
-        replay: Records | None = None,
-        series: Series | None = None,
-        details: bool | None = None,
-    ) -> None:
-        super().__init__()
-        self.match = match
-        self.setup = setup
-        self.replay = replay
-        self.series = series
-        self.wanted: dict[tuple[int, str], str] = {}  # live: what a person pressed since the last tick
-        self.set_reactive(PlayScreen.details, setup.step if details is None else details)
-        self.pace = Pace(
-            lambda seconds, call: self.host.clock.after(self, seconds, call),
-            self.tick,
-            speed=setup.speed,
-            playing=not setup.step and replay is None and not setup.live,
-        )
-        self.judging = Judging(match, self.post_message)
-        self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
-        self._second: Cancel | None = None
-        self._next: Cancel | None = None
-        self.counted = False  # in the series
-        self.note = ""  # beside the title: where the episode was recorded
-        self.film = Film()
-
-    # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def host(self) -> Host:
-        return host(self)
-
-    def compose(self) -> ComposeResult:
-        yield Static(id="title")
-        with Horizontal(id="table", classes="two" if len(self.match.sessions) > 1 else "one"):
-            for i, session in enumerate(self.match.sessions):
-                with Vertical(classes="side"):
-                    yield Lane(i, session, several=len(self.match.sessions) > 1)
-                    with Vertical(classes="panels"):
-                        for player in session.players:
-                            yield AgentPanel(i, player, session)
-        yield Static(id="verdict", markup=False)
-        yield Timeline(id="timeline")
-        yield Footer(compact=True, show_command_palette=False)
-
-    def on_mount(self) -> None:
-        self.pace.playing = self.pace.playing or self.host.unattended
-        self.show_all()
-        self.go()
-
-    def on_unmount(self) -> None:
-        self.pace.stop()
-        self.asking.drop()
-        self.judging.drop()
-        for cancel in filter(None, (self._second, self._next)):
-            cancel()
-        self.host.filmed(self.film)
-
-    def picture(self) -> None:
-        """Film what is there once what was shown last has its final layout, which takes a second refresh."""
-        once_drawn(self, lambda: once_drawn(self, self.take))
-
-    def ended(self, trouble: str = "") -> None:
-        """Nothing more comes by itself, once the last picture is taken."""
-        self.show_all()
-        once_drawn(self, lambda: once_drawn(self, lambda: self.host.game_over(trouble)))
-
-    @while_standing
-    def take(self) -> None:
-        self.film.take(self, self.host.clock.now())
-
-    def lane(self, session: int) -> Lane:
-        return self.query_one(f"#lane-{session}", Lane)
-
-    def on_resize(self) -> None:
-        if len(self.match.sessions) == 1:
-            room = self.size.width * 56 // 100 if self.size.width >= STACKED else self.size.width
-            once_drawn(self, lambda: self.lane(0).fit(room))
-
-    def panel(self, session: int, player: str) -> AgentPanel:
-        return self.query_one(f"#panel-{session}-{player}", AgentPanel)
-
-    @while_standing
-    def show_all(self) -> None:
-        """Draw everything from the match at its cursor."""
-        for i, session in enumerate(self.match.sessions):
-            self.lane(i).show(worth(self.match, self.judging, i, hint=self.hint))
-            for player in session.players:
-                self.show_seat(i, player)
-        self.query_one("#title", Static).update(self.title_line())
-        result = standing(self.match, self.series)
-        banner = self.query_one("#verdict", Static)
-        banner.display = bool(result)
-        banner.update(result)
-        self.show_time()
-        self.refresh_bindings()
-        self.judging.look()
-        self.picture()
-
-    def title_line(self) -> Content:
-        """Who plays what, from which start, how; in a series which game it is; where the episode was recorded."""
-        mode = self.setup.mode
-        if self.setup.live and not self.pace.playing and not self.match.over:
-            mode = "live: a move starts it, space stops it"
-        if self.replay is not None:
-            mode = f"replay of episode {self.replay.place + 1} of {len(self.replay.episodes)}"
-        names = " vs ".join(self.match.sessions[i].name(player) for i, player in self.match.seats())
-        first = self.match.sessions[0]
-        title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
-        if self.series is not None:
-            title += f" · game {self.series.played + (not self.counted)} of {self.series.games}"
-        note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
-        return Content.styled(title, "bold") + note
-
-    @while_standing
-    def show_seat(self, index: int, player: str) -> None:
-        session = self.match.sessions[index]
-        returns = self.host.sitting.of(session, player)
-        decision = session.answers.get(player) if session.live and not self.match.secret else None
-        prompt = self.prompt_of(session, player)
-        self.panel(index, player).show(session, self.judging, returns, decision, details=self.details, prompt=prompt)
-        self.show_status(index, player)
-
-    def prompt_of(self, session: Session, player: str) -> Prompt | None:
-        """What the seat reads next: the whole prompt of a language model, the state for anybody else."""
-        if session.over or not session.live:
-            return None
-        agent, view = session.agents[player], session.view(player)
-        prompt = agent.prompt(view) if isinstance(agent, LazyAgent) else None
-        return prompt or Prompt("", view.observation)
-
-    @while_standing
-    def show_status(self, index: int, player: str) -> None:
-        by_step = self.setup.step and not self.pace.playing and self.replay is None
-        text, kind = status(self.match, self.asking, self.judging, index, player, by_step=by_step)
-        self.panel(index, player).say(text, kind)
-
-    @while_standing
-    def show_time(self) -> None:
-        self.query_one(Timeline).show(self.match, self.pace, self.judging)
-
-    # ── the game's pace ──────────────────────────────────────────────────────────────────────────────────────
-
-    def go(self) -> None:
-        """Do what comes next by itself: a person is asked at once, everything else follows the clock."""
-        if self.match.live and self.match.human and self.pace.forward:
-            self.ask()
-        elif self.pace.playing:
-            self.pace.later()
-
-    @while_standing
-    def tick(self) -> None:
-        people = self.asking.people()
-        if self.setup.live and people and self.match.live and self.pace.forward:
-            for index, player, person in people:
-                person.choose(self.wanted.pop((index, player), None))
-        else:
-            self.advance()
-
-    def advance(self) -> None:
-        """One step in the direction of play: through the history first, then by asking the agents."""
-        pace = self.pace
-        if not pace.forward:
-            self.action_seek(-1)
-            if self.match.cursor == 0:
-                pace.playing, pace.forward = False, True
-                self.show_all()
-            else:
-                pace.later()
-        elif not self.match.live:
-            self.action_seek(1)
-            if pace.playing:
-                pace.later()
-        elif self.match.over:
-            pace.playing = False
-            self.ended()
-        elif self.match.ready:
-            self.commit()
-        else:
-            self.ask()
-
-    def ask(self) -> None:
-        if self.asking.going or self.match.over:
-            return
-        if not self.match.waiting():
-            self.commit()
-            return
-        self.asking.start()
-        self.watch_wait()
-        if self.setup.live and self.pace.playing:
-            self.pace.later()
-
-    @while_standing
-    def watch_wait(self) -> None:
-        """Keep the seconds on the screen while somebody thinks."""
-        for index, player in self.match.seats():
-            self.show_status(index, player)
-        if self._second is not None:
-            self._second()
-        self._second = self.host.clock.after(self, 1.0, self.watch_wait) if self.asking.going else None
-
-    @on(AnswerStreamed)
-    @while_standing
-    def show_stream(self, message: AnswerStreamed) -> None:
-        if self.match.secret:
-            return
-        session = self.match.sessions[message.session]
-        if message.player not in session.answers and self.match.live and self.asking.going:
-            prompt = self.prompt_of(session, message.player) if self.details else None
-            self.panel(message.session, message.player).stream(message.text, prompt)
-
-    @on(Judged)
-    @while_standing
-    def show_judgement(self, message: Judged) -> None:
-        for i, session in enumerate(self.match.sessions):
-            self.lane(i).show_worth(worth(self.match, self.judging, i, hint=self.hint))
-            for player in session.players:
-                self.panel(i, player).query_one(MoveList).show(session, self.judging)
-                self.show_status(i, player)
-        self.show_time()
-
-    @on(SeatAnswered)
-    @while_standing
-    def seat_answered(self, message: SeatAnswered) -> None:
-        for index, player in self.match.seats():  # the last person's choice reveals the others'
-            self.show_seat(index, player)
-
-    @on(SeatFailed)
-    @while_standing
-    def seat_failed(self, message: SeatFailed) -> None:
-        self.show_status(message.session, message.player)
-
-    @on(RoundEnded)
-    @while_standing
-    def round_ended(self, message: RoundEnded) -> None:
-        if self.match.ready and not (self.setup.step and not self.pace.playing and not self.match.human):
-            self.commit()
-            return
-        if self.asking.failed:
-            self.pace.playing = False
-            self.ended("; ".join(self.asking.failed.values()))
-        else:
-            self.show_all()
-
-    def commit(self) -> None:
-        over = [session.over for session in self.match.sessions]
-        self.match.commit()
-        for was, session in zip(over, self.match.sessions, strict=True):
-            if session.over and not was:
-                self.note = self.host.finished(session)
-        if self.match.over:
-            self.pace.playing = False
-            self.series_goes_on()
-        if self.match.over and (self.series is None or self.series.over):
-            self.ended()
-        else:
-            self.show_all()
-        self.go()
-
-    def series_goes_on(self) -> None:
-        """Count the game, and open the next one after a moment; at the end the card stays."""
-        if self.series is None or self.counted:
-            return
-        self.counted = True
-        self.series.add(self.match)
-        if not self.series.over:
-            self._next = self.host.clock.after(self, BETWEEN_S, self.next_game)
-
-    @while_standing
-    def next_game(self) -> None:
-        if self.app.screen is not self:  # somebody reads the help
-            self._next = self.host.clock.after(self, BETWEEN_S, self.next_game)
-        elif self.series is not None:
-            setup = replace(self.series.next(), speed=self.pace.speed)
-            self.host.open_game(setup, replace=True, series=self.series, details=self.details)
-
-    # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "retry":
             return bool(self.asking.failed)
@@ -404,7 +83,7 @@ class PlayScreen(Screen[None]):
                 self.action_seek(-1 if way == "left" else 1)
             return
         if not self.match.live:  # nobody moves blindly: first back to the present
-            self.action_jump_to(-1)
+            self.jump_to(-1)
             return
         if self.setup.live:
             hands.want(self.match, self.asking, self.wanted, way, hand)
@@ -428,20 +107,8 @@ class PlayScreen(Screen[None]):
             self.play_on()
         self.show_all()
 
-    def play_on(self) -> None:
-        """Play has just begun again; at the end, from the start."""
-        if self.match.over and self.match.live and self.pace.forward:
-            self.match.seek(0)
-        self.advance()
-
     def action_hint(self) -> None:
         self.hint = not self.hint
-
-    def watch_hint(self) -> None:
-        self.show_all()
-
-    def watch_details(self) -> None:
-        self.show_all()
 
     def action_step(self) -> None:
         if self.pace.playing:
@@ -452,23 +119,21 @@ class PlayScreen(Screen[None]):
             self.advance()
 
     def action_seek(self, by: int) -> None:
-        self.action_jump_to(max(0, self.match.cursor + by))
+        self.jump_to(max(0, self.match.cursor + by))
 
     def action_jump_to(self, step: int) -> None:
-        """Show another moment; -1 is the present."""
-        self.match.seek(self.match.last if step < 0 else step)
-        self.show_all()
+        self.jump_to(step)
 
     @on(SeekTo)
     def seek_to(self, message: SeekTo) -> None:
-        self.action_jump_to(message.step)
+        self.jump_to(message.step)
 
     @work(group="dialog")
     async def action_jump(self) -> None:
         step = await self.app.push_screen_wait(Jump(self.match.last))
         if step is not None:
             self.pace.playing = False
-            self.action_jump_to(step)
+            self.jump_to(step)
 
     def action_reverse(self) -> None:
         self.pace.forward = not self.pace.forward
@@ -568,7 +233,7 @@ class PlayScreen(Screen[None]):
         there = [s for s in steps if (s > self.match.cursor if by > 0 else s < self.match.cursor)]
         if there:
             self.pace.playing = False
-            self.action_jump_to(min(there) if by > 0 else max(there))
+            self.jump_to(min(there) if by > 0 else max(there))
 
     def eventful(self, step: int) -> bool:
         for i, session in enumerate(self.match.sessions):
