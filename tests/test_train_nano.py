@@ -178,11 +178,25 @@ def test_a_build_that_was_cut_off_goes_on_to_the_same_model(tmp_path: Path) -> N
 def test_a_build_takes_no_folder_that_holds_something_else(tmp_path: Path) -> None:
     made = Build(0, 6)
     made.save(tmp_path / "build.pt")
-    with pytest.raises(UsageError, match="seed 0 and 6 steps"):
+    with pytest.raises(UsageError, match="a build with --seed 0 --steps 6"):
         build(tmp_path, steps=8)
     (tmp_path / "build.pt").rename(tmp_path / "notes")
     with pytest.raises(UsageError, match="not empty"):
         build(tmp_path, steps=6)
+
+
+def test_a_build_reads_of_the_named_scenarios_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nano, "BLOCK", 2)
+    made = build(tmp_path / "snake", steps=2, scenarios=["snake"])
+    assert made["scenarios"] == ["snake"]
+    words = (tmp_path / "snake" / "tokenizer.json").read_text()
+    assert "apple" in words
+    assert "slippery" not in words
+    with pytest.raises(UsageError, match="no text about chess"):
+        build(tmp_path / "chess", steps=2, scenarios=["chess"])
+    Build(0, 2, ["snake"]).save(tmp_path / "build.pt")
+    with pytest.raises(UsageError, match="--steps 2 --scenario snake"):
+        build(tmp_path, steps=2)
 
 
 def test_one_head_begins_by_looking_for_equal_tokens() -> None:

@@ -143,6 +143,9 @@ def nano_build(
     seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 6000 without.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half the steps: it reads worse.")] = False,
+    scenarios: Annotated[
+        list[str] | None, typer.Option("--scenario", help="What it reads of; may repeat. Without: every scenario.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train the embedded model again from nothing (about an hour). The same command goes on after a stop."""
@@ -157,7 +160,7 @@ def nano_build(
         def show(step: int, total: int, loss: float) -> None:
             progress.update(task, completed=step, description=f"loss {loss:.3f}")
 
-        facts = build(out_dir, seed=seed, steps=steps, progress=show)
+        facts = build(out_dir, seed=seed, steps=steps, scenarios=scenarios or (), progress=show)
     if as_json:
         print_json(facts | {"out": str(out_dir)})
     else:

@@ -18,7 +18,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -313,12 +313,13 @@ class Build:
     the thoughts.
     """
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int, scenarios: Sequence[str] = ()) -> None:
         torch.manual_seed(seed)
         self.seed, self.steps = seed, steps
+        self.mix = {name: share for name, share in MIX.items() if name in scenarios or not scenarios}
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.recent: list[float] = []  # losses
-        samples = [itertools.islice(rows_of(SCENARIOS[name], seed, further=0.5), 1000) for name in MIX]
+        samples = [itertools.islice(rows_of(SCENARIOS[name], seed, further=0.5), 1000) for name in self.mix]
         self.tokenizer = build_tokenizer(list(itertools.chain.from_iterable(samples)))
         self.model = new_model(self.tokenizer)
         share_prefixes(self.model)
@@ -329,8 +330,8 @@ class Build:
         began, first = time.perf_counter(), self.step
         stage = next(stage for stage in STAGES if first < stage.until * self.steps)
         generator = stream(self.seed, f"nano-block-{first}")
-        sources = {name: self._source(name, stage, generator) for name in MIX}
-        names, shares = list(MIX), np.array(list(MIX.values())) / sum(MIX.values())
+        sources = {name: self._source(name, stage, generator) for name in self.mix}
+        names, shares = list(self.mix), np.array(list(self.mix.values())) / sum(self.mix.values())
         while self.step < min(first + BLOCK, stage.until * self.steps):
             prefix, batch = sources[str(generator.choice(names, p=shares))].batch(stage.batch)
             self.recent = [*self.recent[-49:], self._learn(prefix, batch)]
@@ -353,10 +354,17 @@ class Build:
             optimizer.step()
         return float(loss.detach())
 
+    @property
+    def planned(self) -> str:
+        """What makes it another build, as options of the command."""
+        chosen = self.mix if list(self.mix) != list(MIX) else ()
+        return " ".join((f"--seed {self.seed} --steps {self.steps}", *(f"--scenario {name}" for name in chosen)))
+
     def facts(self) -> dict[str, Any]:
         return {
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "vocabulary": len(self.tokenizer),
+            "scenarios": list(self.mix),
             "seed": self.seed,
             "steps": self.steps,
             "rows": self.rows,
@@ -369,7 +377,7 @@ class Build:
 
     def save(self, file: Path) -> None:
         """All that the next block needs, whole or not at all."""
-        held = {"seed": self.seed, "steps": self.steps, "step": self.step, "rows": self.rows, "recent": self.recent}
+        held = {"planned": self.planned, "step": self.step, "rows": self.rows, "recent": self.recent}
         held |= {"seconds": self.seconds, "model": self.model.state_dict()}
         torch.save(held | {"optimizers": [o.state_dict() for o in self.optimizers]}, file.with_suffix(".part"))
         file.with_suffix(".part").replace(file)
@@ -377,10 +385,10 @@ class Build:
     def restore(self, file: Path) -> None:
         """Raises UsageError if another build was begun there."""
         held = torch.load(file, weights_only=True)
-        if (held["seed"], held["steps"]) != (self.seed, self.steps):
+        if held["planned"] != self.planned:
             raise UsageError(
-                f"{file.parent} holds the beginning of a build with seed {held['seed']} and {held['steps']} steps",
-                fix=f"say --seed {held['seed']} --steps {held['steps']}, or choose another --out",
+                f"{file.parent} holds the beginning of a build with {held['planned']}",
+                fix=f"say {held['planned']}, or choose another --out",
             )
         self.step, self.rows, self.recent, self.seconds = (held[k] for k in ("step", "rows", "recent", "seconds"))
         self.model.load_state_dict(held["model"])
@@ -389,17 +397,25 @@ class Build:
 
 
 def build(
-    out: Path, *, seed: int = 0, steps: int = STEPS, progress: Progress = lambda step, steps, loss: None
+    out: Path,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+    scenarios: Sequence[str] = (),
+    progress: Progress = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
     """Generate the text, train tokenizer and model, write both to `out`; return what was done.
 
-    A build that was cut off goes on with its last finished block. Reproducible for a given seed, torch version and
-    number of threads. Raises UsageError if `out` holds something else.
+    It reads of `scenarios` alone, or of all in `MIX`. A build that was cut off goes on with its last finished block.
+    Reproducible for a given seed, torch version and number of threads. Raises UsageError if `out` holds something
+    else, and for a scenario that has no rows here.
     """
+    if unknown := sorted(set(scenarios) - set(MIX)):
+        raise UsageError(f"nano has no text about {', '.join(unknown)}", fix=f"choose among {', '.join(MIX)}")
     begun = out / "build.pt"
     if out.exists() and {file.name for file in out.iterdir()} - {"build.pt", "build.part"} and not begun.exists():
         raise UsageError(f"--out {out} is not empty", fix="choose another --out")
-    made = Build(seed, steps)
+    made = Build(seed, steps, scenarios)
     if begun.exists():
         made.restore(begun)
     out.mkdir(parents=True, exist_ok=True)
