@@ -54,6 +54,9 @@ def file(tmp_path: Path) -> Path:
         ('selection = "uniform"', 'selection = "unifrom"', "unifrom"),
         ("[arms.uniform]", '[arms."../out"]', "names a folder"),
         ("[arms.aaw]", "[arms.aaw", "not TOML"),
+        ("[arms.aaw]", '[arms.aaw]\nscenario = "snake,frozen-lake"', "tested on another scenario"),
+        ("[arms.aaw]", '[arms.aaw]\nbase = "other"', "aaw sets base"),
+        ("steps = 2", 'scenario = "snake"', "same for all arms"),
     ],
 )
 def test_a_wrong_study_is_refused_with_what_is_wrong(file: Path, old: str, new: str, says: str) -> None:
@@ -70,6 +73,9 @@ def test_an_arm_has_the_studys_settings_and_its_own() -> None:
     )
     assert [(study.config(arm, 7).keep, study.config(arm, 7).steps) for arm in "ab"] == [(4, 3), (2, 3)]
     assert study.config("a", 7).seed == 7
+    mixed = {"a": {}, "b": {"scenario": "snake,snake-poison-apple", "mixture": "0.7,0.3"}}
+    study = Study(question="?", scenario="snake", seeds=1, arms=mixed)
+    assert [study.config(arm, 0).scenario for arm in "ab"] == ["snake", "snake,snake-poison-apple"]
 
 
 def command(file: Path, out: Path) -> list[str]:

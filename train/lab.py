@@ -10,9 +10,10 @@ it.
     [arms.state-action]
     credit = "state-action"
 
-Each run is one `msgrpo train` in a process of its own, on one thread; the arms of a seed come one after the other, so
-that whatever else the machine does meets all of them. After its training each adapter is evaluated once on the test
-starts. A study that was cut off, by kill -9 too, goes on with the same command.
+An arm may train on a mixture that begins with the study's scenario, which all are tested on. Each run is one
+`msgrpo train` in a process of its own, on one thread; the arms of a seed come one after the other, so that whatever
+else the machine does meets all of them. After its training each adapter is evaluated once on the test starts. A study
+that was cut off, by kill -9 too, goes on with the same command.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RunError, UsageError
 from train.checkpoint import replace_text
-from train.config import TrainConfig, make_config
+from train.config import TrainConfig, make_config, names_of
 from train.lab_report import curve, draw, markdown, reported
 
 Say = Callable[[str], None]
@@ -59,16 +60,17 @@ class Study(BaseModel):
     @model_validator(mode="after")
     def _arms_are_runs(self) -> Self:
         for name, settings in {"settings": self.settings, **self.arms}.items():
-            shared = {"scenario", "seed"} | ({"base"} if name != "settings" else set())
-            if taken := shared & set(settings):
+            if taken := ({"seed", "scenario"} if name == "settings" else {"seed", "base"}) & set(settings):
                 raise ValueError(f"{name} sets {', '.join(sorted(taken))}, which is the same for all arms")
         for name in self.arms:
             if not name.replace("-", "").replace("_", "").isalnum():
                 raise ValueError(f"the arm {name!r} names a folder: letters, digits, - and _ only")
             try:
-                self.config(name, 0)
+                first = names_of(self.config(name, 0).scenario)[0]
             except UsageError as error:
                 raise ValueError(f"arm {name}: {error}") from error
+            if first != names_of(self.scenario)[0]:
+                raise ValueError(f"arm {name} begins with {first}: it would be tested on another scenario")
         return self
 
     def config(self, arm: str, seed: int) -> TrainConfig:
