@@ -12,6 +12,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evals.record import folder_name
+from evals.record import RecordFile, folder_name
 from evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode, read_episodes
@@ -68,7 +69,8 @@ def play(
 ) -> list[tuple[tuple[str, str], Path]]:
     """Play what is missing of every pairing, and return each one's record.
 
-    Raises UsageError for a game that has not two players.
+    Raises UsageError for a game that has not two players, RecordError for a record that another process writes to or
+    that other rules or settings made.
     """
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
@@ -87,7 +89,7 @@ async def _play_all(
     played, gate = 0, asyncio.Semaphore(CONCURRENCY)
     planned = 2 * starts * len(records)
 
-    async def one(seated: Mapping[str, str], seeds: tuple[int, int, int], file: Path) -> None:
+    async def one(seated: Mapping[str, str], seeds: tuple[int, int, int], record: RecordFile) -> None:
         nonlocal played
         async with gate:
             episode = await play_episode(
@@ -97,33 +99,31 @@ async def _play_all(
                 chance_seed=seeds[1],
                 sampling_seed=seeds[2],
             )
-        with file.open("a") as record:  # one line in one write: a kill leaves whole lines, or a torn last one
-            record.write(episode.model_dump_json() + "\n")
+        record.append(episode)
         played += 1
         done(played, planned)
 
-    waiting = []
-    for pair, file in records:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-        _drop_torn_line(file)
-        known = set()
-        for episode in read_episodes(file):
-            _check_same(episode, scenario, agents, file)
-            if episode.error is None:
-                known.add(_key(episode))
-        for seeds in episode_seeds(scenario, starts):
-            for first, second in (pair, pair[::-1]):
-                seated = dict(zip(scenario.players, (first, second), strict=True))
-                if (_seeds(seeds), tuple(seated.items())) in known:
-                    played += 1
-                else:
-                    waiting.append(one(seated, seeds, file))
-    try:
-        await asyncio.gather(*waiting)
-    finally:
-        for agent in agents.values():
-            await agent.close()
+    with ExitStack() as held:
+        waiting = []
+        for pair, file in records:
+            record = held.enter_context(RecordFile(file))
+            known = set()
+            for episode in read_episodes(file):
+                _check_same(episode, scenario, agents, file)
+                if episode.error is None:
+                    known.add(_key(episode))
+            for seeds in episode_seeds(scenario, starts):
+                for first, second in (pair, pair[::-1]):
+                    seated = dict(zip(scenario.players, (first, second), strict=True))
+                    if (_seeds(seeds), tuple(seated.items())) in known:
+                        played += 1
+                    else:
+                        waiting.append((seated, _seeds(seeds), record))
+        try:
+            await asyncio.gather(*(one(*game) for game in waiting))
+        finally:
+            for agent in agents.values():
+                await agent.close()
 
 
 def _seeds(seeds: EpisodeSeeds) -> tuple[int, int, int]:
@@ -150,13 +150,6 @@ def _check_same(episode: Episode, scenario: Scenario, agents: Mapping[str, Agent
             raise RecordError(
                 f"{file} holds episodes with other {what}: {held}, now {now}", fix="choose another --out for these"
             )
-
-
-def _drop_torn_line(file: Path) -> None:
-    """What a kill left of a line is cut off, so that the next one begins at its own start."""
-    held = file.read_bytes()
-    if held and not held.endswith(b"\n"):
-        file.write_bytes(held[: held.rfind(b"\n") + 1])
 
 
 def points_of(

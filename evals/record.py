@@ -50,21 +50,15 @@ def folder_name(spec: str) -> str:
     return clean if clean == spec else f"{clean}-{hashlib.sha256(spec.encode()).hexdigest()[:6]}"
 
 
-class Record:
+class RecordFile:
     """Opens `path` for appending, one process at a time. A line torn by a killed writer is cut off first.
 
-    `finished` are the episodes that have a result, `failures` how often the others failed by their own fault: an
-    outage uses none of an episode's attempts up, nor does a run that stopped because nearly everything failed (its
-    lines are the first `forgiven`). The lock is the kernel's (flock): it ends with the process, however that ends.
-    Raises RecordError for a file that another process writes to, that cannot be written, or that other settings made.
+    The lock is the kernel's (flock): it ends with the process, however that ends. Raises RecordError for a file that
+    another process writes to, or that cannot be written.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], *, forgiven: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines = 0
-        self.tokens: list[tuple[int, int]] = []  # (read, written) of every line
-        self.largest = (0, 0)  # the same of one answer
-        self._forgiven = forgiven
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -73,14 +67,8 @@ class Record:
         try:
             self._lock()
             self._cut_torn_line()
-            self.finished: set[EpisodeSeeds] = set()
-            self.recorded: set[EpisodeSeeds] = set()  # that have a line, with a result or without
-            self.failures: Counter[EpisodeSeeds] = Counter()
-            for episode in read_episodes(path):
-                self._check(episode, settings)
-                self._count(episode)
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -89,6 +77,9 @@ class Record:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         os.close(self._file)
 
     def append(self, episode: Episode) -> None:
@@ -107,18 +98,6 @@ class Record:
                 f"{self.path} cannot be written: {error.strerror}",
                 fix="make it writable and start the same command again; finished episodes stay",
             ) from error
-        self._count(episode)
-
-    def _count(self, episode: Episode) -> None:
-        self.lines += 1
-        self.recorded.add(seeds_of(episode))
-        read, written = ([getattr(t, f"{kind}_tokens") for t in episode.turns] for kind in ("prompt", "completion"))
-        self.tokens.append((sum(read), sum(written)))
-        self.largest = max([self.largest, *zip(read, written, strict=True)], key=sum)
-        if episode.error is None:
-            self.finished.add(seeds_of(episode))
-        elif episode.error in LASTING and self.lines > self._forgiven:
-            self.failures[seeds_of(episode)] += 1
 
     def _lock(self) -> None:
         try:
@@ -132,6 +111,47 @@ class Record:
         data = self.path.read_bytes()
         if not data.endswith(b"\n"):
             os.ftruncate(self._file, data.rfind(b"\n") + 1)
+
+
+class Record(RecordFile):
+    """The record of one agent on one scenario, and what it says of the episodes that are still to be played.
+
+    `finished` are the episodes that have a result, `failures` how often the others failed by their own fault: an
+    outage uses none of an episode's attempts up, nor does a run that stopped because nearly everything failed (its
+    lines are the first `forgiven`). Raises RecordError also for a file that other settings made.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], *, forgiven: int = 0) -> None:
+        super().__init__(path)
+        self.lines = 0
+        self.tokens: list[tuple[int, int]] = []  # (read, written) of every line
+        self.largest = (0, 0)  # the same of one answer
+        self.finished: set[EpisodeSeeds] = set()
+        self.recorded: set[EpisodeSeeds] = set()  # that have a line, with a result or without
+        self.failures: Counter[EpisodeSeeds] = Counter()
+        self._forgiven = forgiven
+        try:
+            for episode in read_episodes(path):
+                self._check(episode, settings)
+                self._count(episode)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, episode: Episode) -> None:
+        super().append(episode)
+        self._count(episode)
+
+    def _count(self, episode: Episode) -> None:
+        self.lines += 1
+        self.recorded.add(seeds_of(episode))
+        read, written = ([getattr(t, f"{kind}_tokens") for t in episode.turns] for kind in ("prompt", "completion"))
+        self.tokens.append((sum(read), sum(written)))
+        self.largest = max([self.largest, *zip(read, written, strict=True)], key=sum)
+        if episode.error is None:
+            self.finished.add(seeds_of(episode))
+        elif episode.error in LASTING and self.lines > self._forgiven:
+            self.failures[seeds_of(episode)] += 1
 
     def _check(self, episode: Episode, settings: dict[str, Any]) -> None:
         recorded = next(iter(episode.settings.values()), {})

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from evals import match
+from evals.record import RecordFile
 from evals.verify import verify
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.games import get_scenario
@@ -48,6 +49,17 @@ def test_a_match_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     again = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(again) == 8
     assert len({(one["start_seed"], one["chance_seed"], tuple(one["agents"].items())) for one in again}) == 8
+
+
+def test_two_matches_do_not_write_into_one_record(tmp_path: Path) -> None:
+    scenario = get_scenario(NIM)
+    ((_, file),) = match.play(scenario, AGENTS, [PAIR], 1, tmp_path)
+    before = file.read_bytes()
+    with RecordFile(file), pytest.raises(RecordError, match="another process writes"):
+        match.play(scenario, AGENTS, [PAIR], 2, tmp_path)
+    assert file.read_bytes() == before
+    match.play(scenario, AGENTS, [PAIR], 2, tmp_path)
+    assert len(file.read_text().splitlines()) == 4
 
 
 def test_points_by_hand() -> None:
