@@ -161,6 +161,8 @@ def replay(
     """Print a recorded episode as text."""
     from evals.verify import as_text, nth
 
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder", fix=f"msgrpo view {file}")
     typer.echo(as_text(nth(file, episode)))
 
 

@@ -210,6 +210,8 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     scenarios, episodes, specs = options.chosen(), options.count(), options.specs()
     agents = [options.agent(spec) for spec in specs]
     prices, budget, called = options.prices(), options.budget(), options.called()
+    planned = f"{', '.join(map(printable, specs))} on {', '.join(scenario.id for scenario in scenarios)}"
+    console.print(f"{planned}, {episodes} starts each → {options.out}", soft_wrap=True, markup=False, highlight=False)
     with changing_run(options.out) as record:
         record.prices |= {spec: prices for spec in specs if prices and spec.startswith("endpoint:")}
     progress = Progress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})

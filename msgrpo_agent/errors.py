@@ -70,5 +70,5 @@ class ServeError(MsgrpoError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean …?` for an unknown name, or the list of the known ones."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -5,9 +5,12 @@ Only training writes it; each file comes whole or not at all, so it can be read 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +20,7 @@ from msgrpo_agent.episode import Clean, Episode, told
 from msgrpo_agent.errors import RecordError, RunError, UsageError
 from msgrpo_agent.text import printable
 
-CONFIG, METRICS, UPDATES = "config.json", "metrics.jsonl", "updates"
+CONFIG, METRICS, UPDATES, LOCK = "config.json", "metrics.jsonl", "updates", ".lock"
 LATEST, EVERY = 100, 10  # updates that are kept whole: the latest, and before them every tenth
 
 
@@ -68,6 +71,33 @@ class Update(BaseModel):
             if len(sample.credits) != len(sample.episode.turns_of(sample.player)):
                 raise ValueError("a sample has not one credit a turn")
         return self
+
+
+@contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """Hold the run's folder, so that nobody else trains there and its watchers see that it goes on.
+
+    The lock is the kernel's: it ends with the process, however that ends. Raises RunError where another holds it.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(f"another process trains in {run}", fix="wait for it, or give another --out") from error
+        yield
+
+
+def goes_on(run: Path) -> bool | None:
+    """Whether a process trains there; None where that cannot be seen."""
+    try:
+        with (run / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:

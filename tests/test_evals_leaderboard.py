@@ -264,6 +264,8 @@ def test_leaderboard_verify_and_replay(evaluated: Path, tmp_path: Path) -> None:
     text = run("replay", str(evaluated / "optimal" / "frozen-lake.jsonl"), "--episode", "2").stdout
     assert "── step 1" in text
     assert "success" in text
+    with pytest.raises(UsageError, match="is a folder"):
+        make_app()(["replay", str(evaluated)], standalone_mode=False)
 
 
 def test_leaderboard_leaves_duels_out_and_says_so(evaluated: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from msgrpo_agent import run_log
 from msgrpo_agent.agent import Completion, Sampling
 from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import ModelError, RunError, UsageError
@@ -381,6 +382,27 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
     refused = subprocess.run([*resume, "--set", "keep=3"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "keep 2 there, 3 asked" in refused.stderr
+
+
+def test_resume_begins_nothing_where_nothing_says_what_to_train(tmp_path: Path) -> None:
+    out = tmp_path / "mistyped"
+    resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out)]
+    refused = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "holds no run to go on with" in refused.stderr
+    assert not out.exists()
+
+
+def test_one_process_trains_in_a_folder(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    before = (out / "metrics.jsonl").read_bytes()
+    resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out), "--steps", "5"]
+    with run_log.alone(out):
+        refused = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "another process trains in" in refused.stderr
+    assert (out / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("fault", ["padding", "rows"])

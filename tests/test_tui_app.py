@@ -505,8 +505,10 @@ async def test_help_palette_theme_resize_and_quit(app_of) -> None:
         await pilot.resize_terminal(200, 60)
         await settle(pilot)
         assert app.screen.query_one(BoardView).scale == 5
+        assert app.screen.query_one(BoardView).cut_off == ""
         await pilot.resize_terminal(30, 10)
         await settle(pilot)
+        assert "rows hidden: " in text_of(app, "BoardView")
         await press(pilot, "up")
         assert play_screen(app).match.last == 1
         await press(pilot, "ctrl+q")

@@ -53,6 +53,12 @@ def test_without_a_terminal_the_episode_is_text() -> None:
     assert "P" in text
 
 
+@pytest.mark.parametrize("given", [("--step",), ("--agent", "random", "--live"), ("--seed", "5")])
+def test_what_is_said_of_a_game_needs_one(given: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="none is named"):
+        run(*given)
+
+
 def test_a_comparison_in_plain_text_ends_with_its_result() -> None:
     assert "optimal +1" in run("frozen-lake", "--agent", "optimal", "--against", "random", "--seed", "3", "--plain")
 

@@ -136,6 +136,7 @@ def test_a_run_that_goes_on_is_followed(run: Path) -> None:
     last.unlink()
     (run / "summary.json").unlink()
     (run / run_log.METRICS).write_text("".join(row for row in rows if json.loads(row)["step"] < 3))
+    (run / run_log.LOCK).unlink()  # as on another machine
     watched = Learning.of(run)
     assert watched.step == 2
     assert watched.state().endswith("left")
@@ -147,6 +148,25 @@ def test_a_run_that_goes_on_is_followed(run: Path) -> None:
     os.utime(run / run_log.METRICS, (old, old))
     (run / run_log.CONFIG).write_text(json.dumps(json.loads((run / run_log.CONFIG).read_text()) | {"steps": 9}))
     assert Learning.of(run).state().startswith("stopped? wrote nothing for 2:46 h")
+
+
+def test_a_run_that_was_stopped_or_killed_is_said_to_be(run: Path) -> None:
+    """By the lock of its process, which ends with it; a run of another machine's is judged by its silence."""
+    (run / "summary.json").unlink()
+    program = "import sys, time; from pathlib import Path; from msgrpo_agent import run_log\n"
+    program += "with run_log.alone(Path(sys.argv[1])): print(flush=True); time.sleep(600)"
+    training = subprocess.Popen([sys.executable, "-c", program, str(run)], stdout=subprocess.PIPE)
+    assert training.stdout is not None
+    with training.stdout as said:
+        said.readline()
+        assert run_log.goes_on(run) is True
+        assert Learning.of(run).state().endswith("left")
+        training.kill()
+        training.wait()
+    assert run_log.goes_on(run) is False
+    assert Learning.of(run).state() == "stopped: msgrpo train --resume goes on"
+    (run / run_log.LOCK).unlink()
+    assert run_log.goes_on(run) is None
 
 
 def test_durations_and_signs() -> None:

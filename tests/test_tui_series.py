@@ -15,6 +15,7 @@ from evals.stats import bootstrap_mean
 from msgrpo_agent.agent import Agent, Decision
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.game import Judgement, Outcome
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
@@ -211,11 +212,14 @@ async def test_high_scores_are_what_people_reached_and_the_best_first(record: Pa
         for episode in read_episodes(record):
             for who in ("human", "nano"):
                 append_episode(app.by_hand, episode.model_copy(update={"agents": {"player": who}}))
+        unfinished = {"agents": {"player": "human"}, "outcome": Outcome.PLAYING}
+        append_episode(app.by_hand, max(read_episodes(record), key=reached).model_copy(update=unfinished))
         await press(pilot, "h")
         assert isinstance(app.screen, RecordsScreen)
         records = app.screen.records
         order = [records.episodes[i] for i in records.listed()]
         assert {spec for episode in order for spec in episode.agents.values()} == {"human"}
+        assert order.pop().outcome is Outcome.PLAYING
         found = [(-reached(episode), len(episode.turns)) for episode in order]
         assert found == sorted(found) != sorted(found, reverse=True)
         await press(pilot, "enter", "x")
@@ -302,6 +306,24 @@ async def test_nothing_says_what_is_best_before_the_person_has_chosen(setup: Set
         assert "best" in hints[0]  # the person's own
         assert "optimal" not in hints[0]
         assert not any(hints[1:])
+
+
+async def test_a_move_within_the_error_of_a_search_is_not_called_best(tmp_path: Path) -> None:
+    app = PlayApp(seat, Setup("snake", "human"), clock=ManualClock(), plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "up")
+        screen = play_screen(app)
+        (player,) = screen.match.sessions[0].players
+        game, _ = screen.judging._found[0, 0, player]
+        for up, error, says in (
+            (1.0, 0.2, "up may be as good"),
+            (1.0, 0.0, "up lost 0.10"),
+            (1.1, 0.0, "up is best"),
+        ):
+            found = Judgement({"up": up, "down": 0.0, "left": 1.1, "right": 0.0}, {"up": error})
+            screen.judging._found[0, 0, player] = game, found
+            assert f"last: {says}" in worth(screen.match, screen.judging, 0, hint=False)
 
 
 async def test_a_duel_without_a_named_opponent_is_counted_by_agent() -> None:

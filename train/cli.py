@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from msgrpo_agent.errors import UsageError
 from msgrpo_agent.extras import needs
 from msgrpo_agent.output import Json, err, out, print_json, say
 from msgrpo_agent.signals import ending_as_interrupt
@@ -57,7 +58,11 @@ def train(
         return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
 
     folder = out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), resume)
-    config = configured(config_of(folder) if resume else None)
+    held = config_of(folder) if resume else None
+    if resume and held is None and not (scenario or config_file):
+        fix = f"begin one: msgrpo train frozen-lake --out {folder}"
+        raise UsageError(f"{folder} holds no run to go on with", fix=fix)
+    config = configured(held)
     if watch:
         check_folder(folder, config, resume)
         arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,9 @@ def train(
     """Run MS-GRPO and return the summary that `summary.json` holds; {} in every process but the first.
 
     `out` gets the PEFT adapter, config, metrics, curve, transcripts and checkpoints; `logs` names further sinks.
-    Raises UsageError when it holds another run, RunError when the loss is not finite, the disk is full, or no engine
-    plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to stop.
+    Raises UsageError when it holds another run, RunError when another process trains there, the loss is not finite,
+    the disk is full, or no engine plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to
+    stop.
     """
     with writing(out), enough_memory(), open_ranks() as ranks:
         if ranks.first:
@@ -62,7 +63,8 @@ def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str]
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
     run = Run(out, policy, optimizer, restore(out, config, policy, optimizer, report, ranks))
-    with closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
+    held = run_log.alone(out) if ranks.first else nullcontext()
+    with held, closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
         model = engine.load(run.step)
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         evaluations = Evaluations(out, scenario, config, run.step, ranks)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.run_log import CONFIG
+from msgrpo_agent.run_log import CONFIG, LOCK
 from train.config import TrainConfig
 
 MAY_CHANGE = (
@@ -22,7 +22,7 @@ MAY_CHANGE = (
     "adapters",
     "gpu_share",
 )  # on resume: how long it runs, and where it plays
-BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log")  # what a run leaves that did not begin
+BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", LOCK)  # what a run leaves that did not begin
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
 
 

@@ -47,6 +47,9 @@ def setup(
 ) -> Setup | None:
     """What was asked for; None where the person is to choose."""
     if scenario is None:
+        if step or live or against or seed or agent != "nano":
+            given = "--agent, --against, --seed, --step and --live are of a game, and none is named"
+            raise UsageError(given, fix="name one: msgrpo play snake …, or leave them out and choose in the app")
         return None
     get_scenario(scenario)
     if live and HUMAN not in (agent, against):
@@ -114,7 +117,8 @@ def start(
     if app.return_code:  # 1 after a crash
         sys.exit(app.return_code)
     if record is not None:
-        write_film(app.film, record, app.trouble, console)
+        with console.status(f"writing {record} …"):
+            write_film(app.film, record, app.trouble, console)
 
 
 def filtered(folder: Path, only: str, agent: str, words: str, best: bool) -> Records:

@@ -156,15 +156,18 @@ class Learning:
         return (self.folder / SUMMARY).is_file() and self.done >= self.settings["steps"]
 
     def state(self) -> str:
-        """Where the run stands: the time that is left by its own pace, or that it is over, or when it last wrote."""
+        """Where the run stands: the time that is left by its own pace, or that it is over, stopped, or silent."""
         if self.over:
             return "over"
+        goes_on = run_log.goes_on(self.folder)
+        if goes_on is False:
+            return "stopped: msgrpo train --resume goes on"
         if not self.train_rows:
             return "the first update is being played"
         took = (measured(self.train_rows[-1], "time/total") or 0.0) / max(self.done, 1)
         left = took * (self.settings["steps"] - self.done)
         silent = time.time() - (self.folder / run_log.METRICS).stat().st_mtime
-        if silent > 60 + 5 * took:
+        if goes_on is None and silent > 60 + 5 * took:
             return f"stopped? wrote nothing for {duration(silent)}"
         return f"{duration(left)} left"
 

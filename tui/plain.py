@@ -72,7 +72,10 @@ def show_replay(session: Session, console: Console) -> None:
 def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
     """Play a setup to its end and print every step. Raises what an agent raises: nothing is played in its place."""
     if HUMAN in (setup.agent, setup.against):
-        raise UsageError("a person needs a terminal to play in", fix="leave --plain out, or choose another --agent")
+        raise UsageError(
+            "a person needs a terminal to play in",
+            fix="play in a terminal without --plain, or choose another --agent",
+        )
     table = Table(resolve)
     match = new_match(setup, table.seat)
     asyncio.run(

@@ -10,7 +10,7 @@ from statistics import fmean
 from evals.record import records_in
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
-from msgrpo_agent.game import MISTAKE
+from msgrpo_agent.game import MISTAKE, Outcome
 from tui.agents import HUMAN
 from tui.session import points, short_name
 
@@ -70,7 +70,9 @@ class Records:
     def high_scores(cls, file: Path) -> Records:
         """What people have reached, the best first. Raises RecordError where nobody has played by hand."""
         if not file.is_file():
-            raise RecordError("nobody has played a game to its end by hand yet", fix="play one: msgrpo play snake")
+            raise RecordError(
+                "nobody has played a game to its end by hand yet", fix="play one: msgrpo play snake --agent human"
+            )
         return replace(cls.read(file), agent=HUMAN, best_first=True)
 
     def choose(self, number: int) -> None:
@@ -87,12 +89,13 @@ class Records:
         """The places of the episodes that the filters let through."""
         return sorted((i for i, episode in enumerate(self.episodes) if self._shown(episode)), key=self._key)
 
-    def _key(self, place: int) -> tuple[str, float, int, int]:
-        """Sorts the list: as it was played, or by scenario, return and fewer steps."""
+    def _key(self, place: int) -> tuple[str, bool, float, int, int]:
+        """Sorts the list: as it was played, or by scenario, return and fewer steps, with unfinished games last."""
         if not self.best_first:
-            return "", 0.0, 0, place
+            return "", False, 0.0, 0, place
         episode = self.episodes[place]
-        return episode.scenario, -reached(episode, self.agent), len(episode.turns), place
+        unfinished = episode.outcome is Outcome.PLAYING
+        return episode.scenario, unfinished, -reached(episode, self.agent), len(episode.turns), place
 
     def _shown(self, episode: Episode) -> bool:
         sought = self.words.casefold()

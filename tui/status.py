@@ -82,7 +82,8 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool) -> str:
         turn = session.frame.turns.get(player)
         if turn is not None and before is not None:
             lost, sign = judging.lost(index, step, player)
-            said = f"{turn.action or '⊥'} lost {lost:.2f} {sign}".rstrip() if lost else f"{turn.action} is best"
+            fine = "is best" if turn.action in before.best else "may be as good"
+            said = f"{turn.action or '⊥'} lost {lost:.2f} {sign}".rstrip() if lost else f"{turn.action} {fine}"
             better = f", better {' or '.join(before.best)}" if lost else ""
             parts.append(f"last: {name}{said}{better}")
         asked = session.live and isinstance(session.agents[player], HumanAgent)

@@ -111,6 +111,13 @@ class BoardView(Widget):
     def scale(self) -> int:
         return self.scale_in(self.size.width, self.size.height)
 
+    @property
+    def cut_off(self) -> str:
+        """What is said on the last line where the window is too small for the cells of a board; else nothing."""
+        rows, columns = self.rows - self.size.height, AXIS + 2 * self.columns - self.size.width
+        parts = [f"{rows + 1} rows"] * (rows > 0) + [f"{columns} columns"] * (columns > 0)
+        return f"{' and '.join(parts)} hidden: enlarge the window" if parts else ""
+
     def _margins(self) -> tuple[int, int]:
         """(columns, rows) of empty space before the board, so that it stands in the middle."""
         scale = self.scale
@@ -147,6 +154,9 @@ class BoardView(Widget):
             lines = self._lines()
             shown = lines[y] if y < len(lines) else ""
             return Strip([Segment(shown, self.rich_style)]).adjust_cell_length(self.size.width, self.rich_style)
+        if y == self.size.height - 1 and self.cut_off:
+            warning = self.get_component_rich_style("board--lost")
+            return Strip([Segment(self.cut_off, warning)]).adjust_cell_length(self.size.width, self.rich_style)
         board, scale = self.board, self.scale
         left, top = self._margins()
         blank = self.rich_style
