@@ -471,6 +471,20 @@ def test_small_differences_are_told_apart_by_whose_they_are() -> None:
         canary(stale, policy, previous=before)
 
 
+def test_rounding_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 an engine may be nearer to the base by chance, after an update that moved less than rounding."""
+    policy = Policy(tiny())
+    stale = engine_of(policy)
+    stale.load(0)
+    moved(policy, 1e-4)
+    moved(policy, 1e-4)
+    with pytest.raises(RunError, match="plays with the weights of the base"):
+        canary(stale, policy)
+    exact = contract._plain
+    monkeypatch.setattr(contract, "_plain", lambda policy, answers: exact(policy, answers) + 4e-4)
+    assert canary(stale, policy) < 1e-3
+
+
 def test_an_engine_that_reports_another_temperature_is_seen() -> None:
     config = tiny(temperature=0.7)
     policy = Policy(config)
