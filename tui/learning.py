@@ -174,8 +174,8 @@ class Learning:
     def title(self) -> str:
         base = short_name(str(self.settings.get("base", "")))
         return (
-            f"{self.folder} · {base} on {self.settings.get('scenario')} · "
-            f"{self.done} of {self.settings['steps']} updates · {self.state()}"
+            f"{self.done} of {self.settings['steps']} updates · {self.state()} · "
+            f"{base} on {self.settings.get('scenario')} · {self.folder}"
         )
 
     def facts(self) -> list[tuple[str, str]]:

@@ -30,7 +30,12 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
         )
     if run.step:
         plot.vline(run.step)
-    plot.xlim(0, run.settings["steps"])
+    updates = run.settings["steps"]
+    plot.xlim(0, updates)
+    plot.xticks(sorted({round(updates * quarter / 4) for quarter in range(5)}))
+    if run.score == "success":
+        plot.ylim(0, 1)
+        plot.yticks([0, 0.5, 1])
     curve.refresh()
 
 
