@@ -94,6 +94,17 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         made.close()
 
 
+@pytest.mark.parametrize("agent", ["human", "optimal", "nano"])
+def test_the_app_ends_with_its_terminal(terminal: Terminal, agent: str) -> None:
+    """A window that is closed takes no more output: what draws must not wait for it for ever."""
+    for _ in range(2):
+        terminal.tmux("new-window", " ".join(["exec", *PLAY, "snake", "--agent", agent, "--speed", "60"]))
+        terminal.sees("step 0/20", "step 1/20")
+        process = int(terminal.tmux("display-message", "-p", "#{pane_pid}"))
+        terminal.tmux("kill-window")
+        wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app", 30)  # noqa: B023 (called at once)
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server whose model `slow` streams for ever, `evil` sends escape sequences, and any other is refused."""

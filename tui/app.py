@@ -12,6 +12,8 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
@@ -22,6 +24,7 @@ from tui import export
 from tui.agents import HUMAN, Resolve, Table
 from tui.choices import RUNS, agent_choices, missing_extra
 from tui.clock import Clock, RealClock
+from tui.driver import TerminalDriver
 from tui.film import Film
 from tui.learning import Learning
 from tui.records import Records, reached, reached_by_people
@@ -82,6 +85,10 @@ class PlayApp(App[None]):
         self.record = record
         self.film = Film()  # of the whole sitting, where it is recorded
         self.trouble = ""  # why an app that nobody looks at ended
+
+    def get_driver_class(self) -> type[Driver]:
+        found = super().get_driver_class()
+        return TerminalDriver if found is LinuxDriver else found
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)

@@ -1,0 +1,37 @@
+"""The terminal as the app writes to it. One that was closed takes nothing more, and that is no error."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO, cast
+
+from textual.drivers.linux_driver import LinuxDriver
+
+
+class Lasting:
+    """A file that drops what it cannot write. Textual's thread would end there, and the app wait for it for ever."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            return
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
+class TerminalDriver(LinuxDriver):
+    """Textual's own, which outlives its terminal, so that the app ends in good order when a window is closed."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._file = cast(Any, Lasting(cast("TextIO", self._file)))
