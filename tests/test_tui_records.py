@@ -44,6 +44,14 @@ def title(app: PlayApp) -> str:
     return str(app.screen.query_one("#title", Static).render())
 
 
+def test_two_agents_with_one_short_name_have_their_whole_ones(evaluated: Path) -> None:
+    episodes = Records.read(evaluated).episodes
+    specs = ["adapter:runs/a/seed-0", "adapter:runs/b/seed-0", "adapter:runs/b/seed-1"]
+    renamed = [e.model_copy(update={"agents": {"player": spec}}) for e, spec in zip(episodes, specs, strict=False)]
+    records = Records("three", renamed)
+    assert [records.line(place)[2] for place in range(3)] == [*specs[:2], "seed-1"]
+
+
 async def test_filters_words_and_agents_narrow_the_list(evaluated: Path) -> None:
     app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated), clock=ManualClock())
     async with app.run_test(size=(120, 30)) as pilot:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -85,6 +87,15 @@ class Records:
     def episode(self) -> Episode:
         return self.episodes[self.place]
 
+    @cached_property
+    def _short(self) -> Counter[str]:
+        """How many agents have each short name."""
+        return Counter(map(short_name, {spec for episode in self.episodes for spec in episode.agents.values()}))
+
+    def who(self, spec: str) -> str:
+        """An agent's short name, or its whole one where another has the same: seed-0 of two runs."""
+        return short_name(spec) if self._short[short_name(spec)] == 1 else spec
+
     def listed(self) -> list[int]:
         """The places of the episodes that the filters let through."""
         return sorted((i for i, episode in enumerate(self.episodes) if self._shown(episode)), key=self._key)
@@ -111,7 +122,7 @@ class Records:
     def told(self) -> str:
         """Which episodes are listed."""
         words, order = self.words and f"“{self.words}”", "best first" if self.best_first else ""
-        parts = [self.only, self.agent and short_name(self.agent), words, order]
+        parts = [self.only, self.agent and self.who(self.agent), words, order]
         return " · ".join(filter(None, parts))
 
     def next_agent(self) -> None:
@@ -157,7 +168,7 @@ class Records:
         return (
             str(place + 1),
             episode.scenario,
-            " vs ".join(short_name(spec) for spec in episode.agents.values()),
+            " vs ".join(map(self.who, episode.agents.values())),
             " : ".join(points(round(total, 3)) for total in episode.returns.values()),
             result,
             str(turns[-1].step + 1 if turns else 0),
