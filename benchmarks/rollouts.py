@@ -370,7 +370,10 @@ def dropping_names(url: str) -> Iterator[str]:
         def log_message(self, *arguments: Any) -> None:
             """Silent."""
 
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 256  # of its five usual places a busy machine resets the connections beyond
+
+    proxy = Server(("127.0.0.1", 0), Proxy)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{proxy.server_port}"

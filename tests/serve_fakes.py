@@ -87,6 +87,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     def log_message(self, *_):
         pass
+http.server.ThreadingHTTPServer.request_queue_size = 256
 server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
 print("serving", flush=True)
 server.serve_forever()
