@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evals.record import RecordFile, folder_name
+from evals.stats import bootstrap_mean
 from evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode, read_episodes
@@ -179,7 +180,7 @@ def result(pair: tuple[str, str], points: Mapping[int, Sequence[float]], failed:
         raise UsageError(f"no start of {pair[0]} against {pair[1]} was finished", fix="the same command goes on")
     single = [value for both in points.values() for value in both]
     means = np.array([sum(both) / 2 for both in points.values()])
-    low, high = np.percentile(_resampled(means), [2.5, 97.5])
+    low, high = bootstrap_mean(means, seed=0, resamples=RESAMPLES)
     return Result(
         *pair,
         starts=len(points),
@@ -191,11 +192,6 @@ def result(pair: tuple[str, str], points: Mapping[int, Sequence[float]], failed:
         low=float(low),
         high=float(high),
     )
-
-
-def _resampled(means: Points) -> Points:
-    generator = np.random.default_rng(0)
-    return np.asarray(means[generator.integers(len(means), size=(RESAMPLES, len(means)))].mean(axis=1))
 
 
 def bradley_terry(

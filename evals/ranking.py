@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from evals.plays import Series
+from evals.stats import resampled_means
 from msgrpo_agent.games import recorded_scenario
 
 RESAMPLES, LEVEL, SEED = 4000, 0.95, 0
@@ -104,8 +105,7 @@ def _shares(
     means_A = values_AN.mean(axis=1) if shared else np.zeros(len(agents))
     if means_A[high] <= means_A[low]:
         return None
-    chosen_RN = np.random.default_rng(seed).integers(len(shared), size=(RESAMPLES, len(shared)))
-    means_RA = np.stack([row[chosen_RN].mean(axis=1) for row in values_AN], axis=1)
+    means_RA = resampled_means(values_AN, seed=seed, resamples=RESAMPLES)
     span_R = means_RA[:, high] - means_RA[:, low]
     span_R = np.where(span_R > 0, span_R, np.nan)
     return (

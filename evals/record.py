@@ -108,9 +108,9 @@ class RecordFile:
             ) from error
 
     def _cut_torn_line(self) -> None:
-        data = self.path.read_bytes()
-        if not data.endswith(b"\n"):
-            os.ftruncate(self._file, data.rfind(b"\n") + 1)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.ftruncate(self._file, self.path.read_bytes().rfind(b"\n") + 1)
 
 
 class Record(RecordFile):

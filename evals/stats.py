@@ -8,7 +8,7 @@ here, a few lines each, so that the base install needs no scipy; the tests compa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Interval = tuple[float, float]
-_CHUNK = 500  # resamples at once: keeps the memory of a bootstrap over 1000 episodes at a few megabytes
+_AT_ONCE = 2_000_000  # episodes drawn at once: keeps a bootstrap over any number of them at a few dozen megabytes
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,24 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
 
 def bootstrap_mean(values: ArrayLike, *, seed: int, level: float = 0.95, resamples: int = 10_000) -> Interval:
     """Percentile bootstrap interval of the mean. Values that are all equal give an interval of width zero."""
-    array = _checked(values)
-    generator = np.random.default_rng(seed)
-    means = np.concatenate(
-        [array[generator.integers(len(array), size=(k, len(array)))].mean(axis=1) for k in _chunks(resamples)]
-    )
-    return _percentiles(means, level)
+    means_R1 = resampled_means(_checked(values)[None], seed=seed, resamples=resamples)
+    return _percentiles(means_R1, level)
+
+
+def resampled_means(
+    values_SN: NDArray[np.float64], *, seed: int | Sequence[int], resamples: int
+) -> NDArray[np.float64]:
+    """The mean of every row in every resample, of shape (resamples, S). A resample draws n columns, one draw for all rows.
+
+    values_SN has the shape (S series, n episodes), column i the same start in all of them.
+    """
+    generator, n = np.random.default_rng(seed), values_SN.shape[1]
+    means, rows = np.empty((resamples, len(values_SN))), max(1, _AT_ONCE // n)
+    for start in range(0, resamples, rows):
+        chosen_KN = generator.integers(n, size=(min(rows, resamples - start), n))
+        for i, row in enumerate(values_SN):
+            means[start : start + rows, i] = row[chosen_KN].mean(axis=1)
+    return means
 
 
 def paired_difference(
@@ -116,14 +128,9 @@ def crossed_bootstrap(
     if len({len(row) for row in rows}) != 1:
         raise ValueError(f"the seeds have {[len(row) for row in rows]} episodes; all need the same ones")
     values_SN = np.stack(rows)
-    seeds, n = values_SN.shape
-    columns, drawn = np.random.default_rng(seed), np.random.default_rng([seed, 1])
-    means = []
-    for k in _chunks(resamples):
-        chosen_KN = columns.integers(n, size=(k, n))
-        by_seed_KS = np.stack([row[chosen_KN].mean(axis=1) for row in values_SN], axis=1)
-        means.append(np.take_along_axis(by_seed_KS, drawn.integers(seeds, size=(k, seeds)), axis=1).mean(axis=1))
-    return _percentiles(np.concatenate(means), level)
+    by_seed_RS = resampled_means(values_SN, seed=seed, resamples=resamples)
+    drawn_RS = np.random.default_rng([seed, 1]).integers(len(rows), size=by_seed_RS.shape)
+    return _percentiles(np.take_along_axis(by_seed_RS, drawn_RS, axis=1).mean(axis=1), level)
 
 
 def _checked(values: ArrayLike) -> NDArray[np.float64]:
@@ -131,11 +138,6 @@ def _checked(values: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or len(array) == 0 or not np.isfinite(array).all():
         raise ValueError(f"expected a list of finite numbers, not {values!r}")
     return array
-
-
-def _chunks(total: int) -> Iterator[int]:
-    for start in range(0, total, _CHUNK):
-        yield min(_CHUNK, total - start)
 
 
 def _percentiles(means: NDArray[np.float64], level: float) -> Interval:

@@ -113,15 +113,16 @@ def told(error: ValidationError) -> str:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    episode = Episode.model_validate_json(line)
+                except ValidationError as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    raise RecordError(f"{path}:{number} is no episode: {told(error)}") from error
+                yield episode
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield Episode.model_validate_json(line)
-        except ValidationError as error:
-            if number == len(lines):
-                return
-            raise RecordError(f"{path}:{number} is no episode: {told(error)}") from error
