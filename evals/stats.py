@@ -56,7 +56,7 @@ def bootstrap_mean(values: ArrayLike, *, seed: int, level: float = 0.95, resampl
 def resampled_means(
     values_SN: NDArray[np.float64], *, seed: int | Sequence[int], resamples: int
 ) -> NDArray[np.float64]:
-    """The mean of every row in every resample, of shape (resamples, S). A resample draws n columns, one draw for all rows.
+    """The mean of every row in every resample: (resamples, S). A resample draws n columns, once for all rows.
 
     values_SN has the shape (S series, n episodes), column i the same start in all of them.
     """
