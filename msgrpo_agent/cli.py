@@ -96,6 +96,7 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
     for one in chosen:
         table.add_row(one.id, str(len(one.players)), str(one.step_limit), escape(one.source))
     out.print(table)
+    say("settings after [V] Verlog, [F] FastSnake, [G] Gymnasium")
     say("msgrpo games NAME shows the rules; msgrpo play NAME plays; msgrpo games new my_game.py begins your own")
     say(f"NAME{SIGN}TELLING is the same game in other words: {', '.join(TELLINGS)}")
 

@@ -348,8 +348,20 @@ async def test_a_replay_scrubs_and_can_be_taken_over(app_of, clock: ManualClock,
         await press(pilot, "space")
         await ticks(pilot, clock, 1)
         assert screen.match.cursor == 4
+        assert "replay of episode 1 of 1" in text_of(app, "#title")
         await press(pilot, "space", "t")
         assert "your move" in text_of(app, ".status")
+        assert "played on from episode 1 of 1" in text_of(app, "#title")
+
+
+async def test_a_message_goes_with_the_game_that_it_was_about(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake-solo", "optimal", seed=1))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "t", "t")
+        assert [each.message for each in app._notifications] == ["optimal plays on."]
+        await press(pilot, "x")
+        assert not list(app._notifications)
 
 
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -147,7 +147,11 @@ class PlayApp(App[None]):
         except MsgrpoError as error:
             self.notify(str(error), severity="error")
             return
-        screen = PlayScreen(match, setup, series=series, details=details)
+        self._show(PlayScreen(match, setup, series=series, details=details), replace=replace)
+
+    def _show(self, screen: PlayScreen, *, replace: bool) -> None:
+        """Messages about what was shown before go with it."""
+        self.clear_notifications()
         if replace:
             self.switch_screen(screen)
         else:
@@ -191,10 +195,7 @@ class PlayApp(App[None]):
         except MsgrpoError as error:
             self.notify(str(error), severity="error", timeout=10)
             return
-        if replace:
-            self.switch_screen(screen)
-        else:
-            self.push_screen(screen)
+        self._show(screen, replace=replace)
 
     def _replayed(self, records: Records, episodes: Sequence[Episode]) -> PlayScreen:
         sessions = []

@@ -85,6 +85,7 @@ class MatchScreen(Screen[None]):
         self._next: Cancel | None = None
         self.counted = False  # in the series
         self.note = ""  # beside the title: where the episode was recorded
+        self.left_record = False  # somebody took a seat of a replay over
         self.film = Film()
         self._untaken = 0  # pictures that wait for their layout
 
@@ -169,7 +170,8 @@ class MatchScreen(Screen[None]):
         if self.setup.live and not self.pace.playing and not self.match.over:
             mode = "live: a move starts it, space stops it"
         if self.replay is not None:
-            mode = f"replay of episode {self.replay.place + 1} of {len(self.replay.episodes)}"
+            what = "played on from" if self.left_record else "replay of"
+            mode = f"{what} episode {self.replay.place + 1} of {len(self.replay.episodes)}"
         names = " vs ".join(self.match.sessions[i].name(player) for i, player in self.match.seats())
         first = self.match.sessions[0]
         title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"

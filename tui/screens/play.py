@@ -173,6 +173,7 @@ class PlayScreen(MatchScreen):
                 self._next()  # the series waits for this game to end again
             self.match.rewind()
             session.take_over(player)
+            self.left_record = self.replay is not None
         self.match.seat_people()
         self.asking.failed.pop((index, player), None)
         self.pace.forward = True
