@@ -93,4 +93,4 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool) -> str:
         if now is not None and open_ and (hint or not (asked or match.secret)):
             about = "" if now.exact else "about "
             parts.append(f"now: {name}worth {about}{now.value:+.2f}, best {' or '.join(now.best)}")
-    return "   ".join(parts) or judging.failed
+    return "\n".join(parts) or judging.failed

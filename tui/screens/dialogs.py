@@ -28,11 +28,11 @@ HELP = """\
   arrows     or hjkl or wasd: move; a click on an action does it too
   t  T       take the first (second) seat, or hand it back
 [bold $primary]Watching a run learn[/] (w on the start screen, msgrpo play --run DIR)
-  ← →  ↑ ↓   update before, after;  another group;  tab: another episode
+  ← →  ↑ ↓   the update before, after;  groups;  tab: episodes
 [bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
-  f  a  /    filter by result, by agent, by words;  c: two agents side by side
+  f  a  /    filter by result, agent, words;  c: two side by side
 [bold $primary]The game[/]
-  r  x       restart with the same luck;  the next seed, or episode of a record (X: before)
+  r  x       the same luck again;  the next seed, or episode (X: before)
   e          save record, picture (SVG) and recordings (asciicast, GIF)
   enter esc  ask again after a failure;  stop waiting, or leave
   ctrl+p     all commands and themes

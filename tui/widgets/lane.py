@@ -47,7 +47,8 @@ class Lane(Vertical):
     def compose(self) -> ComposeResult:
         frame = self._session.frame
         yield BoardView(frame.board, frame.seen)
-        yield Static(classes="worth", markup=False)
+        if self._session.scenario.judge is not None:
+            yield Static(classes="worth", markup=False)
         yield Static(legend(frame.board), classes="legend")
 
     def show(self, worth: str) -> None:
@@ -69,7 +70,8 @@ class Lane(Vertical):
         self.show_worth(worth)
 
     def show_worth(self, worth: str) -> None:
-        self.query_one(".worth", Static).update(worth)
+        for line in self.query(".worth").results(Static):  # none, where nobody judges
+            line.update(worth)
 
     def fit(self, room: int) -> None:
         """Take the columns that the board fills at its height, and leave the rest to what stands beside it."""
