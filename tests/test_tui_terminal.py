@@ -301,6 +301,11 @@ def test_a_run_is_watched_while_it_trains_and_goes_on_without_its_watcher(termin
     terminal.sees("update 2 ", "update 3 ", "update 4 ")
     terminal.press("Left")
     terminal.sees("(end: the newest)")
+    terminal.press("C-z")  # the whole command stops, so that the shell is there again
+    assert terminal.ended() > 128
+    assert terminal.modes == ["0", "0", "1"]
+    terminal.run(program=["fg"])
+    terminal.sees("(end: the newest)")
     terminal.press("q")
     terminal.sees("the training goes on")
     assert terminal.modes == ["0", "0", "1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -48,13 +49,23 @@ def _watch(training: subprocess.Popen[bytes], folder: Path) -> None:
     if training.poll() is None:
         app = subprocess.Popen([*PROGRAM, "play", "--run", str(folder)])
         try:
-            app.wait()
+            _wait_and_stop_with(app)
         finally:  # it leaves the terminal as it was
             app.terminate()
             app.wait()
     if training.poll() is None:
         say(f"the training goes on; Ctrl-C stops it with a checkpoint. What it prints: {folder / LOG}")
     training.wait()
+
+
+def _wait_and_stop_with(app: subprocess.Popen[bytes]) -> None:
+    """Wait for the app's end. Where Ctrl-Z stops it, stop too: the shell has both in one job, and `fg` wakes both."""
+    while app.returncode is None:
+        _, status = os.waitpid(app.pid, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            os.kill(os.getpid(), signal.SIGTSTP)
+        else:
+            app.returncode = os.waitstatus_to_exitcode(status)
 
 
 def _stop(training: subprocess.Popen[bytes]) -> None:
