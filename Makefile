@@ -19,8 +19,9 @@ demo: $(VENV)/.train
 	@echo "  $(BIN)/msgrpo train snake --out runs/snake                  train on another game"
 	@echo "  $(BIN)/msgrpo serve --adapter runs/demo                     serve it (needs vLLM: msgrpo doctor)"
 
+# Two processes, a file at a time; one thread each, since tiny models gain nothing from a second.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
