@@ -7,10 +7,13 @@ is a diagonal of that square (every episode with luck of its own), a group under
 R[k, l] with one episode a cell, analysis of variance splits the spread within a start without bias (Searle, Casella
 & McCulloch, Variance Components, 1992, section 4.3; two random factors without replication):
 
-    Var R = σ²_answers + σ²_luck + σ²_both
+    Var R = σ²_sampling + σ²_luck + σ²_both
 
-σ²_luck is what one luck is worth more than another to everybody, and what common luck takes out of a group; σ²_both
-is luck that meets some answers and not others, which stays. The intervals are bootstrapped over starts.
+σ²_luck is what one luck is worth more than another to everybody, and what common luck takes out of a group. A seed
+of sampling fixes an episode's first answer, and later ones only as long as luck leads to the same prompts:
+σ²_sampling is what of them is worth the same under every luck. σ²_both is all the rest: luck that meets some answers
+and not others, and the answers that are given where it leads. So σ²_sampling is *not* what answers are worth; where
+there is luck, it is nearly the first answer's worth alone. The intervals are bootstrapped over starts.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from msgrpo_agent.rollout import derive_seed
 from train.collect import POLICY, Play, play_episodes
 from train.config import TrainConfig
 
-PARTS = ("answers", "luck", "both")
+PARTS = ("sampling", "luck", "both")
 DRAWS = 2000  # of the bootstrap
 
 
@@ -50,18 +53,18 @@ async def square(model: LocalModel, scenario: Scenario, start: int, size: int) -
 
 
 def components(returns: np.ndarray) -> np.ndarray:
-    """σ² of answers, luck and both, in that order, of a square of returns; each estimate is unbiased, so one may be
+    """σ² of sampling, luck and both, in that order, of a square of returns; each estimate is unbiased, so one may be
     below 0.
 
-    With mean squares MS of rows, columns and what is left: σ²_both = MS_left, σ²_answers = (MS_rows − MS_left) / K,
+    With mean squares MS of rows, columns and what is left: σ²_both = MS_left, σ²_sampling = (MS_rows − MS_left) / K,
     σ²_luck = (MS_columns − MS_left) / K.
     """
     size = len(returns)
     rows, columns = returns.mean(1, keepdims=True), returns.mean(0, keepdims=True)
     left = ((returns - rows - columns + returns.mean()) ** 2).sum() / (size - 1) ** 2
-    answers = (size * rows.var(ddof=1) - left) / size
+    sampling = (size * rows.var(ddof=1) - left) / size
     luck = (size * columns.var(ddof=1) - left) / size
-    return np.array([answers, luck, left])
+    return np.array([sampling, luck, left])
 
 
 def measured(squares: list[np.ndarray]) -> dict[str, Any]:

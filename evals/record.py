@@ -106,6 +106,10 @@ class RecordFile:
             raise RecordError(
                 f"another process writes to {self.path}", fix="wait for it, or give another --out"
             ) from error
+        except OSError as error:
+            raise RecordError(
+                f"{self.path} cannot be locked: {error.strerror}", fix="give an --out on a disk that knows locks"
+            ) from error
 
     def _cut_torn_line(self) -> None:
         size = os.fstat(self._file).st_size

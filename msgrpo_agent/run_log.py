@@ -9,9 +9,11 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import gethostname
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -21,6 +23,7 @@ from msgrpo_agent.errors import RecordError, RunError, UsageError
 from msgrpo_agent.text import printable
 
 CONFIG, METRICS, UPDATES, LOCK = "config.json", "metrics.jsonl", "updates", ".lock"
+LOOKS, LOOK_S = 20, 0.05  # tries to hold a folder, and seconds between them: who looks at it holds it for a moment
 LATEST, EVERY = 100, 10  # updates that are kept whole: the latest, and before them every tenth
 
 
@@ -77,21 +80,34 @@ class Update(BaseModel):
 def alone(run: Path) -> Iterator[None]:
     """Hold the run's folder, so that nobody else trains there and its watchers see that it goes on.
 
-    The lock is the kernel's: it ends with the process, however that ends. Raises RunError where another holds it.
+    The lock is the kernel's: it ends with the process, however that ends. A disk that knows no locks is used without.
+    Raises RunError where another process holds it for longer than a look takes.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(f"another process trains in {run}", fix="wait for it, or give another --out") from error
+    with (run / LOCK).open("a") as lock:
+        for tries in reversed(range(LOOKS)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if not tries:
+                    fix = "wait for it, or give another --out"
+                    raise RunError(f"another process trains in {run}", fix=fix) from error
+                time.sleep(LOOK_S)
+            except OSError:  # no locks here: goes_on says that it cannot be seen
+                break
+        lock.truncate(0)
+        lock.write(gethostname())
+        lock.flush()
         yield
 
 
 def goes_on(run: Path) -> bool | None:
-    """Whether a process trains there; None where that cannot be seen."""
+    """Whether a process trains there; None where that cannot be seen: on a copy, or on a disk that knows no locks."""
     try:
         with (run / LOCK).open() as lock:
+            if lock.read() != gethostname():
+                return None
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -36,7 +36,7 @@ def test_the_parts_are_unbiased_and_their_shares_have_intervals(luck: Any) -> No
     squares = [drawn(1.0, 2.0, 0.5, 6, generator) for _ in range(2000)]
     found = luck.measured(squares)
     assert list(found["variance"].values()) == pytest.approx([1.0, 4.0, 0.25], rel=0.08)
-    for name, share in (("answers", 1.0), ("luck", 4.0), ("both", 0.25)):
+    for name, share in (("sampling", 1.0), ("luck", 4.0), ("both", 0.25)):
         low, high = found["share"][name]["interval"]
         assert low <= share / 5.25 <= high
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -165,8 +168,39 @@ def test_a_run_that_was_stopped_or_killed_is_said_to_be(run: Path) -> None:
         training.wait()
     assert run_log.goes_on(run) is False
     assert Learning.of(run).state() == "stopped: msgrpo train --resume goes on"
+    (run / run_log.LOCK).write_text("another machine")  # a copy, as of a folder that is synchronised
+    assert run_log.goes_on(run) is None
     (run / run_log.LOCK).unlink()
     assert run_log.goes_on(run) is None
+
+
+def test_who_looks_at_a_run_keeps_nobody_from_training(tmp_path: Path) -> None:
+    with run_log.alone(tmp_path):
+        pass
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            run_log.goes_on(tmp_path)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            with run_log.alone(tmp_path):
+                assert run_log.goes_on(tmp_path) is True
+    finally:
+        over.set()
+        looking.join()
+
+
+def test_a_disk_that_knows_no_locks_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with run_log.alone(tmp_path):
+        assert run_log.goes_on(tmp_path) is None
 
 
 def test_durations_and_signs() -> None:

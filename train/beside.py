@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.output import say
-from msgrpo_agent.run_log import CONFIG
+from msgrpo_agent.run_log import CONFIG, goes_on
 from msgrpo_agent.signals import ending_as_interrupt
 
 LOG = "train.log"  # in the run's folder: what the training would have printed
@@ -44,7 +44,7 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
 
 def _watch(training: subprocess.Popen[bytes], folder: Path) -> None:
     """Show the run once it has begun; then wait for its end."""
-    while training.poll() is None and not (folder / CONFIG).is_file():
+    while training.poll() is None and not ((folder / CONFIG).is_file() and goes_on(folder) is not False):
         time.sleep(0.1)
     if training.poll() is None:
         app = subprocess.Popen([*PROGRAM, "play", "--run", str(folder)])

@@ -53,18 +53,18 @@ def train(
     with writing(out), enough_memory(), open_ranks() as ranks:
         if ranks.first:
             check_folder(out, config, resume)
-        return _train(ranks.agree(config), out, report, logs, ranks)
+        gate_named(config.gate)  # a wrong name ends the run before anything is written or loaded
+        with run_log.alone(out) if ranks.first else nullcontext():
+            return _train(ranks.agree(config), out, report, logs, ranks)
 
 
 def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks) -> dict[str, Any]:
     scenario = config.scenarios[0]
-    gate_named(config.gate)  # a wrong name ends the run before anything is loaded
     report.doing(f"loading {config.base}")
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
     run = Run(out, policy, optimizer, restore(out, config, policy, optimizer, report, ranks))
-    held = run_log.alone(out) if ranks.first else nullcontext()
-    with held, closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
+    with closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
         model = engine.load(run.step)
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         evaluations = Evaluations(out, scenario, config, run.step, ranks)
