@@ -8,7 +8,8 @@
 
 Apples eaten in an episode, from the records of `msgrpo eval`: its rewards without the −1 of a death, and without
 their sign where apples cost a point. Adapters of a study's arm (`…/ARM/seed-K`) are one row. Differences are paired
-over the same episodes; intervals are bootstrapped over seeds and episodes.
+over the same episodes and seeds; intervals are bootstrapped over both. `more_where_they_pay` is eaten where apples
+pay minus eaten where they cost: what somebody has who tells the games apart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,15 @@ import numpy as np
 from machine import facts
 
 from evals.plays import load
-from evals.record import seeds_of
 from evals.rows import return_of
-from evals.stats import crossed_bootstrap
+from evals.stats import crossed_bootstrap, resampled_means
+from evals.suites import EpisodeSeeds
 from msgrpo_agent.episode import Episode
+from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Outcome
 
-WORTH = {"snake": 1, "snake-poison-apple": -1}
+WORTH = {"snake": 1, "snake-poison-apple": -1}  # an apple; where it pays, then where it costs
+RESAMPLES = 10_000
 
 
 def eaten(episode: Episode) -> float:
@@ -39,15 +41,50 @@ def eaten(episode: Episode) -> float:
     return WORTH[episode.scenario] * (return_of(episode) + died)
 
 
-def arm_of(agent: str) -> str:
-    """The arm of a study whose adapter it is, else the agent itself."""
-    found = re.fullmatch(r"adapter:(?:.*/)?([^/]+)/seed-\d+", agent)
-    return found[1] if found else agent
+def arm_of(agent: str) -> tuple[str, int]:
+    """The arm of a study whose adapter it is, and the training seed; else the agent itself, and seed 0."""
+    found = re.fullmatch(r"adapter:(?:.*/)?([^/]+)/seed-(\d+)", agent)
+    return (found[1], int(found[2])) if found else (agent, 0)
 
 
 def measured(values: np.ndarray) -> dict[str, Any]:
     """The mean of (seeds, episodes) and its interval."""
     return {"mean": float(values.mean()), "interval": crossed_bootstrap(values.tolist(), seed=0)}
+
+
+def gap(pays: np.ndarray, costs: np.ndarray) -> dict[str, Any]:
+    """How many more where they pay, both of shape (seeds, episodes); seeds are drawn once, episodes for each game."""
+    means_RS = resampled_means(pays, seed=0, resamples=RESAMPLES) - resampled_means(
+        costs, seed=1, resamples=RESAMPLES
+    )
+    drawn_RS = np.random.default_rng(2).integers(len(pays), size=means_RS.shape)
+    ends = np.quantile(np.take_along_axis(means_RS, drawn_RS, axis=1).mean(axis=1), [0.025, 0.975])
+    return {"mean": float(pays.mean() - costs.mean()), "interval": ends.tolist()}
+
+
+def read(records: Path) -> dict[str, dict[str, np.ndarray]]:
+    """scenario → arm → apples of (seeds, episodes). Raises UsageError where seeds or episodes do not fit together."""
+    plays, _ = load([records], scenarios=list(WORTH))
+    found: dict[str, dict[str, dict[int, dict[EpisodeSeeds, float]]]] = {scenario: {} for scenario in WORTH}
+    for play in plays:
+        arm, seed = arm_of(play.agent)
+        of_arm = found[play.scenario].setdefault(arm, {})
+        if seed in of_arm:
+            raise UsageError(f"two studies have an arm {arm} with seed {seed} here: their seeds would be mixed")
+        of_arm[seed] = {seeds: eaten(episode) for seeds, episode in play.finished.items()}
+    for scenario, arms in found.items():
+        if len({tuple(sorted(one)) for of_arm in arms.values() for one in of_arm.values()}) > 1:
+            raise UsageError(f"the agents did not play the same episodes of {scenario}")
+    trained = {tuple(sorted(of_arm)) for arms in found.values() for of_arm in arms.values() if len(of_arm) > 1}
+    if len(trained) > 1:
+        raise UsageError(f"the arms have different seeds: {', '.join(map(str, sorted(trained)))}")
+    return {
+        scenario: {
+            arm: np.array([[one[seeds] for seeds in sorted(one)] for _, one in sorted(of_arm.items())])
+            for arm, of_arm in arms.items()
+        }
+        for scenario, arms in found.items()
+    }
 
 
 def main() -> None:
@@ -56,33 +93,28 @@ def main() -> None:
     parser.add_argument("--against", action="append", required=True, help="an agent or an arm; may repeat")
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    plays, _ = load([given.records], scenarios=list(WORTH))
-    apples: dict[str, dict[str, list[list[float]]]] = {scenario: defaultdict(list) for scenario in WORTH}
-    starts: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
-    for play in sorted(plays, key=lambda play: play.agent):
-        found = {seeds_of(episode): eaten(episode) for episode in play.finished.values()}
-        apples[play.scenario][arm_of(play.agent)].append([found[seeds] for seeds in sorted(found)])
-        starts[play.scenario].add(tuple(sorted(found)))
-    if any(len(several) > 1 for several in starts.values()):
-        parser.error("the agents did not play the same episodes")
-    rows: list[dict[str, Any]] = []
-    for scenario, arms in apples.items():
-        for arm, values in arms.items():
-            row: dict[str, Any] = {
-                "scenario": scenario,
-                "agent": arm,
-                "seeds": len(values),
-                "episodes": len(values[0]),
-            }
-            row["eaten"] = measured(np.array(values))
-            row["by_seed"] = [float(np.mean(one)) for one in values]
-            row["against"] = {
-                other: measured(np.array(values) - np.array(arms[other]))
-                for other in given.against
-                if other != arm and len(arms[other]) in (1, len(values))
-            }
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+    try:
+        apples = read(given.records)
+    except UsageError as error:
+        parser.error(str(error))
+    pays, costs = (apples[scenario] for scenario in WORTH)
+    for other in given.against:
+        if other not in pays or other not in costs:
+            parser.error(f"--against {other} is none of {', '.join(sorted(pays))}")
+    rows = []
+    for arm in pays:
+        row: dict[str, Any] = {"agent": arm, "seeds": len(pays[arm]), "episodes": pays[arm].shape[1]}
+        row |= {"where": {scenario: measured(apples[scenario][arm]) for scenario in WORTH}}
+        row["by_seed"] = {scenario: apples[scenario][arm].mean(axis=1).tolist() for scenario in WORTH}
+        row["more_where_they_pay"] = gap(pays[arm], costs[arm])
+        row["against"] = {
+            other: {scenario: measured(apples[scenario][arm] - apples[scenario][other]) for scenario in WORTH}
+            | {"more_where_they_pay": gap(pays[arm] - pays[other], costs[arm] - costs[other])}
+            for other in given.against
+            if other != arm and len(pays[other]) in (1, len(pays[arm]))
+        }
+        rows.append(row)
+        print(json.dumps(row), flush=True)
     given.result.write_text(json.dumps({"machine": facts(), "rows": rows}, indent=2) + "\n")
 
 

@@ -64,6 +64,7 @@ def _wait_and_stop_with(app: subprocess.Popen[bytes]) -> None:
         _, status = os.waitpid(app.pid, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             os.kill(os.getpid(), signal.SIGTSTP)
+            app.send_signal(signal.SIGCONT)  # where no shell has stopped us, nobody else would
         else:
             app.returncode = os.waitstatus_to_exitcode(status)
 

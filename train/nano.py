@@ -385,10 +385,11 @@ class Build:
     def restore(self, file: Path) -> None:
         """Raises UsageError if another build was begun there."""
         held = torch.load(file, weights_only=True)
-        if held["planned"] != self.planned:
+        planned = held.get("planned", "settings of another version")
+        if planned != self.planned:
             raise UsageError(
-                f"{file.parent} holds the beginning of a build with {held['planned']}",
-                fix=f"say {held['planned']}, or choose another --out",
+                f"{file.parent} holds the beginning of a build with {planned}",
+                fix="the same settings go on; or choose another --out",
             )
         self.step, self.rows, self.recent, self.seconds = (held[k] for k in ("step", "rows", "recent", "seconds"))
         self.model.load_state_dict(held["model"])

@@ -85,7 +85,17 @@ def play(
     else:
         launch.start(
             lambda spec: make_agent(spec, sampling, show_probabilities=True),
-            launch.setup(scenario, agent, against, seed, speed, step=step, live=live, temperature=temperature),
+            launch.setup(
+                scenario,
+                agent,
+                against,
+                seed,
+                speed,
+                step=step,
+                live=live,
+                temperature=temperature,
+                shown=replay or run,
+            ),
             replay=replay,
             episode=episode,
             run=run,

@@ -44,8 +44,12 @@ def setup(
     step: bool,
     live: bool,
     temperature: float = 1.0,
+    shown: Path | None = None,
 ) -> Setup | None:
-    """What was asked for; None where the person is to choose."""
+    """What was asked for; None where the person is to choose, or where a record or a run is `shown`."""
+    if shown is not None and (scenario or step or live or against or seed or agent != "nano"):
+        given = "a game, --agent, --against, --seed, --step and --live are of what is played"
+        raise UsageError(f"{given}, and {shown} is only shown", fix="leave out the one or the other")
     if scenario is None:
         if step or live or against or seed or agent != "nano":
             given = "--agent, --against, --seed, --step and --live are of a game, and none is named"

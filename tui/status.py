@@ -82,8 +82,10 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool) -> str:
         turn = session.frame.turns.get(player)
         if turn is not None and before is not None:
             lost, sign = judging.lost(index, step, player)
-            fine = "is best" if turn.action in before.best else "may be as good"
-            said = f"{turn.action or '⊥'} lost {lost:.2f} {sign}".rstrip() if lost else f"{turn.action} {fine}"
+            equal = "lost nothing" if before.exact else "may be as good"
+            fine = "is best" if turn.action in before.best else equal
+            action = turn.action or "⊥"
+            said = f"{action} lost {lost:.2f} {sign}".rstrip() if lost else f"{action} {fine}"
             better = f", better {' or '.join(before.best)}" if lost else ""
             parts.append(f"last: {name}{said}{better}")
         asked = session.live and isinstance(session.agents[player], HumanAgent)

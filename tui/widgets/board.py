@@ -114,9 +114,14 @@ class BoardView(Widget):
     @property
     def cut_off(self) -> str:
         """What is said on the last line where the window is too small for the cells of a board; else nothing."""
-        rows, columns = self.rows - self.size.height, AXIS + 2 * self.columns - self.size.width
-        parts = [f"{rows + 1} rows"] * (rows > 0) + [f"{columns} columns"] * (columns > 0)
-        return f"{' and '.join(parts)} hidden: enlarge the window" if parts else ""
+        columns = -(-(AXIS + 2 * self.columns - self.size.width) // 2)
+        if self.rows <= self.size.height and columns <= 0:
+            return ""
+        rows = self.rows - self.size.height + 1  # the warning takes a line
+        parts = [f"{n} {name}" for n, name in ((rows, "rows"), (columns, "columns")) if n > 0]
+        said = f"{' and '.join(parts)} hidden"
+        longer = f"{said}: enlarge the window"
+        return next((text for text in (longer, said) if len(text) <= self.size.width), "too small")
 
     def _margins(self) -> tuple[int, int]:
         """(columns, rows) of empty space before the board, so that it stands in the middle."""
