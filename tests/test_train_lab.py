@@ -168,3 +168,6 @@ def test_equal_seeds_of_two_arms_differ_by_nothing_and_budgets_are_the_smallest(
     assert report["budget"] == {"answers": 10, "seconds": 1}
     assert report["arms"]["b"]["at_equal_answers"] == {"mean": 0.5, "by_seed": [0.5, 0.5]}
     assert "| b |" in markdown(report)
+    assert "2 seeds an arm" in markdown(report)
+    early = reported(study | {"seeds": 8}, values, {"a": [short, short], "b": [long, long]})
+    assert "2 of 8 seeds an arm" in markdown(early)

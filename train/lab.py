@@ -12,8 +12,9 @@ it.
 
 An arm may train on a mixture that begins with the study's scenario, which all are tested on. Each run is one
 `msgrpo train` in a process of its own, on one thread; the arms of a seed come one after the other, so that whatever
-else the machine does meets all of them. After its training each adapter is evaluated once on the test starts. A study
-that was cut off, by kill -9 too, goes on with the same command.
+else the machine does meets all of them. After its training each adapter is evaluated once on the test starts. The
+report is written whenever a seed is whole, and says of how many it is. A study that was cut off, by kill -9 too, goes
+on with the same command.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -137,16 +139,26 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
             for seed in range(study.seeds)
             for arm in study.arms
         ]
-        _Crew(jobs, study.test_episodes, say, lock).work(workers)
-        runs = {arm: [job for job in jobs if job.arm == arm] for arm in study.arms}
-        report = reported(
-            study.model_dump(),
-            {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()},
-            {arm: [curve(job.folder) for job in of_arm] for arm, of_arm in runs.items()},
-        )
-        replace_text(out / "report.json", json.dumps(report, indent=2) + "\n")
-        replace_text(out / "report.md", markdown(report))
-        draw(report, out / "curves.png")
+        report: dict[str, Any] = {}
+        done: Counter[int] = Counter()
+        for ended in _Crew(jobs, study.test_episodes, say, lock).work(workers):
+            done[ended.seed] += 1
+            if done[ended.seed] == len(study.arms):  # a seed is whole: what is there so far is worth a look
+                report = _report(study, [job for job in jobs if done[job.seed] == len(study.arms)], out)
+    return report
+
+
+def _report(study: Study, jobs: Sequence[Job], out: Path) -> dict[str, Any]:
+    """Write what these runs came to, of every arm the same seeds."""
+    runs = {arm: [job for job in jobs if job.arm == arm] for arm in study.arms}
+    report = reported(
+        study.model_dump(),
+        {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()},
+        {arm: [curve(job.folder) for job in of_arm] for arm, of_arm in runs.items()},
+    )
+    replace_text(out / "report.json", json.dumps(report, indent=2) + "\n")
+    replace_text(out / "report.md", markdown(report))
+    draw(report, out / "curves.png")
     return report
 
 
@@ -181,11 +193,12 @@ class _Crew:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock, self._stopped, self._done = threading.Lock(), False, 0
 
-    def work(self, workers: int) -> None:
+    def work(self, workers: int) -> Iterator[Job]:
+        """Each job, once it is done."""
         pool = ThreadPoolExecutor(workers)
         try:
             for ended in as_completed([pool.submit(self._run, job) for job in self._jobs]):
-                ended.result()
+                yield ended.result()
         except BaseException:
             with self._lock:
                 self._stopped = True
@@ -195,7 +208,7 @@ class _Crew:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job) -> Job:
         for command in job.commands(self._episodes):
             self._call(command, job)
         if (found := len(job.test_values())) != self._episodes:
@@ -205,6 +218,7 @@ class _Crew:
             )
         self._done += 1
         self._say(f"{self._done} of {len(self._jobs)} runs: {job.arm}, seed {job.seed} is done")
+        return job
 
     def _call(self, command: list[str], job: Job) -> None:
         file = job.folder.with_suffix(".log")

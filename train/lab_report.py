@@ -102,8 +102,10 @@ def lines(report: Mapping[str, Any]) -> list[list[str]]:
 
 def caption(report: Mapping[str, Any]) -> str:
     study, budget = report["study"], report["budget"]
+    done = len(report["arms"][report["first"]]["by_seed"])
+    seeds = study["seeds"] if done == study["seeds"] else f"{done} of {study['seeds']}"
     return (
-        f"{study['scenario']}, {study['seeds']} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
+        f"{study['scenario']}, {seeds} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
         "over seeds and starts (with few seeds too narrow on their side). "
         f"At {budget['answers']:,.0f} answers and at {budget['seconds']:,.0f} seconds: the mean on the validation "
         "starts, and the lowest and the highest seed."
