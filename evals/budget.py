@@ -16,10 +16,8 @@ class Spent(Protocol):
     steps_open: int
     largest_tokens: int
     largest_cost: float
+    spoken: int  # episodes of language models that have a result
     stopped: str
-
-    @property
-    def ended(self) -> int: ...
 
     @property
     def spent_tokens(self) -> int: ...
@@ -50,12 +48,15 @@ class Budget:
                 "" if self.tokens is None else f"--max-tokens-total {self.tokens}",
                 "" if self.cost is None else f"--max-cost {self.cost:g}",
             )
-            progress.stopped = f"{' and '.join(filter(None, limits))}: no further episode begins"
+            why = (
+                "" if progress.largest_tokens or not progress.spoken else " (the endpoint does not count its tokens)"
+            )
+            progress.stopped = f"{' and '.join(filter(None, limits))}{why}: no further episode begins"
         return not progress.stopped
 
     def _fits(self, progress: Spent, steps: int) -> bool:
-        if progress.running and not progress.largest_tokens and not progress.ended:
-            return False
+        if not progress.largest_tokens and (progress.running or progress.spoken):
+            return False  # one is tried; where it does not say what it took, nobody can keep a limit
         return all(
             limit is None or spent + (progress.steps_open + steps) * largest <= limit
             for limit, spent, largest in (

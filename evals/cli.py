@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.output import Json, out, print_json, say
@@ -171,11 +172,15 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
         print_json(json.loads((folder / "match.json").read_text()))
         return
     table = Table(title=f"{scenario}: both seats on the same starts", title_justify="left")
-    for column in ("first", "second", "won", "drawn", "lost", "points", "95 % interval"):
+    for column in ("first", "second"):
+        table.add_column(column, overflow="fold")
+    for column in ("won", "drawn", "lost", "points", "95 % interval"):
         table.add_column(column, no_wrap=True)
     for one in results:
         counts = map(str, (one.wins, one.draws, one.losses))
-        table.add_row(one.first, one.second, *counts, f"{one.score:.3f}", f"[{one.low:.3f}, {one.high:.3f}]")
+        table.add_row(
+            Text(one.first), Text(one.second), *counts, f"{one.score:.3f}", f"[{one.low:.3f}, {one.high:.3f}]"
+        )
     out.print(table)
     for one in rated:
         out.print(f"{one.agent}: {one.elo:+.0f} Elo [{one.low:+.0f}, {one.high:+.0f}]", markup=False, highlight=False)

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from evals import leaderboard, match, page, plays, tables
 from evals.budget import Budget
-from evals.record import Price, changing_run, folder_name
+from evals.record import Price, folder_name
 from evals.run import CONCURRENCY, Progress, evaluate
 from evals.suites import DEFAULT, QUICK, episode_seeds, suite
 from msgrpo_agent.agent import Agent, Sampling
@@ -212,8 +212,6 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     prices, budget, called = options.prices(), options.budget(), options.called()
     planned = f"{', '.join(map(printable, specs))} on {', '.join(scenario.id for scenario in scenarios)}"
     console.print(f"{planned}, {episodes} starts each → {options.out}", soft_wrap=True, markup=False, highlight=False)
-    with changing_run(options.out) as record:
-        record.prices |= {spec: prices for spec in specs if prices and spec.startswith("endpoint:")}
     progress = Progress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
     try:
         with shown(progress, console), ending_as_interrupt():
@@ -222,7 +220,8 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
     folders = [options.out / folder_name(spec) for spec in specs]
-    found, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios])
+    # what has been played is shown, also where the agents were asked differently: the table says so
+    found, notes = plays.load(folders, agents=specs, scenarios=[one.id for one in scenarios], mix=True)
     asked = {scenario.id: episode_seeds(scenario, episodes, repeats=options.repeats) for scenario in scenarios}
     chosen = plays.only(found, asked, specs)
     if progress.given_up:
@@ -270,7 +269,7 @@ def line_of(arguments: Sequence[str]) -> str:
         secret = (option or hide) and "=" in name
         shown.append(f"{option}{name.partition('=')[0]}=…" if secret else argument)
         hide = argument == "--header"
-    return shlex.join(shown)
+    return printable(shlex.join(shown))
 
 
 def _object(option: str, text: str, example: str) -> dict[str, Any]:

@@ -59,6 +59,9 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
                 f"{play.label} in {play.scenario}: {counted + others} episodes have ended, and the first {counted} "
                 f"of the suite count; short episodes end first, so the other {others} do not."
             )
+        row = [turn.regret is not None for turn in play.turns]
+        if any(row) and not all(row):
+            yield f"{play.label} in {play.scenario}: {sum(row)} of {len(row)} moves were judged, the others are older"
         if play.unfinished and play.finished:
             yield f"{play.label} in {play.scenario}: {_with_unfinished(play)}"
     interrupted = {play.label: play.interrupted for play in plays if any(t.completion_tokens for t in play.turns)}

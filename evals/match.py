@@ -110,7 +110,7 @@ async def _play_all(
             record = held.enter_context(RecordFile(file))
             known = set()
             for episode in read_episodes(file):
-                _check_same(episode, scenario, agents, file)
+                _check_same(episode, scenario, agents, pair, file)
                 if episode.error is None:
                     known.add(_key(episode))
             for seeds in episode_seeds(scenario, starts):
@@ -136,15 +136,19 @@ def _key(episode: Episode) -> tuple[tuple[int, int, int], tuple[tuple[str, str],
     return seeds, tuple(episode.agents.items())
 
 
-def _check_same(episode: Episode, scenario: Scenario, agents: Mapping[str, Agent], file: Path) -> None:
+def _check_same(
+    episode: Episode, scenario: Scenario, agents: Mapping[str, Agent], pair: Sequence[str], file: Path
+) -> None:
     """Raise RecordError for an episode that was played under other rules or by agents with other settings."""
     rules = episode.versions.get("rules", scenario.rules_hash)
     for what, held, now in (
         ("scenario", episode.scenario, scenario.id),
         ("rules", rules, scenario.rules_hash),
+        ("agents", sorted(episode.agents.values()), sorted(pair)),
         *(
             (f"settings of {spec}", episode.settings.get(player), agents[spec].settings())
             for player, spec in episode.agents.items()
+            if spec in agents
         ),
     ):
         if held != now:
@@ -256,7 +260,12 @@ def report(
         "results": list(map(asdict, results)),
         "ratings": list(map(asdict, rated)),
     }
-    (out / "match.json").write_text(json.dumps(held, indent=2) + "\n")
+    try:
+        part = out / ".match.json.part"
+        part.write_text(json.dumps(held, indent=2) + "\n")
+        part.replace(out / "match.json")
+    except OSError as error:
+        raise RecordError(f"{out / 'match.json'} cannot be written: {error.strerror}") from error
     return results, rated
 
 

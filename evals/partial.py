@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,21 @@ Begun = dict[EpisodeSeeds, list[list[Turn]]]  # the turns of each step
 class Partial:
     """The file beside a record: who answered how (`settings`, and the prompt's prefix), then one line for each step.
 
-    Whoever holds the record's lock writes it. Turns that were answered under other settings are not taken up, nor are
-    those of episodes that are `done`. A damaged line, as the last one of a killed writer is, ends what is read.
+    Whoever holds the record's lock writes it. Turns of episodes that are `done`, which grows as they end, are not
+    taken up. Raises RecordError for turns of others that were answered under other settings. A damaged line, as the
+    last one of a killed writer is, ends what is read.
     """
 
-    def __init__(self, record: Path, settings: dict[str, Any], done: Iterable[EpisodeSeeds]) -> None:
+    def __init__(self, record: Path, settings: dict[str, Any], done: Set[EpisodeSeeds]) -> None:
         self.path = record.with_suffix(".turns")
         self._settings = json.loads(json.dumps(settings))
         self._prefix: dict[str, str] = {}
         self._begun: Begun = defaultdict(list)
         self._file: int | None = None
-        self._read(set(done))
+        self._done = done
+        self._read()
 
-    def _read(self, done: set[EpisodeSeeds]) -> None:
+    def _read(self) -> None:
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -45,14 +47,19 @@ class Partial:
             raise RecordError(f"{self.path} cannot be read: {error.strerror}") from error
         try:
             head = json.loads(lines[0])
-            if head["settings"] != self._settings:
-                return
+            same = head["settings"] == self._settings
             self._prefix = dict(head["prefix"])
             for line in filter(None, lines[1:]):
                 held = json.loads(line)
                 seeds = EpisodeSeeds(*map(int, held["seeds"]))
-                if seeds not in done:
-                    self._begun[seeds].append(TURNS.validate_python(held["turns"]))
+                if seeds in self._done:
+                    continue
+                if not same:
+                    raise RecordError(
+                        f"{self.path} holds answers that were given under other settings",
+                        fix="use the same options, or give another --out, or remove it",
+                    )
+                self._begun[seeds].append(TURNS.validate_python(held["turns"]))
         except (ValueError, TypeError, KeyError, ValidationError):
             return
 
@@ -102,8 +109,8 @@ class Partial:
         os.replace(part, self.path)
 
     def close(self, *, ended: bool) -> None:
-        """Close the file; an evaluation that has ended leaves nothing begun."""
+        """Close the file. It goes with an evaluation that has ended, unless a longer one had begun other episodes."""
         if self._file is not None:
             os.close(self._file)
-        if ended:
+        if ended and self._begun.keys() <= self._done:
             self.path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evals.record import Price, Run, records_in, run_of, seeds_of
+from evals.record import Price, Run, folder_name, records_in, run_of, seeds_of
 from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from evals.verify import game_steps, verify
 from msgrpo_agent.episode import Episode, Turn, read_episodes
@@ -20,6 +20,7 @@ from msgrpo_agent.errors import RecordError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import SCENARIOS, recorded_scenario
 from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.text import printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
 PROMPT = ("template", "prompt")  # the settings that say how a model is asked
@@ -54,7 +55,8 @@ class Series:
         """What the agent's prompt template is called; empty for agents that read none."""
         if "template" not in self.settings:
             return ""
-        return str(self.settings.get("prompt", {}).get("name", PromptTemplate().name))
+        prompt = self.settings.get("prompt")
+        return printable(str(prompt.get("name", "?"))) if isinstance(prompt, dict) else PromptTemplate().name
 
     @property
     def by_start(self) -> dict[int, list[Episode]]:
@@ -108,12 +110,13 @@ def load(
         _check_consistent(episode)
         play = _play_of(episode, plays, elsewhere)
         if run is not None:
-            play.price = run.prices.get(play.agent, play.price)
-            asked = run.asked.get(play.agent, {}).get(play.scenario)
+            (spec,) = episode.agents.values()  # as this run called it: an endpoint may have been on another port
+            play.price = run.prices.get(spec, play.price)
+            asked = run.asked.get(spec, {}).get(play.scenario)
             play.asked = asked if play.asked is None else max(play.asked, asked or 0)
-            play.interrupted = max(play.interrupted, run.interrupted(play.agent))
-            play.repeats = max(play.repeats, run.repeats.get(play.agent, {}).get(play.scenario, 1))
-            play.name = run.names.get(play.agent, play.name)
+            play.interrupted = max(play.interrupted, run.interrupted(spec))
+            play.repeats = max(play.repeats, run.repeats.get(spec, {}).get(play.scenario, 1))
+            play.name = run.names.get(spec, play.name)
             if run not in play.runs:
                 play.runs.append(run)
         if episode.error is not None:
@@ -130,17 +133,30 @@ def load(
             if versions == {SUITE_VERSION} and not mix:
                 raise RecordError(f"{said}: nothing says how they were chosen", fix="leave them out, or say --mix")
             notes.append(f"{said}: nothing says how they were chosen.")
+    notes += _silent(folders, agents, scenarios)
     if duels:
         notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
         if not plays:
             raise RecordError(f"nothing to compare: {notes[-1]}")
     if twice:
         notes.append(f"{twice} episodes were played more than once: the first result counts.")
-    for difference in _differences(list(plays.values()), versions, by_prompt=by_prompt):
+    for difference in map(printable, _differences(list(plays.values()), versions, by_prompt=by_prompt)):
         if not mix:
             raise RecordError(f"these results do not mix: {difference}", fix="compare them apart, or say --mix")
         notes.append(f"MIXED: {difference}")
     return _labelled(list(plays.values()), by_prompt=by_prompt), notes
+
+
+def _silent(folders: Sequence[Path], agents: Sequence[str] | None, scenarios: Sequence[str] | None) -> Iterator[str]:
+    """Who was asked, and has a record without an episode: nobody goes missing from a table without a word."""
+    for file in _files(folders):
+        run = run_of(file) if not file.stat().st_size else None
+        for spec, asked in run.asked.items() if run else ():
+            if folder_name(spec) != file.parent.name or (agents is not None and spec not in agents):
+                continue
+            for scenario, episodes in asked.items():
+                if folder_name(scenario) == file.stem and (scenarios is None or scenario in scenarios):
+                    yield f"{printable(spec)} has ended none of {episodes} episodes of {printable(scenario)}"
 
 
 def complete_beginning(play: Series) -> int:
@@ -170,7 +186,7 @@ def _check_consistent(episode: Episode) -> None:
     if episode.error is not None:
         return
     scenario = recorded_scenario(episode.scenario)
-    problem = None
+    problem = None if set(episode.returns) == set(scenario.players) else f"has returns of {list(episode.returns)}"
     for player, total in episode.returns.items():
         rewards = sum(turn.reward for turn in episode.turns_of(player))
         if not math.isclose(total, rewards, abs_tol=1e-9):
@@ -190,13 +206,17 @@ def _check_consistent(episode: Episode) -> None:
 
 def _recorded(folders: Sequence[Path], check: bool) -> Iterator[tuple[Run | None, int, Episode]]:
     """Every episode below `folders`, each file once, with the `run.json` of its evaluation and its line."""
-    files = [file for folder in folders for file in records_in([folder])]
-    for file in dict.fromkeys(file.resolve() for file in files):
+    for file in _files(folders):
         run = run_of(file)
         if check:
             verify(file)
         for line, episode in enumerate(read_episodes(file), start=1):
             yield run, line, episode
+
+
+def _files(folders: Sequence[Path]) -> Iterable[Path]:
+    """The records below `folders`, each once."""
+    return dict.fromkeys(file.resolve() for folder in folders for file in records_in([folder]))
 
 
 def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Series], elsewhere: Mapping[str, str]) -> Series:
@@ -213,8 +233,7 @@ def _without_ports(folders: Sequence[Path]) -> dict[str, str]:
 
     Where one evaluation has two of them that differ in the port alone, they are two.
     """
-    files = {file.resolve() for folder in folders for file in records_in([folder])}
-    runs = {run.model_dump_json(): run for file in files if (run := run_of(file))}.values()
+    runs = {run.model_dump_json(): run for file in _files(folders) if (run := run_of(file))}.values()
     found: dict[str, str] = {}
     for run in runs:
         names = {spec: PORT.sub(r"\1", spec) for spec in run.asked}

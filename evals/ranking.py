@@ -49,12 +49,12 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
         tables.append((scenario, here))
         ends = by_spec[LOW], by_spec[HIGH]
     agents = [key for key in (tables[0][1] if tables else {}) if all(key in table for _, table in tables)]
-    if len(agents) < 3 or not set(ends) <= set(agents):
-        return [], []
     missing = {key for _, table in tables for key in table} - set(agents)
     notes += [
         f"{label} is not in the overall score: it has not played every scenario" for label, _ in sorted(missing)
     ]
+    if len(agents) < 3 or not set(ends) <= set(agents):
+        return [], notes
     low, high = map(agents.index, ends)
     shares = [(scenario, _shares(table, agents, low, high, [SEED, i])) for i, (scenario, table) in enumerate(tables)]
     counted = [share for _, share in shares if share is not None]

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field
 
 from evals.suites import SUITE_VERSION, EpisodeSeeds
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError
+from msgrpo_agent.text import Clean
 
 RUN_FILE = "run.json"
 OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
@@ -198,8 +199,8 @@ class Run(BaseModel):
     forgiven: dict[str, int] = {}  # record -> leading lines whose failures use no attempts up
     started: dict[str, int] = {}  # agent -> starts of the evaluation
     ended: dict[str, int] = {}  # agent -> those of them that came to their end
-    repeats: dict[str, dict[str, int]] = {}  # agent -> scenario -> episodes from each start
-    names: dict[str, str] = {}  # agent -> what tables call it
+    repeats: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = {}  # agent -> scenario -> episodes from each start
+    names: dict[str, Clean] = {}  # agent -> what tables call it
     commands: list[Command] = []  # what was started, in order
 
     def interrupted(self, agent: str) -> int:

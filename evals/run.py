@@ -42,6 +42,7 @@ class Progress:
     cost: float = 0.0  # US$ of this start, where the price is known
     largest_tokens: int = 0  # of one answer and its prompt
     largest_cost: float = 0.0
+    spoken: int = 0  # episodes of language models that have a result: what an answer costs is known, if ever
     steps_open: int = 0  # that the running episodes may have, all together
     stopped: str = ""  # why no further episode begins
     agent: Agent | None = None
@@ -196,9 +197,6 @@ async def evaluate(
         with changing_run(out) as run:
             _check_repeats(run, agents, scenarios, episodes, repeats)
             forgiven = run.forgiven
-            run.names |= names or {}
-            if command:
-                run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
         for agent in agents:
             able = [scenario for scenario in scenarios if can_play(agent, scenario)]
             if not able:
@@ -214,10 +212,16 @@ async def evaluate(
                 for read, written in record.tokens:
                     progress.pay_before(read, written, agent.spec)
                 progress.look(*record.largest, agent.spec)
+                progress.spoken += len(record.finished) if isinstance(agent, LanguageAgent) else 0
                 begun = Partial(record.path, agent.settings(), record.recorded)
                 records.append((scenario, record, begun))
             progress.planned += episodes * repeats * len(able)
             plan.append((agent, records))
+        with changing_run(out) as run:  # nothing has been refused: from here on it is part of the run
+            run.names |= names or {}
+            run.prices |= progress.prices
+            if command:
+                run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
         for agent, records in plan:
             progress.begin(agent, episodes * repeats * len(records))
             _note_start(out, agent, records, episodes, repeats)
@@ -308,11 +312,19 @@ async def _play_all(
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
     counts = [0, 0]  # ended, failed
     speaks = isinstance(agent, LanguageAgent)  # others cost nothing
+    admission = asyncio.Lock()  # episodes begin in the suite's order, also where they wait for room in the budget
+
+    async def admitted() -> object:
+        async with admission:
+            if progress.stopped and speaks:
+                return _END
+            job = next(jobs, _END)
+            if isinstance(job, _Job) and speaks and not await budget.room(progress, job.scenario.step_limit):
+                return _END
+            return job
 
     async def work() -> None:
-        while not (progress.stopped and speaks) and (job := next(jobs, _END)) is not _END:
-            if isinstance(job, _Job) and speaks and not await budget.room(progress, job.scenario.step_limit):
-                return
+        while (job := await admitted()) is not _END:
             if not isinstance(job, _Job):
                 await asyncio.sleep(0)  # a million finished episodes must not hold up Ctrl-C
                 continue
@@ -347,6 +359,7 @@ async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Ep
         progress.steps_open -= job.scenario.step_limit
     job.record.append(episode)
     progress.pay(*job.record.tokens[-1], agent.spec)
+    progress.spoken += isinstance(agent, LanguageAgent) and episode.error is None
     progress.done += episode.error is None
     progress.failed += episode.error is not None
     progress.on_change(progress)

@@ -63,9 +63,11 @@ def verify(path: Path) -> Verified:
     found, run = Verified(), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
     failed: dict[str, set[EpisodeSeeds]] = {}
+    agents: set[str] = set()
     seen: dict[object, int] = {}  # a match plays each start with the seats swapped, too
     for number, episode in enumerate(read_episodes(path), start=1):
         found.episodes = number
+        agents.update(episode.agents.values())
         try:
             difference = first_difference(episode)
         except MsgrpoError as error:
@@ -87,7 +89,8 @@ def verify(path: Path) -> Verified:
         numbers = finished.get(scenario_id, {})
         lost = failed.get(scenario_id, set()) - set(numbers)
         found.failed += len(lost)
-        repeats = max((asked.get(scenario_id, 1) for asked in run.repeats.values()), default=1) if run else 1
+        asked = run.repeats if run else {}
+        repeats = max((asked.get(agent, {}).get(scenario_id, 1) for agent in agents), default=1)
         places, foreign = places_in_suite(scenario_id, {*numbers, *lost}, repeats)
         wrong = [numbers[seeds] for seeds in foreign if seeds in numbers]
         if wrong and run is not None and run.suite_version == SUITE_VERSION:

@@ -10,18 +10,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo_agent.agent import Completion, FinishReason
 from msgrpo_agent.errors import RecordError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.text import printable
+from msgrpo_agent.text import Clean
 
 SCHEMA = 1
 ENGINES = ("torch", "transformers", "peft", "openai", "stable_baselines3", "minigrid", "open_spiel")  # what answers
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
-Clean = Annotated[str, AfterValidator(printable)]  # a record may come from anywhere
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -36,19 +36,19 @@ class Turn(BaseModel):
     answer: Clean | None = None  # the text; None for players that are no language model
     action: Clean | None = None
     failure: ParseFailure | None = None
-    reward: float = 0.0
-    late: float = 0.0  # what came after it while only others moved
-    shaping: float = 0.0
+    reward: Finite = 0.0
+    late: Finite = 0.0  # what came after it while only others moved
+    shaping: Finite = 0.0
     regret: float | None = Field(
         None, ge=0, allow_inf_nan=False
     )  # what it lost against the best action, where somebody judged it
     finish_reason: FinishReason | None = None
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
-    latency_s: float = 0.0
+    latency_s: Finite = 0.0
     retries: Count = 0
     reasoning: Clean | None = None
-    action_probabilities: dict[str, float] | None = None
+    action_probabilities: dict[Clean, Finite] | None = None
     model: Clean | None = None  # which weights answered: the version of a policy in training
     completion: Completion | None = Field(None, exclude=True, repr=False)  # with token ids, for training
 
@@ -72,10 +72,10 @@ class Episode(BaseModel):
     turns: list[Turn] = []
     outcome: Outcome = Outcome.PLAYING
     success: bool | None = None
-    returns: dict[Clean, float] = {}
+    returns: dict[Clean, Finite] = {}
     error: Clean | None = None  # kind of the failure that ended it; such an episode has no result
     error_message: Clean | None = None
-    versions: dict[str, str] = {}
+    versions: dict[Clean, Clean] = {}
 
     @property
     def score(self) -> float:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
+from msgrpo_agent.text import Clean
 
 ASK = "You are playing a text game. Look at the state{how}"
 REST = "with the action in tags, like <action>{example}</action>.\nRules: {rules}\nActions: {actions}\nState: "
@@ -78,9 +79,9 @@ class PromptTemplate(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = "brief"
-    instructions: str = INSTRUCTIONS
-    system: str = ""
+    name: Clean = "brief"
+    instructions: Clean = INSTRUCTIONS
+    system: Clean = ""
     history: int = Field(0, ge=0, le=MOST_HISTORY)
     examples: tuple[Example, ...] = ()
 
@@ -147,7 +148,7 @@ def make_template(name: str) -> PromptTemplate:
         text = file.read_text(encoding="utf-8")
         said = tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text}
         template = PromptTemplate.model_validate({"name": file.stem} | said)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"--prompt {name} cannot be read: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 # Control characters but tab and newline (C1 and DEL too), line and paragraph separators, characters that turn the
 # direction of the text around, and halves of surrogate pairs, which no terminal and no file can hold.
@@ -12,3 +15,6 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u20
 def printable(text: str) -> str:
     """The text with U+FFFD for each character that drives a terminal instead of being shown; \\r\\n becomes \\n."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+Clean = Annotated[str, AfterValidator(printable)]  # a field of what may come from anywhere

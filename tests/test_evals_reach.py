@@ -26,14 +26,14 @@ from evals.ranking import ranking
 from evals.record import changing_run, read_run, seeds_of
 from evals.rows import pair_of, row_of
 from evals.run import Progress
-from evals.suites import episode_seeds, places_in_suite
+from evals.suites import EpisodeSeeds, episode_seeds, places_in_suite
 from evals.verify import verify
 from msgrpo_agent.agent import Completion
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.prompt import PromptTemplate
-from tests.fake_server import FakeServer
+from tests.fake_server import FakeServer, Request, chat, reply
 from tests.test_evals_leaderboard import SCENARIO, SETTINGS, episode, write
 from tests.test_evals_run import LAKE, Counting, evaluate, lines, no_wait, served
 
@@ -229,6 +229,60 @@ async def test_a_run_ends_before_it_costs_more_than_its_budget(tmp_path: Path) -
         assert 15_000 < 110 * len(server.requests) <= 30_000
 
 
+async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -> None:
+    """A worker that waits for room keeps its place: nobody with a later episode gets ahead of it."""
+    from evals.run import _Job, _play_all
+
+    class Slow:
+        """Room comes after a while, and to whoever asks later at once."""
+
+        asked = 0
+
+        async def room(self, progress: Progress, steps: int) -> bool:
+            Slow.asked += 1
+            await asyncio.sleep(0.05 if Slow.asked == 1 else 0)
+            return True
+
+    begun: list[int] = []
+
+    class Record:
+        tokens = [(0, 0)]  # noqa: RUF012
+
+        def append(self, episode: Episode) -> None:
+            """Kept nowhere."""
+
+    class Begun:
+        def take_up(self, seeds: EpisodeSeeds, game: object, episode: Episode) -> None:
+            begun.append(MANY.index(seeds))
+
+        def add(self, seeds: EpisodeSeeds, episode: Episode) -> None:
+            """Kept nowhere."""
+
+    async with FakeServer() as server:
+        agent, progress = served(server), Progress()
+        progress.planned = 6
+        jobs = iter([_Job(LAKE, seeds, Record(), Begun()) for seeds in MANY[:6]])  # type: ignore[arg-type]
+        await _play_all(agent, jobs, 6, progress, None, False, Slow())  # type: ignore[arg-type]
+        await agent.close()
+    assert begun == list(range(6))
+
+
+async def test_a_budget_that_nobody_can_keep_ends_the_run(tmp_path: Path) -> None:
+    """The server counts no tokens: one episode is tried, and the table says why no other was."""
+
+    async def silent(request: Request, writer: asyncio.StreamWriter) -> None:
+        await reply(200, chat("<action>down</action>") | {"usage": None})(request, writer)
+
+    async with FakeServer(then=silent) as server:
+        options = command.Options(
+            endpoint=server.url, model="fake", agents=["random"], scenarios=[SCENARIO], episodes=20, out=tmp_path,
+            max_tokens_total=50,
+        )  # fmt: skip
+        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    assert len(server.requests) <= LAKE.step_limit
+    assert any("does not count its tokens" in note for note in board.notes)
+
+
 def read_run_episodes(out: Path, spec: str) -> list[Episode]:
     return [e for file in out.rglob("*.jsonl") for e in read_episodes(file) if spec in e.agents.values()]
 
@@ -336,19 +390,23 @@ async def test_turns_under_other_settings_and_damaged_lines_are_not_taken_up(tmp
         from msgrpo_agent.rollout import new_episode, play_on
 
         whole = new_episode(LAKE, {"player": agent}, *seeds)
-        writer = Partial(record, settings, [])
+        writer = Partial(record, settings, set())
         game = LAKE.new(seeds.start, seeds.chance)
         await play_on(game, whole, LAKE, {"player": agent}, after_step=lambda e: writer.add(seeds, e))
         writer.close(ended=False)
         await agent.close()
 
-    def taken(said: dict[str, str] = settings, done: tuple[object, ...] = ()) -> int:
+    def taken(said: dict[str, str] = settings, *done: EpisodeSeeds) -> int:
         found = new_episode(LAKE, {}, *seeds)
-        Partial(record, said, done).take_up(seeds, LAKE.new(seeds.start, seeds.chance), found)  # type: ignore[arg-type]
+        Partial(record, said, set(done)).take_up(seeds, LAKE.new(seeds.start, seeds.chance), found)
         return len(found.turns)
 
     assert taken() == len(whole.turns) > 2
-    assert taken({"model": "other"}) == taken(done=(seeds,)) == 0
+    assert taken(settings, seeds) == taken({"model": "other"}, seeds) == 0
+    with pytest.raises(RecordError, match="under other settings"):
+        taken({"model": "other"})
+    Partial(record, settings, set()).close(ended=True)  # of an evaluation of fewer episodes
+    assert taken() == len(whole.turns)
     text = record.with_suffix(".turns").read_text()
     record.with_suffix(".turns").write_text(text[: len(text) - 20])
     assert taken() == len(whole.turns) - 1
@@ -372,6 +430,70 @@ async def test_a_server_on_another_port_is_the_same_agent(tmp_path: Path) -> Non
     board = command.merge([tmp_path / "x", tmp_path / "y"], None)
     row = next(row for row in board.rows if row.spec.startswith("endpoint:"))
     assert (row.agent, row.episodes) == ("endpoint:http://127.0.0.1/v1#fake", 5)
+
+
+async def test_what_each_port_was_asked_counts(tmp_path: Path) -> None:
+    """Price, number, repeats and name are looked up under the name that the agent had in its own evaluation."""
+    for name, episodes, repeats in (("x", 2, 1), ("y", 3, 2)):
+        async with FakeServer() as server:
+            spec = f"endpoint:{server.url}#fake"
+            options = command.Options(
+                agents=[spec], scenarios=[SCENARIO], episodes=episodes, repeats=repeats, out=tmp_path / name,
+                names=[f"{spec}=Named"] if name == "y" else [], price="1,1" if name == "y" else None,
+            )  # fmt: skip
+            await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    for order in ("xy", "yx"):
+        (play,), _ = load([tmp_path / name for name in order])
+        assert (play.label, play.asked, play.repeats, len(play.finished)) == ("Named", 6, 2, 6)
+        assert play.price is not None
+
+
+async def test_a_refused_command_leaves_nothing(tmp_path: Path) -> None:
+    async with FakeServer() as server:
+        spec = f"endpoint:{server.url}#fake"
+        for more in ({}, {"temperature": 0.3, "price": "500,500", "names": [f"{spec}=Cool"]}):
+            options = command.Options(agents=[spec], scenarios=[SCENARIO], episodes=2, out=tmp_path, **more)
+            if more:
+                before = read_run(tmp_path)
+                with pytest.raises(RecordError, match="other settings"):
+                    await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+                assert read_run(tmp_path) == before
+            else:
+                await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+
+
+async def test_an_agent_without_an_episode_is_named(tmp_path: Path) -> None:
+    async with FakeServer() as server:
+        agents = [f"endpoint:{server.url}#{model}" for model in ("a", "b")]
+        options = command.Options(agents=agents, scenarios=[SCENARIO], episodes=2, out=tmp_path, max_tokens_total=1)
+        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+    assert f"{agents[1]} has ended none of 2 episodes of {SCENARIO}" in board.notes
+
+
+def test_repeats_are_each_agents_own(tmp_path: Path) -> None:
+    for agent, repeats in (("random", 1), ("optimal", 2)):
+        options = command.Options(agents=[agent], scenarios=[SCENARIO], episodes=3, repeats=repeats, out=tmp_path)
+        command.run(options, Console(file=io.StringIO()))
+    assert [verify(file).missing for file in sorted(tmp_path.rglob("*.jsonl"))] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ('"returns":{"player":0.0}', '"returns":{}', "has returns of"),
+        ('"late":0.0', '"late":NaN', "finite"),
+        ('"latency_s":0.0', '"latency_s":NaN', "finite"),
+    ],
+)
+def test_a_record_that_cannot_be_true_is_refused(tmp_path: Path, was: str, now: str, says: str) -> None:
+    options = command.Options(agents=["random"], scenarios=[SCENARIO], episodes=4, out=tmp_path)
+    command.run(options, Console(file=io.StringIO()))
+    (file,) = tmp_path.rglob("*.jsonl")
+    text = file.read_text()
+    assert was in text
+    file.write_text(text.replace(was, now, 1))
+    with pytest.raises(RecordError, match=says):
+        load([tmp_path])
 
 
 async def test_two_servers_of_one_evaluation_stay_two(tmp_path: Path) -> None:

@@ -163,11 +163,14 @@ def write_page(folder: Path, file: Path, episodes: int) -> None:
 
     plays, notes = load([folder], by_prompt=True)
     text = html(build(plays, notes), plays, replays=episodes)
+    if not file.name or file.is_dir():
+        raise MsgrpoError(f"--html {file} is a folder", fix="--html page.html")
+    part = file.with_name(f".{file.name}.part")
     try:
-        part = file.with_name(f".{file.name}.part")
         part.write_text(text, encoding="utf-8")
         part.replace(file)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise MsgrpoError(f"{file} cannot be written: {error.strerror}", fix="--html page.html") from error
 
 

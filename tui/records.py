@@ -181,7 +181,7 @@ class Records:
 def reached(episode: Episode, agent: str = EVERYBODY) -> float:
     """The highest return of a seat that the agent had."""
     seats = [player for player, spec in episode.agents.items() if agent in (EVERYBODY, spec)]
-    return max((episode.returns[player] for player in seats), default=0.0)
+    return max((episode.returns.get(player, 0.0) for player in seats), default=0.0)
 
 
 def reached_by_people(path: Path, scenario: str) -> list[float]:

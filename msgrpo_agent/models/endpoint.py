@@ -45,6 +45,7 @@ _CONTEXT = re.compile(
     r"context.?(length|window|size)|maximum context|prompt is too long|too many (input )?tokens|max_model_len", re.I
 )
 _NO_MODEL = re.compile(r"model.?not.?found|unknown model|invalid model|model .{0,80}does not exist", re.I)
+_next_at: dict[str, float] = {}  # host -> when its next request may go out: two models of one host share its minute
 _RATE = re.compile(r"rate.?limit|too many requests", re.I)
 _NO_QUOTA = "insufficient_quota"  # texts on quota and billing accompany passing rate limits, too
 _FILTER = re.compile(r"content.?(filter|policy|management)", re.I)
@@ -126,7 +127,6 @@ class EndpointModel:
         self.trouble = ""  # the failure that is being waited out, and which retry comes next; for a screen
         self._sleep = sleep
         self._gap_s = 60 / rate if rate else 0.0
-        self._next_at = 0.0  # when the next request may go out
         self._jitter = random.Random(0)
         self._gives_logprobs = True
         self._answered = False
@@ -214,9 +214,9 @@ class EndpointModel:
     async def _paced(self) -> None:
         """Wait for this request's place in the minute."""
         if self._gap_s:
-            now = time.monotonic()
-            at = max(now, self._next_at)
-            self._next_at = at + self._gap_s
+            now, host = time.monotonic(), urlsplit(self.url).netloc
+            at = max(now, _next_at.get(host, now))
+            _next_at[host] = at + self._gap_s
             if at > now:
                 await self._sleep(at - now)
 
