@@ -84,7 +84,7 @@ def alone(run: Path) -> Iterator[None]:
     Raises RunError where another process holds it for longer than a look takes.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / LOCK).open("a") as lock:
+    with (run / LOCK).open("a+") as lock:
         for tries in reversed(range(LOOKS)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,9 +96,11 @@ def alone(run: Path) -> Iterator[None]:
                 time.sleep(LOOK_S)
             except OSError:  # no locks here: goes_on says that it cannot be seen
                 break
-        lock.truncate(0)
-        lock.write(gethostname())
-        lock.flush()
+        lock.seek(0)
+        if lock.read() != gethostname():
+            lock.truncate(0)
+            lock.write(gethostname())
+            lock.flush()
         yield
 
 

@@ -54,14 +54,17 @@ def train(
         if ranks.first:
             check_folder(out, config, resume)
         gate_named(config.gate)  # a wrong name ends the run before anything is written or loaded
+        config = ranks.agree(config)
+        report.doing(f"loading {config.base}")
+        policy = Policy(config)
         with run_log.alone(out) if ranks.first else nullcontext():
-            return _train(ranks.agree(config), out, report, logs, ranks)
+            return _train(policy, config, out, report, logs, ranks)
 
 
-def _train(config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks) -> dict[str, Any]:
+def _train(
+    policy: Policy, config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks
+) -> dict[str, Any]:
     scenario = config.scenarios[0]
-    report.doing(f"loading {config.base}")
-    policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
     run = Run(out, policy, optimizer, restore(out, config, policy, optimizer, report, ranks))
     with closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
