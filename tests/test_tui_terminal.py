@@ -309,7 +309,7 @@ def test_a_run_is_watched_while_it_trains_and_goes_on_without_its_watcher(termin
     terminal.press("q")
     terminal.sees("the training goes on")
     assert terminal.modes == ["0", "0", "1"]
-    terminal.press("C-c")
+    terminal.press("C-c")  # which is a signal again, and no key
     code = terminal.ended()
     rows = (terminal.folder / "run" / "metrics.jsonl").read_text().splitlines()
     assert 1 < sum(json.loads(row)["kind"] == "train" for row in rows) < 200

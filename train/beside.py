@@ -15,6 +15,7 @@ from msgrpo_agent.output import say
 from msgrpo_agent.run_log import CONFIG, goes_on
 from msgrpo_agent.signals import ending_as_interrupt
 
+WAKES_S = 0.2  # after which whoever a shell has woken is awake
 LOG = "train.log"  # in the run's folder: what the training would have printed
 PROGRAM = (sys.executable, "-P", "-m", "msgrpo_agent.cli")  # -P: nothing in the present folder is imported
 
@@ -59,13 +60,21 @@ def _watch(training: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _wait_and_stop_with(app: subprocess.Popen[bytes]) -> None:
-    """Wait for the app's end. Where Ctrl-Z stops it, stop too: the shell has both in one job, and `fg` wakes both."""
+    """Wait for the app's end. Where Ctrl-Z stops it, stop too: the shell has both in one job, and `fg` wakes both.
+
+    Without a shell nothing stops us, and nobody else would wake the app. It must not be woken twice: the second time
+    it would take the terminal as it uses it for the terminal as it found it.
+    """
     while app.returncode is None:
         _, status = os.waitpid(app.pid, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             os.kill(os.getpid(), signal.SIGTSTP)
-            app.send_signal(signal.SIGCONT)  # where no shell has stopped us, nobody else would
-        else:
+            time.sleep(WAKES_S)
+            woken, status = os.waitpid(app.pid, os.WCONTINUED | os.WNOHANG)
+            if not woken:
+                app.send_signal(signal.SIGCONT)
+                continue
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             app.returncode = os.waitstatus_to_exitcode(status)
 
 
