@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import threading
@@ -18,7 +19,8 @@ from tui.driver import Lasting, TerminalDriver
 def test_a_closed_terminal_ends_no_thread_that_somebody_waits_for(lasting: bool) -> None:
     """Without it Textual's thread ends with the first error, and its full queue is waited for at the end."""
     master, slave = pty.openpty()
-    with os.fdopen(slave, "w") as terminal:
+    terminal = os.fdopen(slave, "w")
+    try:
         writer = WriterThread(Lasting(terminal) if lasting else terminal)  # type: ignore[arg-type]
         writer.start()
         writer.write("shown")
@@ -30,6 +32,9 @@ def test_a_closed_terminal_ends_no_thread_that_somebody_waits_for(lasting: bool)
         ending.join(timeout=30)
         assert not ending.is_alive()
         assert writer._queue.empty() is lasting
+    finally:
+        with contextlib.suppress(OSError):  # what the closed terminal did not take before
+            terminal.close()
 
 
 def test_the_app_has_it() -> None:

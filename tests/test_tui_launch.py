@@ -180,7 +180,8 @@ def test_in_a_terminal_it_draws_plays_quits_and_restores_the_screen(tmp_path: Pa
 
     tmux("new-session", "-d", "-x", "80", "-y", "24", "sh")
     try:
-        command = " ".join([*COMMAND, "frozen-lake", "--agent", "human", "--seed", "3"])
+        # Exported sizes do not change with the terminal, which is what counts.
+        command = " ".join(["COLUMNS=80 LINES=24", *COMMAND, "frozen-lake", "--agent", "human", "--seed", "3"])
         tmux("send-keys", f"echo be''fore; {command}; echo code=$?.", "Enter")
         wait_for(lambda: "your move" in tmux("capture-pane", "-p"))
         assert "●P" in tmux("capture-pane", "-p")

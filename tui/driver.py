@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, TextIO, cast
 
 from textual.drivers.linux_driver import LinuxDriver
@@ -35,3 +36,11 @@ class TerminalDriver(LinuxDriver):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._file = cast(Any, Lasting(cast("TextIO", self._file)))
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """The terminal's own columns and rows: Textual believes exported COLUMNS and LINES, which never change."""
+        try:
+            columns, rows = os.get_terminal_size(cast(Any, self._file).fileno())
+        except OSError:
+            columns = rows = 0
+        return (columns, rows) if columns and rows else super()._get_terminal_size()
