@@ -257,7 +257,7 @@ def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool
         values = {str(_effective(p.settings, what)): p.agent for p in plays if what in p.settings}
         if len(values) > 1:
             listed = "; ".join(f"{agent}: {value}" for value, agent in values.items())
-            fix = "; --by prompt puts them into a column" if what == "template" else ""
+            fix = "; msgrpo leaderboard FOLDER --by prompt puts them into a column" if what == "template" else ""
             yield f"{what} differs between agents ({listed}){fix}"
     one_template = len({str(p.settings["template"]) for p in plays if "template" in p.settings}) == 1
     for scenario in sorted({play.scenario for play in plays}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -13,6 +14,7 @@ from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import recorded_scenario
+from msgrpo_agent.judge import judged
 from msgrpo_agent.parse import parse_action
 from msgrpo_agent.prompt import PromptTemplate, recorded_template
 from msgrpo_agent.rollout import observation_of
@@ -33,6 +35,7 @@ class Verified:
     episodes: int = 0
     unchecked_prompts: int = 0  # episodes whose prompt is another version's
     failed: int = 0  # episodes without a result: the endpoint gave none
+    misjudged: int = 0  # episodes with a regret that is not what the judge says now
     foreign: int = 0  # finished episodes with seeds of no suite
     missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
 
@@ -44,6 +47,8 @@ class Verified:
         parts = [f"{self.episodes} episodes replay to what they say"]
         if self.unchecked_prompts:
             parts.append(f"the prompts of {self.unchecked_prompts} are of another version and could not be checked")
+        if self.misjudged:
+            parts.append(f"REGRETS: those of {self.misjudged} are not what the judge says now")
         if self.failed:
             parts.append(f"{self.failed} have no result, because the endpoint gave none; nothing here can check that")
         if self.foreign:
@@ -58,7 +63,8 @@ def verify(path: Path) -> Verified:
 
     Raises RecordError at the first difference in a prompt, state, parsed action, reward, outcome or return, and in
     an evaluation's record for an episode that is not the suite's, or finished twice. What nothing can check is
-    counted: gaps in the suite (episodes may have been left out), foreign seeds, and failures of the endpoint.
+    counted: gaps in the suite (episodes may have been left out), foreign seeds, and failures of the endpoint; and so
+    are regrets that the judge does not find again, since a better judge would find others.
     """
     found, run = Verified(), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
@@ -76,6 +82,7 @@ def verify(path: Path) -> Verified:
         if difference is not None:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
         found.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
+        found.misjudged += not _judged_so(episode)
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
@@ -103,6 +110,18 @@ def verify(path: Path) -> Verified:
 
 def _template(episode: Episode, player: str) -> PromptTemplate | None:
     return recorded_template(episode.settings.get(player, {}))
+
+
+def _judged_so(episode: Episode) -> bool:
+    """Whether every regret that was written is what the scenario's judge says."""
+    said = [turn.regret for turn in episode.turns]
+    if said == [None] * len(said):
+        return True
+    scenario = recorded_scenario(episode.scenario)
+    if scenario.judge is None:
+        return False
+    found = [one.regret(turn.action) for one, turn in zip(judged(scenario, episode), episode.turns, strict=True)]
+    return all(a is None or math.isclose(a, b, abs_tol=1e-6) for a, b in zip(said, found, strict=True))
 
 
 def first_difference(episode: Episode) -> str | None:

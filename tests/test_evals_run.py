@@ -19,6 +19,7 @@ from evals import leaderboard, plays, suites
 from evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
 from evals.run import ATTEMPTS, FEWEST_FAILURES, Progress, duration, evaluate
 from evals.suites import episode_seeds
+from evals.verify import verify
 from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import EndpointError, RecordError, UsageError
@@ -412,3 +413,11 @@ async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
     assert rows["random"].regret_mean is not None
     assert rows["random"].regret_mean > 0.1
     assert 0 < rows["random"].judged < rows["random"].turns
+    [record] = tmp_path.rglob("random*/*.jsonl")
+    assert verify(record).misjudged == 0
+    episodes = list(read_episodes(record))
+    changed = next(turn for episode in episodes for turn in episode.turns if turn.regret)
+    changed.regret = 0.0
+    record.write_text("".join(episode.model_dump_json() + "\n" for episode in episodes))
+    assert verify(record).misjudged == 1
+    assert "REGRETS: those of 1 are not" in verify(record).told
