@@ -18,7 +18,7 @@ import pytest
 from msgrpo_agent import run_log
 from msgrpo_agent.errors import MsgrpoError, RecordError, UsageError
 from msgrpo_agent.run_log import GroupRow, Member, Update
-from tests.tui_helpers import ManualClock
+from tests.tui_helpers import NARROWEST, ManualClock, footer_width
 from tui.app import PlayApp
 from tui.learning import Learning, duration, sign
 from tui.screens.learn import LOOK_S, LearnScreen
@@ -227,6 +227,7 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
         text = shown(app)
         for word in ("success", "validation starts", "update 3", "advantage", "KL", "playing"):
             assert word in text, word
+        assert footer_width(app) <= NARROWEST
         await pilot.press("left", "n", "n")
         assert screen.run.step == 2
         assert isinstance(screen.session, Session)

@@ -10,6 +10,7 @@ from textual.app import App
 from textual.message_pump import MessagePump
 from textual.pilot import Pilot
 from textual.screen import Screen
+from textual.widgets import Footer
 
 from msgrpo_agent.agent import Agent, Completion, LanguageAgent, OnText, Sampling
 from msgrpo_agent.prompt import Prompt
@@ -17,6 +18,7 @@ from tui.agents import HumanAgent
 from tui.app import PlayApp
 from tui.screens.play import PlayScreen
 
+NARROWEST = 80  # columns: a usual terminal, in which no key at the foot may be cut off
 FOUR = ("up", "down", "left", "right")
 
 
@@ -103,10 +105,16 @@ async def settle(pilot: Pilot[Any]) -> None:
         await drained(pilot.app)
         quiet = quiet + 1 if is_settled(pilot.app.screen) else 0
         if quiet == 2:
+            assert footer_width(pilot.app) <= NARROWEST
             return
         if not quiet:
             await asyncio.sleep(0.005)
     raise AssertionError("an agent is still being asked")
+
+
+def footer_width(app: App[Any]) -> int:
+    """The columns that the keys at the foot of the screen need."""
+    return sum(key.outer_size.width for footer in app.screen.query(Footer) for key in footer.children if key.display)
 
 
 async def drained(app: App[Any]) -> None:

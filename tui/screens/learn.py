@@ -34,7 +34,7 @@ class LearnScreen(Screen[None]):
         Binding("left", "update(-1)", "update before", id="learn.before"),
         Binding("right", "update(1)", "after", id="learn.after"),
         Binding("home", "update(-1000000)", "first update", show=False, id="learn.first"),
-        Binding("end", "update(1000000)", "newest", id="learn.newest"),
+        Binding("end", "update(1000000)", "newest", show=False, id="learn.newest"),
         Binding("up", "group(-1)", "group up", show=False, id="learn.group-up"),
         Binding("down", "group(1)", "group", id="learn.group"),
         Binding("tab", "sample", "episode", id="learn.episode", priority=True),
