@@ -15,7 +15,7 @@ import pytest
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.run_log import read_rows
-from train.lab import Study, _alone, load_study
+from train.lab import Study, _alone, _same_study, load_study
 from train.lab_report import markdown, reported
 
 STUDY = """
@@ -121,6 +121,25 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_arm(file: Path, tmp_p
     refused = subprocess.run(command(file, out), capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "other arms, seeds or settings" in refused.stderr
+
+
+def test_a_study_goes_on_after_a_setting_was_added(tmp_path: Path) -> None:
+    """Its runs had the default; another value is another study, and a damaged file is none."""
+    (tmp_path / "study.toml").write_text(STUDY)
+    study, file = load_study(tmp_path / "study.toml"), tmp_path / "study.json"
+    _same_study(study, tmp_path)
+    fixed = json.loads(file.read_text())
+    del fixed["arms"]["aaw"]["gate"]
+    file.write_text(json.dumps(fixed))
+    _same_study(study, tmp_path)
+    fixed["arms"]["aaw"]["gate"] = "train.gates:true_words"
+    file.write_text(json.dumps(fixed))
+    with pytest.raises(UsageError, match="other arms"):
+        _same_study(study, tmp_path)
+    for damaged in ("{", "[]", "{}", '{"arms": {"aaw": {"unknown": 1}}}'):
+        file.write_text(damaged)
+        with pytest.raises(UsageError, match="no study of this version"):
+            _same_study(study, tmp_path)
 
 
 def test_what_a_killed_lab_left_behind_is_waited_for(tmp_path: Path) -> None:

@@ -175,13 +175,22 @@ def _alone(out: Path, say: Say) -> Iterator[int]:
 
 
 def _same_study(study: Study, out: Path) -> None:
-    """A folder holds one study. What its arms are was fixed before the first run, defaults included, and stays."""
+    """A folder holds one study. What its arms are was fixed before the first run, defaults included, and stays.
+
+    A setting that came into the program later has its default in the runs before it.
+    """
     file = out / "study.json"
     arms = {arm: study.config(arm, 0).model_dump(mode="json") for arm in study.arms}
     fixed = {"suite_version": SUITE_VERSION, "seeds": study.seeds, "test_episodes": study.test_episodes, "arms": arms}
     if not file.exists():
         replace_text(file, json.dumps(fixed, indent=2) + "\n")
-    elif json.loads(file.read_text()) != fixed:
+        return
+    try:
+        held = json.loads(file.read_text())
+        was = {a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in held["arms"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{file} holds no study of this version", fix="choose another --out") from error
+    if held | {"arms": was} != fixed:
         raise UsageError(f"{out} holds a study with other arms, seeds or settings", fix="choose another --out")
 
 
