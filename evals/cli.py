@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic_core import from_json
 from rich.table import Table
 from rich.text import Text
 
@@ -169,7 +169,7 @@ def replay(
 
 def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Path, as_json: bool) -> None:
     if as_json:
-        print_json(json.loads((folder / "match.json").read_text()))
+        print_json(from_json((folder / "match.json").read_text()))
         return
     table = Table(title=f"{scenario}: both seats on the same starts", title_justify="left")
     for column in ("first", "second"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from evals.suites import EpisodeSeeds
 from msgrpo_agent.episode import Episode, Turn
@@ -46,11 +47,11 @@ class Partial:
         except OSError as error:
             raise RecordError(f"{self.path} cannot be read: {error.strerror}") from error
         try:
-            head = json.loads(lines[0])
+            head = from_json(lines[0])
             same = head["settings"] == self._settings
             self._prefix = dict(head["prefix"])
             for line in filter(None, lines[1:]):
-                held = json.loads(line)
+                held = from_json(line)
                 seeds = EpisodeSeeds(*map(int, held["seeds"]))
                 if seeds in self._done:
                     continue

@@ -6,7 +6,6 @@ Only training writes it; each file comes whole or not at all, so it can be read 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import time
@@ -17,6 +16,7 @@ from socket import gethostname
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from msgrpo_agent.episode import Episode, told
 from msgrpo_agent.errors import RecordError, RunError, UsageError
@@ -125,7 +125,7 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(_row(json.loads(line)))
+            found.append(_row(from_json(line)))
         except (ValueError, TypeError) as error:
             if number != len(lines):
                 raise RunError(f"{file}:{number} is damaged", fix="start again in another --out") from error
@@ -145,7 +145,7 @@ def settings(run: Path) -> dict[str, Any]:
     if run.is_file():
         raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {run}")
     try:
-        found = json.loads((run / CONFIG).read_text())
+        found = from_json((run / CONFIG).read_text())
     except OSError as error:
         raise UsageError(
             f"{run} holds no training run: {CONFIG} cannot be read ({error.strerror})",

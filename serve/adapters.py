@@ -6,11 +6,11 @@ from the headers of the safetensors files: no torch is imported and no weights a
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from msgrpo_agent.errors import ModelError
@@ -141,8 +141,8 @@ def _describe(folder: Path) -> Run:
 
 def _scenario(run: Path) -> str | None:
     try:
-        config = json.loads((run / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        config = from_json((run / "config.json").read_text())
+    except (OSError, ValueError):
         return None  # an adapter that was not trained here has no such file
     value = config.get("scenario") if isinstance(config, dict) else None
     return value if isinstance(value, str) else None
@@ -154,8 +154,8 @@ def _result(run: Path) -> str | None:
     rows: list[dict[str, Any]] = []
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = from_json(line)
+        except ValueError:
             continue  # a run that is being written may have a torn last line
         if isinstance(row, dict) and row.get("kind") == "eval":
             rows.append(row)

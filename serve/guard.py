@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo_agent.text import printable
@@ -116,10 +118,10 @@ class Guard:
         """The request with its folder resolved, so that what was checked is what is loaded; folder; version."""
         assert self._root is not None
         try:
-            request = json.loads(body)
+            request = from_json(body)
             name, asked = request["lora_name"], Path(request["lora_path"])
             unknown = ", ".join(sorted(set(request) - _LOAD_FIELDS))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RefusedError(400, "give lora_name and lora_path as JSON") from error
         if unknown or not isinstance(name, str) or not name or printable(name) != name:
             raise RefusedError(400, f"give lora_name, a text, and lora_path, not {unknown or repr(name)[:80]}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
+
+from pydantic_core import from_json
 
 from msgrpo_agent.errors import ServeError
 from serve import supervisor
@@ -149,7 +150,7 @@ def models(host: str, port: int, key: str | None = None) -> dict[str, str | None
     if status in (401, 403):
         raise ServeError(f"the server at {host}:{port} wants another key", fix="set MSGRPO_API_KEY to its key")
     try:
-        return {entry["id"]: entry.get("parent") for entry in json.loads(body)["data"]}
+        return {entry["id"]: entry.get("parent") for entry in from_json(body)["data"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ServeError(f"what answers at {host}:{port} is no OpenAI-compatible server (status {status})") from error
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import from_json
 
 from msgrpo_agent.agent import Sampling
 from msgrpo_agent.errors import UsageError, nearest
@@ -91,7 +91,7 @@ class TrainConfig(BaseModel):
     @field_validator("chat", "objectives", mode="before")
     @classmethod
     def _read_json(cls, value: Any) -> Any:
-        return json.loads(value) if isinstance(value, str) else value
+        return from_json(value) if isinstance(value, str) else value
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -236,10 +236,10 @@ def make_config(
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = json.loads(file.read_text())
+        values = from_json(file.read_text())
     except OSError as error:
         raise UsageError(f"--config {file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"--config {file} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"--config {file} must hold one JSON object, not {type(values).__name__}")

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from evals.record import folder_name
 from evals.suites import SUITE_VERSION
@@ -186,7 +187,7 @@ def _same_study(study: Study, out: Path) -> None:
         replace_text(file, json.dumps(fixed, indent=2) + "\n")
         return
     try:
-        held = json.loads(file.read_text())
+        held = from_json(file.read_text())
         was = {a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in held["arms"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{file} holds no study of this version", fix="choose another --out") from error

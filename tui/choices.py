@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from pydantic_core import from_json
+
 from msgrpo_agent.errors import MissingExtraError
 from msgrpo_agent.models.paths import shipped_adapters
 from msgrpo_agent.run_log import METRICS
@@ -42,7 +44,7 @@ RUN_FILES = {"adapter_config.json": ("adapter", "summary.json"), "dqn.json": ("d
 def trained_on(file: Path) -> str:
     """The scenario that a run's file names; empty where there is none that can be read."""
     try:
-        facts = json.loads(file.read_text())
+        facts = from_json(file.read_text())
     except (OSError, ValueError):
         return ""
     return str(facts.get("scenario", "")) if isinstance(facts, dict) else ""
@@ -71,7 +73,7 @@ def memory_file() -> Path:
 def remembered(file: Path | None) -> dict[str, str]:
     """What was chosen last, list -> entry; nothing where that cannot be read."""
     try:
-        found = json.loads(file.read_text()) if file is not None else {}
+        found = from_json(file.read_text()) if file is not None else {}
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import from_json
 from stable_baselines3 import DQN
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ def read_card(folder: Path) -> dict[str, Any]:
                 fix=f"train one: msgrpo train-dqn frozen-lake --out {folder}",
             )
     try:
-        card: dict[str, Any] = json.loads((folder / CARD).read_text())
+        card: dict[str, Any] = from_json((folder / CARD).read_text())
         found = {name: card[name] for name in ("scenario", "glyphs", "shape", "steps", "seed", "tuning")}
         if not all(isinstance(glyph, str) for glyph in found["glyphs"]):
             raise TypeError("glyphs are texts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import warnings
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from pydantic_core import from_json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -119,8 +119,8 @@ def template_of(folder: Path) -> PromptTemplate | None:
 def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
     """A setting of the adapter's training that is an object; empty for one that was trained elsewhere."""
     try:
-        held = json.loads((folder / "config.json").read_text()).get(setting, {})
-    except (OSError, ValueError, RecursionError, AttributeError):
+        held = from_json((folder / "config.json").read_text()).get(setting, {})
+    except (OSError, ValueError, AttributeError):
         return {}
     return held if isinstance(held, dict) else {}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from msgrpo_agent.errors import ModelError
 
@@ -40,10 +41,10 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
                 fix="train one: msgrpo train --out " + str(folder),
             )
     try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        config = from_json((folder / ADAPTER_CONFIG).read_text())
     except OSError as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{folder / ADAPTER_CONFIG} holds no JSON object")

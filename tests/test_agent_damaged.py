@@ -1,0 +1,37 @@
+"""What is nested too deep to be read is damaged like any other file, and ends nothing with a RecursionError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.models.dqn import CARD, WEIGHTS, read_card
+from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
+from msgrpo_agent.run_log import CONFIG, METRICS, read_rows, settings
+from train.config import make_config
+from train.run_folder import config_of
+from tui.choices import remembered, trained_on
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "read",
+    [settings, read_adapter_config, read_card, config_of, lambda folder: make_config(file=folder / CONFIG)],
+    ids=["a run", "an adapter", "a DQN", "a run's settings", "--config"],
+)
+def test_a_file_that_is_needed_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
+    for name in (CONFIG, ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, WEIGHTS):
+        (tmp_path / name).write_text(DEEP)
+    with pytest.raises(MsgrpoError):
+        read(tmp_path)
+
+
+def test_a_file_that_only_tells_more_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text(DEEP + "\n")
+    assert read_rows(tmp_path) == []
+    assert trained_on(tmp_path / METRICS) == ""
+    assert remembered(tmp_path / METRICS) == {}
