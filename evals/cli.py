@@ -22,7 +22,7 @@ def evaluate(
     agents: Annotated[list[str] | None, typer.Argument(help="Agents, like nano, adapter:runs/fl, optimal.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, ending in /v1.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at --endpoint.")] = None,
-    suite: Annotated[str | None, typer.Option(help="paper (the default), all or transfer.")] = None,
+    suite: Annotated[str | None, typer.Option(help="paper (the default), all, transfer or semantic.")] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="A scenario in place of a suite; may repeat.")] = None,
     episodes: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; 200 without.")

@@ -110,6 +110,9 @@ class Options:
             "--name": self.names,
             "--max-tokens-total": self.max_tokens_total,
             "--max-cost": self.max_cost,
+            "--price": self.price,
+            "--max-failures": self.max_failures is not None,
+            "--retry-failed": self.retry_failed,
         }
         said = [name for name, value in given.items() if value]
         if said:
@@ -257,6 +260,7 @@ def run_match(options: Options, console: Console = err) -> tuple[str, list[match
             starts,
             options.out,
             lambda played, planned: bar.update(task, completed=played, total=planned),
+            options.concurrency or CONCURRENCY,
         )
     return scenario.id, *match.report(scenario, records, starts, options.out)
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evals.record import RecordFile, folder_name
+from evals.run import CONCURRENCY
 from evals.stats import bootstrap_mean
 from evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo_agent.agent import Agent
@@ -30,7 +31,6 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.rollout import play_episode
 
 RESAMPLES = 1000
-CONCURRENCY = 32
 ELO = 400 / math.log(10)
 Points = NDArray[np.float64]  # of the first of two agents, a start: its mean over both seats, 1 a win and ½ a draw
 Done = Callable[[int, int], None]  # episodes played, and in all
@@ -67,6 +67,7 @@ def play(
     starts: int,
     out: Path,
     done: Done = lambda played, planned: None,
+    concurrency: int = CONCURRENCY,
 ) -> list[tuple[tuple[str, str], Path]]:
     """Play what is missing of every pairing, and return each one's record.
 
@@ -76,7 +77,7 @@ def play(
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
     records = [(pair, out / "match" / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
-    asyncio.run(_play_all(scenario, agents, records, starts, done))
+    asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))
     return records
 
 
@@ -86,8 +87,9 @@ async def _play_all(
     records: Sequence[tuple[tuple[str, str], Path]],
     starts: int,
     done: Done,
+    concurrency: int,
 ) -> None:
-    played, gate = 0, asyncio.Semaphore(CONCURRENCY)
+    played, gate = 0, asyncio.Semaphore(concurrency)
     planned = 2 * starts * len(records)
 
     async def one(seated: Mapping[str, str], seeds: tuple[int, int, int], record: RecordFile) -> None:

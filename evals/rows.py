@@ -54,7 +54,7 @@ class Row(BaseModel):
     regret_mean: float | None = None  # what a move lost against the best one, over the moves that were judged
     judged: int = 0  # moves; fewer than `turns` where earlier episodes were played without --regret
     turns: int
-    illegal: int  # answers with an action tag that holds no action of the game
+    illegal: int  # answers with an action tag that holds no action of the game, or none of this position
     unparsed: int  # empty answers and answers without a tag
     truncated: int  # answers cut off by the token limit
     filtered: int
@@ -123,7 +123,7 @@ def row_of(play: Series) -> Row:
         return_high=high,
         steps_mean=len(turns) / len(episodes),
         turns=len(turns),
-        illegal=sum(turn.failure is ParseFailure.ILLEGAL for turn in turns),
+        illegal=sum(turn.failure in (ParseFailure.ILLEGAL, ParseFailure.NOT_NOW) for turn in turns),
         unparsed=sum(turn.failure in (ParseFailure.EMPTY, ParseFailure.NO_TAG) for turn in turns),
         truncated=sum(turn.finish_reason == "length" for turn in turns),
         filtered=sum(turn.finish_reason == "content_filter" for turn in turns),

@@ -80,6 +80,7 @@ def test_a_row_by_hand() -> None:
     turns = [
         Turn(step=0, player="player", state="s", answer="", failure=ParseFailure.EMPTY, finish_reason="length"),
         Turn(step=1, player="player", state="s", answer="x", failure=ParseFailure.ILLEGAL, retries=2),
+        Turn(step=2, player="player", state="s", answer="x", failure=ParseFailure.NOT_NOW),
     ]
     one.finished[SEEDS[1]].turns += turns
     one.failed = [episode(1, False, error="timeout"), episode(4, False, error="timeout", turns=[])]
@@ -87,13 +88,13 @@ def test_a_row_by_hand() -> None:
     one.price = Price(prompt=2, completion=10)
     (row,) = build([one]).rows
     assert (row.episodes, row.successes, row.success_rate, row.optimum_share) == (4, 3, 0.75, 0.75)
-    assert (row.turns, row.illegal, row.unparsed, row.truncated, row.retries) == (6, 1, 1, 1, 2)
+    assert (row.turns, row.illegal, row.unparsed, row.truncated, row.retries) == (7, 2, 1, 1, 2)
     assert (row.failures, row.unfinished) == ({"timeout": 2}, 1)
     # four finished turns and the one turn of a failed attempt: its tokens are paid as well
-    assert (row.prompt_tokens, row.completion_tokens, row.usage_missing) == (5000, 250, 2)
+    assert (row.prompt_tokens, row.completion_tokens, row.usage_missing) == (5000, 250, 3)
     assert row.cost_usd == pytest.approx(5000 * 2e-6 + 250 * 10e-6)
-    assert row.seconds_per_step == pytest.approx(4 * 0.5 / 6)
-    assert row.steps_mean == 1.5
+    assert row.seconds_per_step == pytest.approx(4 * 0.5 / 7)
+    assert row.steps_mean == 1.75
 
 
 def test_pairs_are_over_shared_episodes_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from evals import match
 from evals.record import RecordFile
 from evals.verify import verify
+from msgrpo_agent.agent import Decision, OnText, View
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.references import OptimalAgent, RandomAgent
@@ -49,6 +51,24 @@ def test_a_match_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     again = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(again) == 8
     assert len({(one["start_seed"], one["chance_seed"], tuple(one["agents"].items())) for one in again}) == 8
+
+
+def test_no_more_games_at_once_than_are_allowed(tmp_path: Path) -> None:
+    class Counted(RandomAgent):
+        now = most = 0
+
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+            self.now -= 1
+            return await super().act(view)
+
+    for allowed in (1, 3):
+        agent = Counted()
+        both = dict.fromkeys(("random", "other"), agent)
+        match.play(get_scenario(NIM), both, [("random", "other")], 4, tmp_path / str(allowed), concurrency=allowed)
+        assert agent.most == allowed
 
 
 def test_two_matches_do_not_write_into_one_record(tmp_path: Path) -> None:

@@ -565,7 +565,17 @@ def test_a_secret_in_the_url_is_refused(query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"repeats": 2}, {"max_cost": 1.0}, {"max_tokens_total": 5}, {"names": ["random=x"]}, {"regret": True}]
+    "options",
+    [
+        {"repeats": 2},
+        {"max_cost": 1.0},
+        {"max_tokens_total": 5},
+        {"names": ["random=x"]},
+        {"regret": True},
+        {"price": "1,2"},
+        {"max_failures": 0},
+        {"retry_failed": True},
+    ],
 )
 def test_a_match_refuses_what_it_does_not_have(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="a match has no --"):

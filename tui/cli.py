@@ -45,7 +45,10 @@ def view(
 def play(
     scenario: Annotated[str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: choose.")] = None,
     agent: Annotated[
-        str, typer.Option(help="Who plays: nano, random, optimal, human, adapter:DIR, dqn:DIR, endpoint:URL#model.")
+        str,
+        typer.Option(
+            help="nano, nano:SCENARIO, random, optimal, human, adapter:DIR, base:DIR, dqn:DIR, endpoint:URL#model."
+        ),
     ] = "nano",
     against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
