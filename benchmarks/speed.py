@@ -112,7 +112,7 @@ def main() -> None:
         began = time.perf_counter()
         starts, first = next_starts(config, first)
         episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
-        groups = grouped(episodes, config, starts)
+        groups = grouped(episodes, config, step, starts)
         rollout = time.perf_counter() - began
         samples = [sample for one in pick(groups, config, generator) for sample in one.samples()]
         parts = list(micro_batches(samples, config.micro_batch_tokens, policy.model.device))

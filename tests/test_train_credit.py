@@ -57,6 +57,13 @@ def test_state_action_shares_what_an_action_brought() -> None:
     assert credit("state-action")[1][0] != credit("state")[1][0]  # wrong: luck after the same action counts as skill
 
 
+@pytest.mark.parametrize("name", ["state-action", "lambda"])
+def test_rounding_is_no_advantage(name: str) -> None:
+    """Equal returns of ten millions and a tenth: their means differ from them by rounding alone."""
+    flat = [[Step("s0", "up", 1e7 + 0.1)] for _ in range(22)]
+    assert credit(name, group=flat) == [[0.0]] * 22
+
+
 def test_lambda_is_the_tabular_error_at_0_and_the_return_to_go_less_its_value_at_1() -> None:
     """V = 1.5, 0.5, 1. δ = −1, ½, 0 and 1, −½; the sums at λ = 1 are −½, ½, 0 and ½, −½."""
     root = math.sqrt((1 + 0.25 + 0 + 1 + 0.25) / 5)

@@ -116,6 +116,17 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(finished: Path, tmp_path
     }
 
 
+def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: Path, tmp_path: Path) -> None:
+    """The last checkpoint was whole, and what stands after it was not, or is an earlier update's."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (out / WEIGHTS).unlink()
+    (out / "summary.json").unlink()
+    subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, check=True)
+    assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
+    assert (out / "summary.json").is_file()
+
+
 def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "stopped"
     running = subprocess.Popen(command(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -195,6 +195,19 @@ def test_a_token_that_the_policy_gave_up_cannot_outweigh_all_others() -> None:
     assert stats["kl"].item() != pytest.approx(wrong_unbounded)
 
 
+def test_a_token_that_is_all_but_impossible_leaves_the_gradient_finite() -> None:
+    """pref/pθ = e^94 is infinite in float32, and 0 · ∞ would be the gradient behind the cut-off."""
+    lp = torch.tensor([[-95.0, -1.0]], requires_grad=True)
+    loss, stats = policy_loss(
+        lp, lp.detach(), torch.tensor([[-1.0, -1.0]]), torch.zeros(1), torch.ones(1, 2),
+        clip_low=0.2, clip_high=0.2, kl_coef=1.0, aggregate="token",
+    )  # fmt: skip
+    loss.backward()
+    assert lp.grad is not None
+    assert lp.grad[0].tolist() == [0.0, 0.0]
+    assert stats["kl"].item() == pytest.approx(K3_MAX / 2)
+
+
 def test_padding_has_no_say() -> None:
     lp, old, ref, advantages, mask = random_inputs()
     noisy = torch.where(mask.bool(), old, torch.full_like(old, -1e3))

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from msgrpo_agent.agent import Completion, LanguageAgent
+from msgrpo_agent.episode import Turn
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.games.template import write
@@ -17,7 +20,7 @@ from msgrpo_agent.run_log import read_rows
 from msgrpo_agent.specs import make_agent
 from train import loop
 from train.advice import advice
-from train.collect import own_turns, seats_of
+from train.collect import Group, opponent_of, own_turns, seats_in, seats_of
 from train.config import TrainConfig, make_config
 from train.display import Quiet
 from train.teach import rows_of, teach
@@ -95,6 +98,9 @@ def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path)
     duel = get_scenario("snake-duel")
     assert [seats_of(duel, chosen, g) for g in range(3)] == [("snake1",), ("snake2",), ("snake1",)]
     assert seats_of(duel, config(scenario="snake-duel"), 0) == duel.players
+    one = config("groups=1", "opponent=random", scenario="snake-duel")
+    turns = [seats_in([(duel, 0)], one, step) for step in range(3)]
+    assert turns == [[("snake1",)], [("snake2",)], [("snake1",)]]  # from update to update, too
     kept: list[Any] = []
     real = loop.learn
 
@@ -115,6 +121,27 @@ def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path)
     returns = [float(value) for group in rollouts.groups for value in group.returns_G]
     shaped = sum(turn.shaping for turn in own_turns(rollouts.episodes)) / len(returns)
     assert row["rollout/return"] == pytest.approx(sum(returns) / len(returns) - shaped)
+
+
+def test_the_base_as_an_opponent_is_asked_as_the_policy_is() -> None:
+    opponent = opponent_of(config("opponent=base", "prompt=none", scenario="snake-duel"))
+    assert isinstance(opponent, LanguageAgent)
+    assert opponent.template.name == "none"
+
+
+def test_turns_with_another_history_are_in_another_state() -> None:
+    """The board alone would say that they are one moment."""
+    origin = get_scenario("frozen-lake").new(0, 0)
+
+    def turn(*prompt: int, reward: float) -> Turn:
+        completion = Completion("", "stop", prompt_ids=prompt, token_ids=(1,), logprobs=(0.0,))
+        return Turn(step=0, player="player", state="s", action="up", reward=reward).model_copy(
+            update={"completion": completion}
+        )
+
+    group = Group(origin, [[turn(1, 2, reward=1)], [turn(1, 3, reward=0)]], torch.zeros(2), torch.zeros(2))
+    (one,), (other,) = group.trajectories()
+    assert one.state != other.state
 
 
 def test_an_opponent_needs_a_game_of_two() -> None:

@@ -58,9 +58,10 @@ def test_a_value_comes_from_the_other_groups_alone() -> None:
     assert first.tolist() != pytest.approx(second.tolist())  # wrong: one head, fitted on what it is asked about
 
 
-def test_a_single_group_has_no_values() -> None:
+def test_where_there_is_no_other_start_the_value_is_the_mean() -> None:
+    """0 would make every turn of a game that pays look good, whatever was done."""
     (alone,) = left_out_values([torch.ones(3, 2, dtype=torch.float64)], [torch.arange(3.0, dtype=torch.float64)], [0])
-    assert alone.tolist() == [0, 0, 0]
+    assert alone.tolist() == [1, 1, 1]
 
 
 def test_the_other_seat_of_a_game_is_no_data() -> None:
@@ -72,7 +73,7 @@ def test_the_other_seat_of_a_game_is_no_data() -> None:
     assert mine.tolist() == pytest.approx([0.0] * 6, abs=1e-6)  # fitted on the third alone
     assert other.tolist() == pytest.approx([0.0] * 6, abs=1e-6)
     assert third.tolist() != pytest.approx([0.0] * 6, abs=1e-3)
-    assert [one.tolist() for one in left_out_values(states[:2], targets[:2], [0, 0])] == [[0.0] * 6] * 2
+    assert [one.tolist() for one in left_out_values(states[:2], targets[:2], [0, 0])] == [[1.0] * 6, [-1.0] * 6]
 
 
 @given(st.integers(2, 4), st.integers(1, 5), st.integers(0, 99))
@@ -98,7 +99,7 @@ def test_every_turn_of_a_rollout_has_a_value() -> None:
     policy = Policy(settings)
     model = HfEngine(policy, LAKE, settings).load(0)
     starts, _ = next_starts(settings, 0)
-    groups = grouped(asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)), settings, starts)
+    groups = grouped(asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)), settings, 0, starts)
     values = critic_values(policy, groups, 1.0, ALONE)
     assert [[len(one) for one in group.turns] for group in groups] == [[len(one) for one in of] for of in values]
     same = [values[0][j][0] for j in range(6)]
@@ -182,7 +183,7 @@ def test_branches_go_on_from_the_disputed_state() -> None:
     model = HfEngine(policy, LAKE, settings).load(0)
     starts, _ = next_starts(settings, 0)
     episodes = asyncio.run(play_groups(model, settings, 0, starts, settings.sampling))
-    found = forks(episodes, settings, starts)
+    found = forks(episodes, settings, 0, starts)
     assert found
     on = asyncio.run(play_forks(model, settings, 0, found, settings.sampling))
     groups = branch_groups(on, 3, found)
@@ -304,6 +305,14 @@ def test_a_mixture_draws_its_scenarios_by_their_shares() -> None:
         ("frozen-lake", ['objectives={"beauty": 1}'], "beauty"),
         ("frozen-lake", ["branch=1"], "branch is 1"),
         ("frozen-lake", ["branch=2", "ahead=1", "rollouts=vllm"], "ahead=1"),
+        ("frozen-lake~noise", ['objectives={"words": 1}'], "no true words there"),
+        ("frozen-lake,frozen-lake~noise", ["gate=train.gates:true_words"], "no true words there"),
+        ("frozen-lake", ['objectives={"brevity": -0.9}', "objective_weights=variance"], "0 or more"),
+        ("frozen-lake,snake", ["drop_groups=0.5"], "several"),
+        ("frozen-lake,snake", ["credit=critic"], "several"),
+        ("snake-duel", ["opponent=randm"], "in this process"),
+        ("snake-duel", ["opponent=human"], "in this process"),
+        ("snake-duel", ["opponent=endpoint:http://127.0.0.1:8000/v1#m"], "in this process"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(scenario: str, settings: list[str], said: str) -> None:

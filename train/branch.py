@@ -22,7 +22,7 @@ from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, new_episode, play_on, replay
-from train.collect import POLICY, Group, OnEnded, Start, seated, seats_of, silent, together
+from train.collect import POLICY, Group, OnEnded, Start, seated, seats_in, silent, together
 from train.config import TrainConfig
 from train.credit import Trajectories, action_gains, by_state
 from train.ranks import ALONE, Ranks
@@ -39,12 +39,11 @@ class Fork:
     seats: tuple[str, ...]  # the policy's
 
 
-def forks(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Start]) -> list[Fork]:
+def forks(episodes: Sequence[Episode], config: TrainConfig, step: int, starts: Sequence[Start]) -> list[Fork]:
     """For each start the state that its episodes disagree about most; none where no state tells actions apart."""
     found = []
-    for g, (scenario, start) in enumerate(starts):
+    for g, ((scenario, start), seats) in enumerate(zip(starts, seats_in(starts, config, step), strict=True)):
         of_start = episodes[g * config.group_size : (g + 1) * config.group_size]
-        seats = seats_of(scenario, config, g)
         found_in = (Group.of(scenario.new(start, 0), of_start, player, g) for player in seats)
         groups = [group for group in found_in if group is not None]
         places = [

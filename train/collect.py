@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,12 +58,17 @@ class Group:
 
     def trajectories(self) -> list[list[Step]]:
         """The turns as far as credit goes."""
-        return [[Step(turn.state, turn.action, turn.paid + turn.shaping) for turn in one] for one in self.turns]
+        return [[Step(_asked(turn), turn.action, turn.paid + turn.shaping) for turn in one] for one in self.turns]
 
     @property
     def is_flat(self) -> bool:
         """All returns equal: no episode was better than another, so there is nothing to learn from."""
         return not bool(self.advantages_G.any())
+
+
+def _asked(turn: Turn) -> Hashable:
+    """What the policy was asked: with a history in the prompt the state alone would not tell two moments apart."""
+    return turn.completion.prompt_ids if turn.completion is not None else turn.state
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,15 @@ def seated(
     return {player: agent if opponent is None or player in seats else opponent for player in scenario.players}
 
 
-def seats_of(scenario: Scenario, config: TrainConfig, g: int) -> tuple[str, ...]:
-    """The policy's seats in the g-th group of an update: all, or against an opponent each seat in its turn."""
+def seats_of(scenario: Scenario, config: TrainConfig, number: int) -> tuple[str, ...]:
+    """The policy's seats in the start of this number: all, or against an opponent each seat in its turn."""
     players = scenario.players
-    return players if config.opponent is None else (players[g % len(players)],)
+    return players if config.opponent is None else (players[number % len(players)],)
+
+
+def seats_in(starts: Sequence[Start], config: TrainConfig, step: int) -> list[tuple[str, ...]]:
+    """The policy's seats in each group of update `step`; the turns of the seats go on from update to update."""
+    return [seats_of(scenario, config, step * config.groups + g) for g, (scenario, _) in enumerate(starts)]
 
 
 def own_seats(episode: Episode) -> list[str]:
@@ -127,11 +137,13 @@ def own_turns(episodes: Sequence[Episode]) -> list[Turn]:
 
 
 def opponent_of(config: TrainConfig) -> Agent | None:
-    """The agent that `config.opponent` names; `base` is the model that the policy began as."""
+    """The agent that `config.opponent` names; `base` is what the policy began as, and is asked as the policy is."""
     if config.opponent is None:
         return None
+    if config.opponent != "base":
+        return make_agent(config.opponent, config.sampling)
     base = "nano" if config.base == "nano" else f"base:{config.base}"
-    return make_agent(base if config.opponent == "base" else config.opponent, config.sampling)
+    return make_agent(base, config.sampling, template=config.prompt, chat=config.chat)
 
 
 async def together(
@@ -175,21 +187,21 @@ async def play_groups(
             start,
             derive_seed("chance", config.seed, step, g, j),
             derive_seed("sampling", config.seed, step, g, j),
-            seats_of(scenario, config, g),
+            seats,
         )
-        for g, (scenario, start) in enumerate(starts)
+        for g, ((scenario, start), seats) in enumerate(zip(starts, seats_in(starts, config, step), strict=True))
         for j in range(config.group_size)
     ]
     agent = LanguageAgent(POLICY, model, sampling, config.prompt)
     return await play_episodes(agent, ranks.share(plays), Shaping(config.format_penalty), ended, opponent)
 
 
-def grouped(episodes: Sequence[Episode], config: TrainConfig, starts: Sequence[Start]) -> list[Group]:
+def grouped(episodes: Sequence[Episode], config: TrainConfig, step: int, starts: Sequence[Start]) -> list[Group]:
     """Compare the episodes of each start within their group, each of the policy's seats by itself."""
     size = config.group_size
     found = (
         Group.of(scenario.new(start, 0), episodes[g * size : (g + 1) * size], player, g)
-        for g, (scenario, start) in enumerate(starts)
-        for player in seats_of(scenario, config, g)
+        for g, ((scenario, start), seats) in enumerate(zip(starts, seats_in(starts, config, step), strict=True))
+        for player in seats
     )
     return [group for group in found if group is not None]

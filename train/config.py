@@ -22,6 +22,9 @@ from train.credit import Credit
 from train.msgrpo import Aggregate
 from train.objectives import OBJECTIVES, Weights
 from train.selection import Selection
+from train.words import has_words
+
+OPPONENTS = ("base", "random", "optimal", "nano")
 
 
 class TrainConfig(BaseModel):
@@ -107,8 +110,16 @@ class TrainConfig(BaseModel):
             raise ValueError(f"mixture has {len(self.shares)} shares for {len(ids)} scenarios")
         if unknown := set(self.objectives) - set(OBJECTIVES):
             raise ValueError(f"no objective is named {unknown.pop()!r}: {', '.join(OBJECTIVES)}")
-        if self.opponent and any(len(scenario.players) == 1 for scenario in self.scenarios):
-            raise ValueError(f"opponent is {self.opponent!r}, and {self.scenario} has one player")
+        if self.opponent is not None:
+            self._check_opponent(self.opponent)
+        if "words" in self.objectives or self.gate == "train.gates:true_words":
+            for scenario in self.scenarios:
+                if not has_words(scenario):
+                    raise ValueError(f"nano's words say nothing of {scenario.id}: no true words there")
+        if self.objective_weights == "variance" and any(scale < 0 for scale in self.objectives.values()):
+            raise ValueError("objective_weights=variance divides by a sum, so every objective must be 0 or more")
+        if len(ids) > 1 and (self.drop_groups or self.credit == "critic"):
+            raise ValueError("drop_groups and credit=critic compare returns of one game; scenario names several")
         if self.branch and self.prompt.history:
             raise ValueError("branch begins in mid-game, where a prompt with history lacks the turns before")
         if self.branch == 1:
@@ -126,6 +137,15 @@ class TrainConfig(BaseModel):
         if self.keep > self.group_size:
             raise ValueError(f"keep (G′) is {self.keep}, more than group_size (G), {self.group_size}")
         return self
+
+    def _check_opponent(self, opponent: str) -> None:
+        if any(len(scenario.players) == 1 for scenario in self.scenarios):
+            raise ValueError(f"opponent is {opponent!r}, and {self.scenario} has one player")
+        if opponent not in OPPONENTS and opponent.partition(":")[0] not in ("nano", "adapter", "base", "dqn"):
+            known = f"{', '.join(OPPONENTS)}, nano:SCENARIO, adapter:DIR, base:DIR, dqn:DIR"
+            raise ValueError(f"opponent is {opponent!r}, and must play in this process: {known}")
+        if opponent == "optimal" and (without := [one.id for one in self.scenarios if one.reference is None]):
+            raise ValueError(f"opponent is 'optimal', and {without[0]} has no reference player")
 
     @property
     def scenarios(self) -> list[Scenario]:

@@ -89,7 +89,7 @@ def state_action(trajectories: Trajectories, gamma: float, lam: float, weight: f
 
     Scaled by the root of the mean square over all turns; not centred, since it is centred in every state already.
     """
-    return _scaled(action_gains(trajectories, gamma))
+    return _scaled(action_gains(trajectories, gamma), trajectories)
 
 
 def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
@@ -130,7 +130,7 @@ def _gae(trajectories: Trajectories, values: Advantages, gamma: float, lam: floa
             following = value
             advantages.append(advantage)
         found.append(advantages[::-1])
-    return _scaled(found)
+    return _scaled(found, trajectories)
 
 
 ESTIMATORS: Mapping[Credit, Callable[[Trajectories, float, float, float], Advantages]] = {
@@ -168,8 +168,9 @@ def _like(flat: Tensor, shape: Advantages) -> Advantages:
     return [part.tolist() for part in torch.split(flat, [len(one) for one in shape])]
 
 
-def _scaled(values: Advantages) -> Advantages:
-    """Divided by the root of the mean square; zeros stay zeros."""
+def _scaled(values: Advantages, trajectories: Trajectories) -> Advantages:
+    """Divided by the root of the mean square; zeros, and what is rounding beside the rewards, become zeros."""
     flat = _flat(values)
+    least = 1e-9 * max(1.0, max(sum(abs(step.reward) for step in one) for one in trajectories))
     root = flat.square().mean().sqrt()
-    return _like(flat / root if root > 1e-9 else torch.zeros_like(flat), values)
+    return _like(flat / root if root > least else torch.zeros_like(flat), values)

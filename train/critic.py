@@ -49,12 +49,13 @@ def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor], places:
         places: the start of each group. Both seats of a game share its episodes: what one lost the other won, so
             neither may be the other's data.
 
-    A constant is one of the features, and it is not shrunk. Where all groups have one start, all values are 0.
+    A constant is one of the features, and it is not shrunk. Where all groups have one start, there is no other data,
+    and each group's value is the mean of its own returns to go.
     """
     states = [torch.cat([one, one.new_ones(len(one), 1)], dim=1) for one in states]
     squares, products = [one.T @ one for one in states], [x.T @ y for x, y in zip(states, targets, strict=True)]
     if len(set(places)) == 1:
-        return [torch.zeros_like(target) for target in targets]
+        return [target.mean().expand(len(target)) for target in targets]
     whole, product = torch.stack(squares).sum(0), torch.stack(products).sum(0)
     shrink = RIDGE * whole.diagonal()[:-1].mean() * torch.eye(len(whole), dtype=whole.dtype)
     shrink[-1, -1] = 1e-9

@@ -11,13 +11,13 @@ from typing import Any
 
 from evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from evals.suites import SUITE_VERSION, episode_seeds
-from msgrpo_agent.agent import LanguageAgent, LanguageModel
+from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.run_log import METRICS, read_rows
-from train.checkpoint import Progress
-from train.collect import POLICY, OnEnded, Play, opponent_of, own_turns, play_episodes, seats_of, silent
+from train.checkpoint import Progress, replace_text
+from train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent
 from train.config import TrainConfig
 from train.curve import draw_curve
 from train.display import counter
@@ -49,6 +49,7 @@ def evaluate(
     config: TrainConfig,
     ranks: Ranks = ALONE,
     ended: OnEnded = silent,
+    opponent: Agent | None = None,
 ) -> Evaluation:
     """Play the fixed validation starts with the training's own sampling; no shaping."""
     agent = LanguageAgent(POLICY, model, config.sampling, config.prompt)
@@ -56,7 +57,7 @@ def evaluate(
         Play(scenario, *seeds, seats_of(scenario, config, i))
         for i, seeds in enumerate(episode_seeds(scenario, config.eval_episodes, "val"))
     ]
-    playing = play_episodes(agent, ranks.share(plays), Shaping(), ended, opponent_of(config))
+    playing = play_episodes(agent, ranks.share(plays), Shaping(), ended, opponent)
     episodes = ranks.gather(asyncio.run(playing))
     turns = own_turns(episodes)
     values = [episode.score for episode in episodes]
@@ -69,7 +70,9 @@ def evaluate(
 class Evaluations:
     """Before, every `eval_every` updates, and after: each is written once, also when a run is resumed."""
 
-    def __init__(self, out: Path, scenario: Scenario, config: TrainConfig, from_step: int, ranks: Ranks) -> None:
+    def __init__(
+        self, out: Path, scenario: Scenario, config: TrainConfig, from_step: int, ranks: Ranks, opponent: Agent | None
+    ) -> None:
         rows = read_rows(out) if ranks.first else []
         self.done = {row["step"]: row for row in rows if row["kind"] == "eval" and row["step"] <= from_step}
         if ranks.first and from_step and 0 not in self.done:
@@ -82,7 +85,7 @@ class Evaluations:
                 f"{out} was begun with the starts of suite version {versions.pop()}, this is {SUITE_VERSION}",
                 fix="start again in another --out",
             )
-        self._scenario, self._config, self._ranks = scenario, config, ranks
+        self._scenario, self._config, self._ranks, self._opponent = scenario, config, ranks, opponent
 
     def due(self, step: int) -> bool:
         asked = step % self._config.eval_every == 0 or step == self._config.steps
@@ -105,7 +108,7 @@ class Evaluations:
         """Evaluate and return the row: score, mean and interval, seconds, and every episode's value."""
         began = time.perf_counter()
         ended = counter(report, f"evaluation after {step} updates")
-        found = evaluate(model, self._scenario, self._config, self._ranks, ended)
+        found = evaluate(model, self._scenario, self._config, self._ranks, ended, self._opponent)
         row = {
             "score": found.score,
             "suite_version": SUITE_VERSION,  # another one has other starts
@@ -138,5 +141,5 @@ def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Eval
     if score == "success":
         summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in after["values"]], [v > 0 for v in before["values"]])
     draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

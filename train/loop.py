@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from msgrpo_agent import run_log
+from msgrpo_agent.agent import Agent
 from msgrpo_agent.errors import RunError, UsageError
 from msgrpo_agent.rollout import derive_seed
 from msgrpo_agent.run_log import CONFIG
@@ -20,7 +21,7 @@ from train import checkpoint
 from train.advice import advice
 from train.batch import Picked, pick
 from train.checkpoint import Progress, State
-from train.collect import own_seats, own_turns
+from train.collect import opponent_of, own_seats, own_turns
 from train.config import TrainConfig
 from train.critic import critic_values
 from train.display import counter
@@ -56,13 +57,19 @@ def train(
         gate_named(config.gate)  # a wrong name ends the run before anything is written or loaded
         config = ranks.agree(config)
         report.doing(f"loading {config.base}")
-        policy = Policy(config)
+        policy, opponent = Policy(config), opponent_of(config)
         with run_log.alone(out) if ranks.first else nullcontext():
-            return _train(policy, config, out, report, logs, ranks)
+            return _train(policy, opponent, config, out, report, logs, ranks)
 
 
 def _train(
-    policy: Policy, config: TrainConfig, out: Path, report: Reporter, logs: Sequence[str], ranks: Ranks
+    policy: Policy,
+    opponent: Agent | None,
+    config: TrainConfig,
+    out: Path,
+    report: Reporter,
+    logs: Sequence[str],
+    ranks: Ranks,
 ) -> dict[str, Any]:
     scenario = config.scenarios[0]
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
@@ -70,8 +77,10 @@ def _train(
     with closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
         model = engine.load(run.step)
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
-        evaluations = Evaluations(out, scenario, config, run.step, ranks)
-        with closing(sinks), closing(Pace(config, ranks)) as pace, stop_requests(report) as stop:
+        evaluations = Evaluations(out, scenario, config, run.step, ranks, opponent)
+        if ranks.first:
+            run.mend()
+        with closing(sinks), closing(Pace(config, ranks, opponent)) as pace, stop_requests(report) as stop:
             told = False
             while stop.asked is None:
                 try:
@@ -151,6 +160,11 @@ class Run:
         checkpoint.save(self._out, self._state)
         self._policy.save_adapter(self._out, self._state.adapter)
         self._saved = self.step
+
+    def mend(self) -> None:
+        """Write the adapter of the checkpoint that the run goes on from: a stop between the two left an older one."""
+        if self.step:
+            self._policy.save_adapter(self._out, self._state.adapter)
 
     def _copy(self) -> State:
         return State(self.progress, self._policy.adapter_state(), _on_cpu(self._optimizer.state_dict()))

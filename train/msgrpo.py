@@ -22,6 +22,7 @@ from torch import Tensor
 
 Aggregate = Literal["token", "turn"]
 K3_MAX = 100.0  # of one token: pref/pθ up to about 105
+K3_FAR = 20.0  # nats: k3 is far beyond its maximum there, and its exponential still finite, or its gradient were NaN
 
 
 def composite_returns(rewards: Sequence[Sequence[float]], shaping: Sequence[Sequence[float]]) -> Tensor:
@@ -116,7 +117,7 @@ def policy_loss(
     ratio = ((logprobs_NT - old_logprobs_NT) * mask).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    log_r = (ref_logprobs_NT - logprobs_NT) * mask
+    log_r = ((ref_logprobs_NT - logprobs_NT) * mask).clamp(max=K3_FAR)
     kl = (log_r.exp() - log_r - 1).clamp(max=K3_MAX)
     losses = kl_coef * kl - surrogate
     if aggregate == "token":

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from msgrpo_agent.agent import LanguageModel, Sampling
+from msgrpo_agent.agent import Agent, LanguageModel, Sampling
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import stream
 from train.branch import branch_groups, forks, play_forks
 from train.checkpoint import Progress
-from train.collect import Group, OnEnded, Start, grouped, opponent_of, play_groups, silent
+from train.collect import Group, OnEnded, Start, grouped, play_groups, silent
 from train.config import TrainConfig
 from train.ranks import Ranks
 
@@ -51,8 +51,8 @@ class _Played:
 class Pace:
     """Gives each update its rollouts; with `ahead`, begins those of the next one at the same moment."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
-        self._config, self._ranks, self._opponent = config, ranks, opponent_of(config)
+    def __init__(self, config: TrainConfig, ranks: Ranks, opponent: Agent | None = None) -> None:
+        self._config, self._ranks, self._opponent = config, ranks, opponent
         self._coming: _InThread | None = None
 
     def next(self, progress: Progress, model: LanguageModel, sampling: Sampling, ended: OnEnded) -> Rollouts:
@@ -66,13 +66,13 @@ class Pace:
         episodes = self._ranks.gather(mine.episodes)
         found, branched = [], []
         if self._config.branch:
-            found = forks(episodes, self._config, mine.starts)
+            found = forks(episodes, self._config, step, mine.starts)
             going_on = play_forks(model, self._config, step, found, sampling, self._ranks, ended, self._opponent)
             branched = self._ranks.gather(asyncio.run(going_on))
         waited = time.perf_counter() - began
         if self._config.ahead and step + 1 < self._config.steps:
             self._coming = _InThread(self._play(mine.next_start, step + 1, step, model, sampling, silent))
-        groups = grouped(episodes, self._config, mine.starts)
+        groups = grouped(episodes, self._config, step, mine.starts)
         groups += branch_groups(branched, self._config.branch, found)
         return Rollouts(groups, episodes, branched, mine.next_start, step - mine.version, mine.seconds, waited)
 

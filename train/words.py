@@ -22,7 +22,7 @@ import numpy as np
 
 from msgrpo_agent.episode import Turn
 from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Game
+from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
 from msgrpo_agent.games.search import optimal_values
 from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
@@ -55,7 +55,7 @@ class Sight:
             self.things |= {cell: kind.name for kind in game.setting.items for cell in game.items[kind.name]}
             self.values = {kind.name: float(kind.value) for kind in game.setting.items}
         else:
-            raise UsageError(f"nano has no words for {type(game).__name__}")
+            raise UsageError(f"nano has no words for {type(game).__name__}")  # has_words says so before
 
     def _of_row(self, row: int, column: int) -> Cell:
         assert isinstance(self.game, FrozenLake)
@@ -215,6 +215,11 @@ def _cell(text: str) -> Cell:
 
 def _cells(text: str) -> Iterator[Cell]:
     return (_cell(found) for found in re.findall(r"\(\d,\d\)", text))
+
+
+def has_words(scenario: Scenario) -> bool:
+    """Whether nano's form of thought can be held against the scenario's games."""
+    return isinstance(scenario.new(0, 0), FrozenLake | Snake)
 
 
 @dataclass(frozen=True)
