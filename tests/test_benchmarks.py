@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from msgrpo_agent.agent import Agent
+from msgrpo_agent.game import Outcome
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo_agent.rollout import play_episode
 
 pytest.importorskip("torch")
 
@@ -48,3 +56,26 @@ def test_taking_the_means_for_the_parts_would_be_wrong(luck: Any) -> None:
     wrong = np.mean([one.mean(0).var(ddof=1) for one in squares])
     assert wrong == pytest.approx(1 / 6, rel=0.1)
     assert np.mean([luck.components(one)[1] for one in squares]) == pytest.approx(0.0, abs=0.02)
+
+
+@pytest.fixture
+def fatal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module("fatal")
+
+
+@pytest.mark.parametrize("agent", [RandomAgent(), OptimalAgent()], ids=["random", "optimal"])
+def test_what_killed_is_the_last_turn_of_an_episode_that_ended_early(fatal: Any, agent: Agent) -> None:
+    snake, ends, found = get_scenario("snake"), set(), Counter[str]()
+    for start in range(12):
+        episode = asyncio.run(
+            play_episode(snake, {"snake1": agent}, start_seed=start, chance_seed=0, sampling_seed=0)
+        )
+        kinds = [one.kind for one in fatal.seen(snake, episode)]
+        died = episode.outcome is Outcome.TERMINATED
+        assert [kind == "fatal" for kind in kinds] == [False] * (len(kinds) - 1) + [died]
+        ends.add(died)
+        found.update(kinds)
+    assert (agent.spec == "random") in ends
+    share = found["nearer"] / found.total()
+    assert share > 0.8 if agent.spec == "optimal" else share < 0.6

@@ -313,6 +313,7 @@ def test_a_mixture_draws_its_scenarios_by_their_shares() -> None:
         ("snake-duel", ["opponent=randm"], "in this process"),
         ("snake-duel", ["opponent=human"], "in this process"),
         ("snake-duel", ["opponent=endpoint:http://127.0.0.1:8000/v1#m"], "in this process"),
+        ("spiel:kuhn_poker", ["opponent=optimal"], "no reference player"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(scenario: str, settings: list[str], said: str) -> None:

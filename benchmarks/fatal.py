@@ -1,0 +1,145 @@
+"""How loudly does each credit say what killed the snake, and does the snake know?
+
+    python benchmarks/fatal.py --adapter msgrpo_agent/nano/adapters/snake --result benchmarks/results/fatal-snake.json
+
+Snake has no exact advantages to hold an estimator against (`credit_truth.py` has them for the lake), but the worth of
+some of its turns is beyond doubt: one that kills costs the reward of death and all apples after it, and a step nearer
+to the nearest apple is better than one away from it. The policy plays groups as in training; for each estimator the
+mean advantage of three kinds of turns is taken, in units of the root of the mean square over all turns. An estimator
+with twice the value needs a quarter of the episodes to see as much.
+
+Beside it: in how many of the turns that killed the model's own words said that something deadly lies there, and how
+sure of its action it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import facts
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
+from words import load
+
+from msgrpo_agent.agent import Completion
+from msgrpo_agent.episode import Episode, Turn
+from msgrpo_agent.game import Scenario
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.games.snake import DELTA, Snake
+from msgrpo_agent.models.loading import ADAPTER_WEIGHTS
+from train.batch import turn_advantages
+from train.collect import Group, grouped, play_groups
+from train.config import TrainConfig, make_config
+from train.critic import critic_values
+from train.policy import Policy
+from train.ranks import ALONE
+from train.token_weights import token_weights
+from train.words import DEADLY, Sight, Words, gap
+
+KINDS = ("fatal", "nearer", "other")
+GAMMAS, LAMBDAS = (0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is to know of a turn: its kind, and what lay, by the model's own words, where it went."""
+
+    kind: str
+    said: str | None
+
+
+def seen(scenario: Scenario, episode: Episode) -> Iterator[Seen]:
+    """Every turn of an episode, which is played again to know."""
+    game = scenario.new(episode.start_seed, episode.chance_seed)
+    assert isinstance(game, Snake)
+    for turn in episode.turns:
+        nearest, at = Sight(game, turn.player).nearest, game.bodies[turn.player][0]
+        words = Words.read(turn.answer or "")
+        game.step({turn.player: turn.action})
+        if not game.alive(turn.player):
+            kind = "fatal"
+        else:
+            there = game.bodies[turn.player][0]
+            kind = "nearer" if nearest and gap(there, nearest[1]) < gap(at, nearest[1]) else "other"
+        yield Seen(kind, words.beside[turn.action][1] if words and turn.action in DELTA else None)
+
+
+def sureness(turn: Turn, tokenizer: PreTrainedTokenizerBase) -> float:
+    """The probability of the tokens from the action on: those that `words_weight` leaves as they are."""
+    completion: Completion | None = turn.completion
+    assert completion is not None
+    weights = token_weights(completion, tokenizer, 0.0)
+    return math.exp(sum(log for log, weight in zip(completion.logprobs, weights, strict=True) if weight))
+
+
+def means(groups: Sequence[Group], kinds: np.ndarray, config: TrainConfig, values: Any = None) -> dict[str, float]:
+    """The mean advantage of each kind of turn, divided by the root of the mean square over all."""
+    credits = [turn_advantages(group, config, values[g] if values else None) for g, group in enumerate(groups)]
+    found = np.array([advantage for of_group in credits for one in of_group for advantage in one])
+    root = math.sqrt((found**2).mean())
+    return {kind: float(found[kinds == kind].mean() / root) for kind in KINDS}
+
+
+def measured(adapter: str | None, scenario: Scenario, starts: int) -> dict[str, Any]:
+    config = make_config(given={"scenario": scenario.id, "groups": starts})
+    policy = Policy(config)
+    if adapter:
+        policy.load_adapter_state(load_file(Path(adapter) / ADAPTER_WEIGHTS))
+    chosen = [(scenario, start) for start in islice(scenario.starts("train"), starts)]
+    model = load(f"adapter:{adapter}" if adapter else "nano")
+    episodes = asyncio.run(play_groups(model, config, 0, chosen, config.sampling))
+    groups = grouped(episodes, config, 0, chosen)
+    known = [one for episode in episodes for one in seen(scenario, episode)]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    kinds = np.array([one.kind for one in known])
+    fatal = [(one, turn) for one, turn in zip(known, turns, strict=True) if one.kind == "fatal"]
+
+    def row(credit: str, gamma: float, lam: float | None = None, values: Any = None) -> dict[str, Any]:
+        asked = config.model_copy(update={"credit": credit, "gamma": gamma, "lam": lam})
+        return {"credit": credit, "gamma": gamma, "lam": lam} | means(groups, kinds, asked, values)
+
+    rows = [row("episode", 1.0), *(row("to-go", gamma) for gamma in GAMMAS)]
+    for gamma in GAMMAS:
+        values = critic_values(policy, groups, gamma, ALONE)
+        rows += [row("critic", gamma, lam, values) for lam in LAMBDAS]
+    return {
+        "model": f"adapter:{adapter}" if adapter else "nano",
+        "scenario": scenario.id,
+        "episodes": len(episodes),
+        "return": float(np.mean([episode.score for episode in episodes])),
+        "died": len(fatal) / len(episodes),
+        "share": {kind: float((kinds == kind).mean()) for kind in KINDS},
+        "said_so": float(np.mean([one.said in DEADLY for one, _ in fatal])),
+        "sureness": float(np.median([sureness(turn, policy.tokenizer) for _, turn in fatal])),
+        "credits": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--adapter", action="append", default=[], help="an adapter of nano; nano itself comes first")
+    parser.add_argument("--starts", type=int, default=12)
+    parser.add_argument("--result", type=Path, required=True)
+    given = parser.parse_args()
+    result: dict[str, Any] = {"machine": facts(), "found": []}
+    for adapter in (None, *given.adapter):
+        found = measured(adapter, get_scenario("snake"), given.starts)
+        result["found"].append(found)
+        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        print(found["model"], *(f"{key} {found[key]:.3f}" for key in ("return", "died", "said_so", "sureness")))
+        for one in found["credits"]:
+            name = f"{one['credit']} γ={one['gamma']}" + ("" if one["lam"] is None else f" λ={one['lam']}")
+            print(f"  {name:24}", *(f"{kind} {one[kind]:+.2f}" for kind in KINDS), flush=True)
+
+
+if __name__ == "__main__":
+    main()
