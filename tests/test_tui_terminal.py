@@ -94,6 +94,20 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         made.close()
 
 
+def test_an_app_that_never_stopped_does_not_start_again(terminal: Terminal) -> None:
+    """The end of a terminal sends SIGCONT as well; with two threads at the keys the app waited for one for ever."""
+    terminal.tmux("new-window", " ".join(["exec", *PLAY, "snake", "--agent", "human"]))
+    terminal.sees("step 0/20")
+    process = int(terminal.tmux("display-message", "-p", "#{pane_pid}"))
+    threads = len(list(Path(f"/proc/{process}/task").iterdir()))
+    for _ in range(3):
+        os.kill(process, signal.SIGCONT)
+        time.sleep(0.3)
+    assert len(list(Path(f"/proc/{process}/task").iterdir())) == threads
+    terminal.tmux("kill-window")
+    wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app", 30)
+
+
 @pytest.mark.parametrize("agent", ["human", "optimal", "nano"])
 def test_the_app_ends_with_its_terminal(terminal: Terminal, agent: str) -> None:
     """A window that is closed takes no more output: what draws must not wait for it for ever."""

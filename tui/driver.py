@@ -44,3 +44,12 @@ class TerminalDriver(LinuxDriver):
         except OSError:
             columns = rows = 0
         return (columns, rows) if columns and rows else super()._get_terminal_size()
+
+    def _sigcont_application(self, *signals: Any) -> None:
+        """Take the terminal up again, if the app had given it up.
+
+        The end of a terminal sends SIGCONT too, to an app that never stopped. Textual would start its threads a
+        second time there, and wait at the end for one of two.
+        """
+        if self._must_signal_resume:
+            super()._sigcont_application(*signals)
