@@ -99,11 +99,12 @@ def test_an_app_that_never_stopped_does_not_start_again(terminal: Terminal) -> N
     terminal.tmux("new-window", " ".join(["exec", *PLAY, "snake", "--agent", "human"]))
     terminal.sees("step 0/20")
     process = int(terminal.tmux("display-message", "-p", "#{pane_pid}"))
+    time.sleep(SETTLES_S)
     threads = len(list(Path(f"/proc/{process}/task").iterdir()))
     for _ in range(3):
         os.kill(process, signal.SIGCONT)
         time.sleep(0.3)
-    assert len(list(Path(f"/proc/{process}/task").iterdir())) == threads
+    assert len(list(Path(f"/proc/{process}/task").iterdir())) <= threads
     terminal.tmux("kill-window")
     wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app", 30)
 
