@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from msgrpo_agent.errors import UsageError
-from train.config import PRESETS, make_config
+from msgrpo_agent.games import SCENARIOS
+from train.config import CHOSEN, PRESETS, make_config
 
 
 def test_later_ones_win(tmp_path: Path) -> None:
@@ -26,6 +27,14 @@ def test_the_paper_preset_is_the_papers() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_valid(preset: str) -> None:
     make_config(preset)
+
+
+def test_settings_are_chosen_for_scenarios_that_are_there() -> None:
+    """A misspelt name would never be looked up; and each must fit with the rest of the preset."""
+    assert set(CHOSEN) <= set(SCENARIOS)
+    for scenario in SCENARIOS:
+        config = make_config(given={"scenario": scenario})
+        assert CHOSEN.get(scenario, {}).items() <= config.model_dump().items()
 
 
 @pytest.mark.parametrize(
