@@ -6,6 +6,7 @@ import asyncio
 import importlib
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,3 +80,44 @@ def test_what_killed_is_the_last_turn_of_an_episode_that_ended_early(fatal: Any,
     assert (agent.spec == "random") in ends
     share = found["nearer"] / found.total()
     assert share > 0.8 if agent.spec == "optimal" else share < 0.6
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module("told")
+
+
+def test_who_is_told_says_its_own_words_and_the_action_that_follows_from_them(told: Any) -> None:
+    config = told.make_config(given={"scenario": "snake", "groups": 1, "group_size": 6, "keep": 6})
+    policy, starts = told.Policy(config), [(told.SNAKE, 0)]
+    episodes = asyncio.run(told.play_groups(told.load("nano"), config, 0, starts, config.sampling))
+    turns = [turn for episode in episodes for turn in episode.turns]
+    samples = list(told.told(policy, episodes, {"apple": 1.0}, 0))
+    assert len(samples) == len(turns)  # every thought of these can be read
+    same = 0
+    for turn, sample in zip(turns, samples, strict=True):
+        text, (own, _, _) = policy.tokenizer.decode(list(sample.answer_ids)), turn.answer.partition("<action>")
+        words, action = told.Words.read(own), text.partition("<action>")[2].partition("<")[0]
+        assert text == f"{own}<action>{action}</action>"
+        assert sum(sample.weights) == 3 == sum(sample.weights[-3:])
+        safe = [name for name, (_, seen) in words.beside.items() if seen not in told.DEADLY]
+        assert action in safe or not safe
+        if action == turn.action:
+            same += 1
+            said = turn.completion.token_ids
+            assert sample.answer_ids == said[: len(sample.answer_ids)]  # as nano itself would write it
+    assert 0 < same < len(turns)
+
+
+def test_danger_and_bites_by_hand(told: Any) -> None:
+    def turn(right: str, way: str, action: str) -> SimpleNamespace:
+        words = f"at (2,2) up (2,3) free down (2,1) body left (1,2) free right (3,2) {right}. apple (4,2){way}."
+        return SimpleNamespace(answer=f"{words}<action>{action}</action>", action=action)
+
+    safe = [turn("free", " right", "right"), turn("free", " right", "down")]  # it bites itself, not lured there
+    lured = [turn("body", " right", "right"), turn("body", " right", "up"), turn("body", " right up", "down")]
+    unread = SimpleNamespace(answer="<action>up</action>", action="up")
+    assert told.bites([SimpleNamespace(turns=safe + lured + [unread])]) == pytest.approx(
+        {"danger": 3 / 5, "bites": 2 / 3}
+    )

@@ -1,0 +1,169 @@
+"""How fast does the adapter learn when it is *told* the right action in every turn? A ceiling for any credit.
+
+    OMP_NUM_THREADS=1 python benchmarks/told.py --set steps=40 --adapter msgrpo_agent/nano/adapters/snake \
+        --result benchmarks/results/told-snake.json
+
+The loop is that of training: the current adapter plays groups, and an update goes over all their turns in
+minibatches, with the same loss, optimizer and penalty on the divergence from nano. Only there is no credit. In each
+turn the action of somebody who acts on the model's own words as well as can be (`train.words.follow`) stands in the
+place of the model's; its tokens have the advantage 1 and the words 0, so the gradient is that of the log-likelihood
+of the right action.
+
+An advantage says at most which action is best, and it says it with noise. So what this learns from as many turns is
+what no estimator can be asked to pass by far, with this model, this adapter and this optimizer.
+
+*Danger* is a turn in which, by the model's own words, something deadly lies on a way to its target. *Bites*: the
+share of those in which it goes where, by its words, something deadly lies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import facts
+from torch.nn.utils import clip_grad_norm_
+from words import load
+
+from evals.stats import bootstrap_mean
+from evals.suites import episode_seeds
+from msgrpo_agent.agent import LanguageAgent
+from msgrpo_agent.episode import Episode
+from msgrpo_agent.game import stream
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.models.local import LocalModel
+from msgrpo_agent.rewards import Shaping
+from train.batch import Sample, micro_batches, minibatches
+from train.collect import POLICY, Play, play_episodes, play_groups
+from train.config import TrainConfig, make_config
+from train.engines.hf import HfEngine
+from train.msgrpo import policy_loss
+from train.policy import Policy
+from train.rollouts import next_starts
+from train.token_weights import token_weights
+from train.update import learning_rate
+from train.words import DEADLY, Sight, Words, follow
+
+SNAKE = get_scenario("snake")
+EVERY = 5  # updates between evaluations
+
+
+def bites(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of turns in danger, and how many of those go where something deadly lies by the model's own words."""
+    turns = [(turn, words) for one in episodes for turn in one.turns if (words := Words.read(turn.answer or ""))]
+    deadly = [{action for action, (_, seen) in words.beside.items() if seen in DEADLY} for _, words in turns]
+    danger = [
+        words.target is not None and bool(there & set(words.target[2].split()))
+        for (_, words), there in zip(turns, deadly, strict=True)
+    ]
+    went = [turn.action in there for (turn, _), there, is_one in zip(turns, deadly, danger, strict=True) if is_one]
+    return {"danger": float(np.mean(danger)), "bites": float(np.mean(went))}
+
+
+def told(policy: Policy, episodes: Sequence[Episode], values: Mapping[str, float], step: int) -> Iterator[Sample]:
+    """Every turn whose words can be read, with the action that follows from them; weight 1 from the action on."""
+    for j, episode in enumerate(episodes):
+        for t, turn in enumerate(episode.turns):
+            words, said = Words.read(turn.answer or ""), turn.completion
+            if words is None or said is None:
+                continue
+            action = follow(words, values, False, stream(step, f"told-{j}-{t}"))
+            weights = token_weights(said, policy.tokenizer, 0.0)
+            own = list(said.token_ids[: weights.count(0.0)])
+            ids = own + policy.tokenizer(f"<action>{action}</action>", add_special_tokens=False)["input_ids"]
+            weights = (0.0,) * len(own) + (1.0,) * (len(ids) - len(own))
+            yield Sample(replace(said, token_ids=tuple(ids), logprobs=(0.0,) * len(ids)), 1.0, weights)
+
+
+def learn(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    config: TrainConfig,
+    generator: torch.Generator,
+    step: int,
+) -> None:
+    """`train.update.update` without old policy: the ratio is 1, and nothing is clipped."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(config, step)
+    for part in minibatches(samples, config.minibatches, generator):
+        optimizer.zero_grad()
+        tokens = sum(len(sample.answer_ids) for sample in part)
+        for micro in micro_batches(part, config.micro_batch_tokens, policy.model.device):
+            reference = policy.reference_logprobs(micro.prefix, micro.pairs)
+            logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
+            loss, _ = policy_loss(
+                logprobs,
+                logprobs.detach(),
+                reference,
+                micro.advantages_NT,
+                mask,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                kl_coef=config.kl_coef,
+                aggregate="token",
+            )
+            weight = sum(len(answer) for _, answer in micro.pairs) / tokens
+            (loss * weight).backward()  # type: ignore[no-untyped-call]
+        clip_grad_norm_(policy.parameters, config.max_grad_norm)
+        optimizer.step()
+
+
+def evaluated(model: LocalModel, config: TrainConfig) -> dict[str, Any]:
+    """What the model gets on the validation starts, and how it behaves in danger there."""
+    plays = [Play(SNAKE, *seeds, SNAKE.players) for seeds in episode_seeds(SNAKE, config.eval_episodes, "val")]
+    agent = LanguageAgent(POLICY, model, config.sampling, config.prompt)
+    episodes = asyncio.run(play_episodes(agent, plays, Shaping()))
+    scores = [episode.score for episode in episodes]
+    died = float(np.mean([len(episode.turns) < SNAKE.step_limit for episode in episodes]))
+    low, high = bootstrap_mean(scores, seed=0)
+    found = {"return": float(np.mean(scores)), "return_low": low, "return_high": high, "died": died}
+    return found | bites(episodes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="of the run, as of msgrpo train")
+    parser.add_argument("--adapter", action="append", default=[], help="adapters of nano to stand beside it")
+    parser.add_argument("--result", type=Path, required=True)
+    given = parser.parse_args()
+    config = make_config(settings=given.settings, given={"scenario": "snake", "seed": 0})
+    result: dict[str, Any] = {"machine": facts(), "settings": given.settings, "beside": {}, "told": []}
+
+    def keep(row: dict[str, Any]) -> None:
+        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        print(*(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
+
+    for name in given.adapter:
+        result["beside"][name] = evaluated(load(f"adapter:{name}"), config)
+        keep(result["beside"][name])
+
+    policy = Policy(config)
+    optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
+    engine, generator = HfEngine(policy, SNAKE, config), torch.Generator().manual_seed(config.seed)
+    values = Sight(SNAKE.new(0, 0), SNAKE.players[0]).values
+    first, turns, began = 0, 0, time.perf_counter()
+    for step in range(config.steps + 1):
+        model = engine.load(step)
+        if step % EVERY == 0 or step == config.steps:
+            seconds = time.perf_counter() - began
+            result["told"].append({"updates": step, "turns": turns, "seconds": seconds} | evaluated(model, config))
+            keep(result["told"][-1])
+        if step < config.steps:
+            starts, first = next_starts(config, first)
+            episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
+            samples = list(told(policy, episodes, values, step))
+            learn(policy, optimizer, samples, config, generator, step)
+            turns += len(samples)
+
+
+if __name__ == "__main__":
+    main()
