@@ -46,7 +46,7 @@ from train.token_weights import token_weights
 from train.words import DEADLY, Sight, Words, gap
 
 KINDS = ("fatal", "nearer", "other")
-GAMMAS, LAMBDAS = (0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.95)
+GAMMAS, LAMBDAS = (0.6, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.95)
 
 
 @dataclass(frozen=True)

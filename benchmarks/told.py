@@ -1,6 +1,6 @@
 """How fast does the adapter learn when it is *told* the right action in every turn? A ceiling for any credit.
 
-    OMP_NUM_THREADS=1 python benchmarks/told.py --set steps=40 --adapter msgrpo_agent/nano/adapters/snake \
+    OMP_NUM_THREADS=1 python benchmarks/told.py --set steps=20 --adapter msgrpo_agent/nano/adapters/snake \
         --result benchmarks/results/told-snake.json
 
 The loop is that of training: the current adapter plays groups, and an update goes over all their turns in
@@ -136,15 +136,11 @@ def main() -> None:
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     config = make_config(settings=given.settings, given={"scenario": "snake", "seed": 0})
-    result: dict[str, Any] = {"machine": facts(), "settings": given.settings, "beside": {}, "told": []}
+    result: dict[str, Any] = {"machine": facts(), "settings": given.settings, "told": [], "beside": {}}
 
     def keep(row: dict[str, Any]) -> None:
         given.result.write_text(json.dumps(result, indent=2) + "\n")
         print(*(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
-
-    for name in given.adapter:
-        result["beside"][name] = evaluated(load(f"adapter:{name}"), config)
-        keep(result["beside"][name])
 
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
@@ -163,6 +159,9 @@ def main() -> None:
             samples = list(told(policy, episodes, values, step))
             learn(policy, optimizer, samples, config, generator, step)
             turns += len(samples)
+    for name in given.adapter:
+        result["beside"][name] = evaluated(load(f"adapter:{name}"), config)
+        keep(result["beside"][name])
 
 
 if __name__ == "__main__":
