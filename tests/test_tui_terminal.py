@@ -335,7 +335,7 @@ def test_a_run_is_watched_while_it_trains_and_goes_on_without_its_watcher(termin
 def test_what_a_real_terminal_showed_is_recorded_when_it_is_left(terminal: Terminal) -> None:
     file = terminal.folder / "game.gif"
     terminal.run("snake-solo", "--agent", "optimal", "--speed", "8", "--record", str(file))
-    terminal.sees("step 3/100", "step 4/100", "step 5/100")
+    terminal.sees(*(f"step {step}/100" for step in range(8, 20)))  # on a busy machine a picture may hold two steps
     terminal.press("q")
     assert terminal.ended() == 0
     assert str(file.name) in terminal.shown.replace("\n", "")
