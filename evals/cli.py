@@ -169,7 +169,7 @@ def replay(
 
 def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Path, as_json: bool) -> None:
     if as_json:
-        print_json(from_json((folder / "match.json").read_text()))
+        print_json(from_json((folder / "match.json").read_bytes()))
         return
     table = Table(title=f"{scenario}: both seats on the same starts", title_justify="left")
     for column in ("first", "second"):

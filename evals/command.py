@@ -27,6 +27,7 @@ from evals.run import CONCURRENCY, Progress, evaluate
 from evals.suites import DEFAULT, QUICK, episode_seeds, suite
 from msgrpo_agent.agent import Agent, Sampling
 from msgrpo_agent.errors import RecordError, UsageError, nearest
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.endpoint import RETRIES, Timeouts
@@ -359,12 +360,7 @@ def write_tables(board: leaderboard.Leaderboard, series: Sequence[plays.Series],
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            part = out / f".{name}.part"
-            try:
-                part.write_text(text, encoding="utf-8")
-                part.replace(out / name)
-            finally:
-                part.unlink(missing_ok=True)
+            replace_text(out / name, text)
     except OSError as error:
         raise RecordError(f"the tables cannot be written to {out}: {error.strerror}") from error
 

@@ -27,6 +27,7 @@ from evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rollout import play_episode
 
@@ -263,9 +264,7 @@ def report(
         "ratings": list(map(asdict, rated)),
     }
     try:
-        part = out / ".match.json.part"
-        part.write_text(json.dumps(held, indent=2) + "\n")
-        part.replace(out / "match.json")
+        replace_text(out / "match.json", json.dumps(held, indent=2) + "\n")
     except OSError as error:
         raise RecordError(f"{out / 'match.json'} cannot be written: {error.strerror}") from error
     return results, rated

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from evals.suites import SUITE_VERSION, EpisodeSeeds
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.text import Clean
 
 RUN_FILE = "run.json"
@@ -222,9 +223,7 @@ def changing_run(out: Path) -> Iterator[Run]:
                     fix="give another --out",
                 )
             yield run
-            part = out / f".{RUN_FILE}.part"
-            part.write_text(run.model_dump_json(indent=2) + "\n")
-            part.replace(out / RUN_FILE)
+            replace_text(out / RUN_FILE, run.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise RecordError(f"{out} cannot be written: {error.strerror}", fix="give another --out") from error
 

@@ -6,7 +6,6 @@ Only training writes it; each file comes whole or not at all, so it can be read 
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pydantic_core import from_json
 
 from msgrpo_agent.episode import Episode, told
 from msgrpo_agent.errors import RecordError, RunError, UsageError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, LOCK = "config.json", "metrics.jsonl", "updates", ".lock"
@@ -145,7 +145,7 @@ def settings(run: Path) -> dict[str, Any]:
     if run.is_file():
         raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {run}")
     try:
-        found = from_json((run / CONFIG).read_text())
+        found = from_json((run / CONFIG).read_bytes())
     except OSError as error:
         raise UsageError(
             f"{run} holds no training run: {CONFIG} cannot be read ({error.strerror})",
@@ -163,10 +163,7 @@ def write_update(run: Path, update: Update) -> None:
     """Write the update's file, in one move, and thin out the old ones."""
     folder = run / UPDATES
     folder.mkdir(exist_ok=True)
-    whole = folder / f"{update.step:06d}.json"
-    partial = whole.with_suffix(".partial")
-    partial.write_text(update.model_dump_json())
-    os.replace(partial, whole)
+    replace_text(folder / f"{update.step:06d}.json", update.model_dump_json())
     old = update.step - LATEST
     if old > 0 and old % EVERY:
         (folder / f"{old:06d}.json").unlink(missing_ok=True)

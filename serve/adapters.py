@@ -141,7 +141,7 @@ def _describe(folder: Path) -> Run:
 
 def _scenario(run: Path) -> str | None:
     try:
-        config = from_json((run / "config.json").read_text())
+        config = from_json((run / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # an adapter that was not trained here has no such file
     value = config.get("scenario") if isinstance(config, dict) else None

@@ -344,12 +344,12 @@ def test_tables_are_whole_or_as_they_were(evaluated: Path, monkeypatch: pytest.M
     plays, _ = load([evaluated])
     board = build(plays[:1])
 
-    def full(path: Path, text: str, **_: Any) -> int:
-        with path.open("w") as file:
-            file.write(text[:10])
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(RecordError, match="No space left"):
         command.write_tables(board, plays[:1], evaluated)
     assert (evaluated / "leaderboard.html").read_text() == before

@@ -113,6 +113,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
+def test_files_are_written_in_one_move() -> None:
+    """Whoever writes a file over another does it through `msgrpo_agent/files.py`, or in a folder that is moved."""
+    moved = {"train/dqn.py", "train/checkpoint.py", "evals/huggingface.py", "tui/launch.py"}
+    for file in (f for package in OURS for f in (ROOT / package).rglob("*.py")):
+        calls = {
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call)
+        }
+        if file.relative_to(ROOT).as_posix() not in moved | {"msgrpo_agent/files.py"}:
+            assert not calls & {"write_text", "write_bytes", "save_file"}, file
+
+
 def test_every_benchmark_can_be_started() -> None:
     """A benchmark that nobody runs for a while must not be broken by a name that moved."""
     pytest.importorskip("torch")

@@ -233,7 +233,8 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    "refused", ["metrics.jsonl", "config.json", "adapter_model.safetensors", "adapter_config.json"]
+    "refused",
+    ["metrics.jsonl", "config.json", "adapter_model.safetensors", "adapter_config.json", "summary.json", "curve.png"],
 )
 def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,13 +70,6 @@ def save(run: Path, state: State) -> Path:
     return folder
 
 
-def replace_text(file: Path, text: str) -> None:
-    """Write a file in one move: killed on the way, what was there before stays."""
-    part = file.with_name(file.name + ".part")
-    part.write_text(text)
-    os.replace(part, file)
-
-
 def load_latest(run: Path) -> tuple[dict[str, Any] | None, list[Path]]:
     """The newest checkpoint that is whole, and those passed over because they are not."""
     damaged: list[Path] = []

@@ -276,7 +276,7 @@ def make_config(
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = from_json(file.read_text())
+        values = from_json(file.read_bytes())
     except OSError as error:
         raise UsageError(f"--config {file} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
+from msgrpo_agent.files import replace_bytes
 from msgrpo_agent.run_log import read_rows
 
 
@@ -28,5 +30,7 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
     axes.set(xlabel="update", ylabel=score, title=title)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    figure.savefig(run / "curve.png", dpi=140)
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=140)
+    replace_bytes(run / "curve.png", image.getvalue())
     return run / "curve.png"

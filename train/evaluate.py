@@ -13,10 +13,11 @@ from evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel
 from msgrpo_agent.errors import RunError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.run_log import METRICS, read_rows
-from train.checkpoint import Progress, replace_text
+from train.checkpoint import Progress
 from train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent
 from train.config import TrainConfig
 from train.curve import draw_curve

@@ -41,7 +41,7 @@ from evals.record import folder_name
 from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RunError, UsageError
-from train.checkpoint import replace_text
+from msgrpo_agent.files import replace_text
 from train.config import TrainConfig, make_config, names_of
 from train.lab_report import curve, draw, markdown, reported
 
@@ -84,7 +84,7 @@ class Study(BaseModel):
 def load_study(file: Path) -> Study:
     """Raises UsageError for a file that is no study, with the key that is wrong."""
     try:
-        return Study.model_validate(tomllib.loads(file.read_text()))
+        return Study.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -115,7 +115,7 @@ class Job:
         msgrpo = [sys.executable, "-P", "-m", "msgrpo_agent.cli"]
         settings = self.folder.with_suffix(".json")
         settings.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text(self.config.model_dump_json(indent=2) + "\n")
+        replace_text(settings, self.config.model_dump_json(indent=2) + "\n")
         train = [*msgrpo, "train", "--config", str(settings), "--out", str(self.folder), "--resume", "--json"]
         evaluate = [*msgrpo, "eval", f"adapter:{self.folder}", "--scenario", self.config.scenarios[0].id, "--json"]
         evaluate += ["--episodes", str(episodes), "--out", str(self.test)]
@@ -187,7 +187,7 @@ def _same_study(study: Study, out: Path) -> None:
         replace_text(file, json.dumps(fixed, indent=2) + "\n")
         return
     try:
-        held = from_json(file.read_text())
+        held = from_json(file.read_bytes())
         was = {a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in held["arms"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{file} holds no study of this version", fix="choose another --out") from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evals.stats import crossed_bootstrap
+from msgrpo_agent.files import replace_bytes
 from msgrpo_agent.run_log import read_rows
 
 Curve = Mapping[str, list[float]]
@@ -136,4 +138,6 @@ def draw(report: Mapping[str, Any], file: Path) -> None:
         axes.grid(alpha=0.25)
     figure.axes[0].legend(frameon=False)
     figure.suptitle(report["study"]["question"], fontsize=10)
-    figure.savefig(file, dpi=140)
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=140)
+    replace_bytes(file, image.getvalue())

@@ -15,6 +15,7 @@ import torch
 from msgrpo_agent import run_log
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.rollout import derive_seed
 from msgrpo_agent.run_log import CONFIG
 from train import checkpoint
@@ -183,7 +184,7 @@ def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Seq
     """The run's folder with its settings, and its sinks."""
     out.mkdir(parents=True, exist_ok=True)
     run_log.forget_after(out, step)
-    checkpoint.replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
+    replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
     return open_sinks(out, config, step, report, logs)
 
 

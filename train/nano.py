@@ -30,6 +30,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 
 from evals.suites import SUITE_VERSION
 from msgrpo_agent.errors import UsageError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Game, Outcome, Scenario, stream
 from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.games.frozen_lake import FrozenLake
@@ -426,7 +427,7 @@ def build(
     made.model.save_pretrained(out)
     made.tokenizer.save_pretrained(out)
     facts = made.facts()
-    (out / "build.json").write_text(json.dumps(facts, indent=2) + "\n")
+    replace_text(out / "build.json", json.dumps(facts, indent=2) + "\n")
     begun.unlink()
     begun.with_suffix(".part").unlink(missing_ok=True)
     return facts

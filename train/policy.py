@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +10,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
+from msgrpo_agent.files import replace_bytes, replace_text
 from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
 from msgrpo_agent.models.local import pad_id
 from msgrpo_agent.models.shared_prefix import answer_logprobs, last_hidden
 from msgrpo_agent.models.trunk import trunk_and_head
-from train.checkpoint import replace_text
 from train.config import TrainConfig
 
 Pairs = Sequence[tuple[list[int], list[int]]]
@@ -91,9 +89,6 @@ class Policy:
         text = json.dumps(
             {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}, indent=2, default=str
         )
-        weights = folder / (ADAPTER_WEIGHTS + ".part")
-        save_file(self.adapter_state() if state is None else state, weights, metadata={"format": "pt"})
-        os.replace(weights, folder / ADAPTER_WEIGHTS)
+        weights = self.adapter_state() if state is None else state
+        replace_bytes(folder / ADAPTER_WEIGHTS, save(weights, {"format": "pt"}))
         replace_text(folder / ADAPTER_CONFIG, text + "\n")
-        # safetensors writes files that only their owner can read
-        shutil.copymode(folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
-from safetensors import SafetensorError
 
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.run_log import CONFIG, LOCK
 from train.config import TrainConfig
 
@@ -70,7 +70,7 @@ def config_of(out: Path) -> TrainConfig | None:
 def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
     """A few episodes of the last update, spread over its groups, to read."""
     chosen = episodes[:: max(1, len(episodes) // TRANSCRIPTS)][:TRANSCRIPTS]
-    (out / "transcripts.jsonl").write_text("".join(episode.model_dump_json() + "\n" for episode in chosen))
+    replace_text(out / "transcripts.jsonl", "".join(episode.model_dump_json() + "\n" for episode in chosen))
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def writing(out: Path) -> Iterator[None]:
     """What the disk refuses, in whatever file of the run, is one clear error."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise RunError(
             f"the run {out} cannot be read or written: {error}",
             fix=f"is the disk full? Then make room and go on: {resume_command(out)}",

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.extras import needs
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.run_log import METRICS, read_rows
-from train.checkpoint import replace_text
 from train.config import TrainConfig
 
 Row = dict[str, Any]
@@ -113,7 +113,7 @@ class WeightsAndBiases(_Tracker):
 
         identity = out / "wandb-id"
         if not identity.is_file():
-            identity.write_text(secrets.token_hex(4))
+            replace_text(identity, secrets.token_hex(4))
         self._run = wandb.init(
             project="msgrpo", name=out.name, id=identity.read_text(), resume="allow", dir=out,
             config=config.model_dump(),

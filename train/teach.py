@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from msgrpo_agent.errors import UsageError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Outcome, Scenario, stream
 from msgrpo_agent.models.loading import load_base
 from msgrpo_agent.prompt import PromptTemplate
@@ -92,5 +93,5 @@ def teach(
         "loss": sum(recent) / len(recent),
         "seconds": round(time.perf_counter() - began, 1),
     }
-    (out / "taught.json").write_text(json.dumps(facts, indent=2) + "\n")
+    replace_text(out / "taught.json", json.dumps(facts, indent=2) + "\n")
     return facts

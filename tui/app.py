@@ -19,6 +19,7 @@ from textual.screen import Screen
 
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import MsgrpoError
+from msgrpo_agent.files import replace_bytes
 from msgrpo_agent.games import SCENARIOS
 from tui import export
 from tui.agents import HUMAN, Resolve, Table
@@ -270,7 +271,7 @@ class PlayApp(App[None]):
         if not self.is_web:
             try:
                 self.plays.mkdir(parents=True, exist_ok=True)
-                (self.plays / filename).write_bytes(data)
+                replace_bytes(self.plays / filename, data)
             except OSError as error:
                 self.notify(f"{self.plays / filename} cannot be written: {error.strerror}", severity="error")
                 return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from msgrpo_agent.errors import MissingExtraError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.models.paths import shipped_adapters
 from msgrpo_agent.run_log import METRICS
 
@@ -44,7 +45,7 @@ RUN_FILES = {"adapter_config.json": ("adapter", "summary.json"), "dqn.json": ("d
 def trained_on(file: Path) -> str:
     """The scenario that a run's file names; empty where there is none that can be read."""
     try:
-        facts = from_json(file.read_text())
+        facts = from_json(file.read_bytes())
     except (OSError, ValueError):
         return ""
     return str(facts.get("scenario", "")) if isinstance(facts, dict) else ""
@@ -73,7 +74,7 @@ def memory_file() -> Path:
 def remembered(file: Path | None) -> dict[str, str]:
     """What was chosen last, list -> entry; nothing where that cannot be read."""
     try:
-        found = from_json(file.read_text()) if file is not None else {}
+        found = from_json(file.read_bytes()) if file is not None else {}
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
@@ -83,7 +84,7 @@ def remember(file: Path | None, chosen: dict[str, str]) -> None:
     """Keep what was chosen. Raises OSError where it cannot be written."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(chosen))
+        replace_text(file, json.dumps(chosen))
 
 
 def latest_run(runs: Path) -> Path | None:

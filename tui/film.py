@@ -24,6 +24,7 @@ from textual.strip import Strip
 
 from msgrpo_agent.errors import MsgrpoError, UsageError
 from msgrpo_agent.extras import needs
+from msgrpo_agent.files import replace_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -102,12 +103,9 @@ class Film:
     def write(self, file: Path, title: str) -> None:
         """Write the file whole or not at all, by its suffix. Raises MsgrpoError where it cannot be written."""
         data = self.gif() if file.suffix == ".gif" else self.asciicast(title).encode()
-        part = file.with_name(f".{file.name}.part")
         try:
-            part.write_bytes(data)
-            part.replace(file)
+            replace_bytes(file, data)
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise MsgrpoError(f"{file} cannot be written: {error.strerror}", fix="give another --record") from error
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import MsgrpoError, UsageError, nearest
 from msgrpo_agent.extras import needs
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.paths import read_adapter_config
 from tui import film
@@ -165,12 +166,9 @@ def write_page(folder: Path, file: Path, episodes: int) -> None:
     text = html(build(plays, notes), plays, replays=episodes)
     if not file.name or file.is_dir():
         raise MsgrpoError(f"--html {file} is a folder", fix="--html page.html")
-    part = file.with_name(f".{file.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
+        replace_text(file, text)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise MsgrpoError(f"{file} cannot be written: {error.strerror}", fix="--html page.html") from error
 
 

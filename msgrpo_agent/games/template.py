@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from msgrpo_agent.errors import UsageError
+from msgrpo_agent.files import replace_text
 
 
 def write(file: Path) -> str:
@@ -17,7 +18,7 @@ def write(file: Path) -> str:
         raise UsageError(f"{file} is there already", fix="choose another name")
     text = files("msgrpo_agent.games").joinpath("higher.py").read_text()
     try:
-        file.write_text(text.replace('"higher", "higher", RULES', f'"{file.stem}", "{file.stem}", RULES'))
+        replace_text(file, text.replace('"higher", "higher", RULES', f'"{file.stem}", "{file.stem}", RULES'))
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
     return f"{file}:scenario"

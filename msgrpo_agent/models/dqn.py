@@ -93,7 +93,7 @@ def read_card(folder: Path) -> dict[str, Any]:
                 fix=f"train one: msgrpo train-dqn frozen-lake --out {folder}",
             )
     try:
-        card: dict[str, Any] = from_json((folder / CARD).read_text())
+        card: dict[str, Any] = from_json((folder / CARD).read_bytes())
         found = {name: card[name] for name in ("scenario", "glyphs", "shape", "steps", "seed", "tuning")}
         if not all(isinstance(glyph, str) for glyph in found["glyphs"]):
             raise TypeError("glyphs are texts")

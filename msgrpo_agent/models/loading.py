@@ -119,7 +119,7 @@ def template_of(folder: Path) -> PromptTemplate | None:
 def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
     """A setting of the adapter's training that is an object; empty for one that was trained elsewhere."""
     try:
-        held = from_json((folder / "config.json").read_text()).get(setting, {})
+        held = from_json((folder / "config.json").read_bytes()).get(setting, {})
     except (OSError, ValueError, AttributeError):
         return {}
     return held if isinstance(held, dict) else {}

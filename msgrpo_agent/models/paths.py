@@ -41,7 +41,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
                 fix="train one: msgrpo train --out " + str(folder),
             )
     try:
-        config = from_json((folder / ADAPTER_CONFIG).read_text())
+        config = from_json((folder / ADAPTER_CONFIG).read_bytes())
     except OSError as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} cannot be read: {error.strerror}") from error
     except ValueError as error:

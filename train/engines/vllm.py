@@ -19,6 +19,7 @@ import httpx
 
 from msgrpo_agent.agent import Completion
 from msgrpo_agent.errors import MsgrpoError, RunError, UsageError
+from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.local import stop_ids
@@ -143,7 +144,7 @@ class VllmEngine:
             asyncio.run(self._unload(left))
         self._name = f"{out.resolve().name}-{secrets.token_hex(3)}"
         out.mkdir(parents=True, exist_ok=True)
-        owner.write_text(self._name)
+        replace_text(owner, self._name)
 
     def _make_folder(self) -> None:
         try:
