@@ -80,6 +80,10 @@ class Study(BaseModel):
         """The whole settings of one run."""
         return make_config(given={"scenario": self.scenario, **self.settings, **self.arms[arm], "seed": seed})
 
+    def whole_settings(self) -> dict[str, dict[str, Any]]:
+        """Every arm's settings with seed 0, those of presets and defaults included: what its file leaves open."""
+        return {arm: self.config(arm, 0).model_dump(mode="json") for arm in self.arms}
+
 
 def load_study(file: Path) -> Study:
     """Raises UsageError for a file that is no study, with the key that is wrong."""
@@ -152,7 +156,7 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
 def _report(study: Study, jobs: Sequence[Job], out: Path) -> dict[str, Any]:
     """Write what these runs came to, of every arm the same seeds."""
     runs = {arm: [job for job in jobs if job.arm == arm] for arm in study.arms}
-    report = reported(
+    report = {"settings": study.whole_settings()} | reported(
         study.model_dump(),
         {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()},
         {arm: [curve(job.folder) for job in of_arm] for arm, of_arm in runs.items()},
@@ -181,8 +185,12 @@ def _same_study(study: Study, out: Path) -> None:
     A setting that came into the program later has its default in the runs before it.
     """
     file = out / "study.json"
-    arms = {arm: study.config(arm, 0).model_dump(mode="json") for arm in study.arms}
-    fixed = {"suite_version": SUITE_VERSION, "seeds": study.seeds, "test_episodes": study.test_episodes, "arms": arms}
+    fixed = {
+        "suite_version": SUITE_VERSION,
+        "seeds": study.seeds,
+        "test_episodes": study.test_episodes,
+        "arms": study.whole_settings(),
+    }
     if not file.exists():
         replace_text(file, json.dumps(fixed, indent=2) + "\n")
         return
