@@ -7,7 +7,11 @@ import pytest
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.games import SCENARIOS
-from train.config import CHOSEN, PRESETS, make_config
+from msgrpo_agent.models.paths import shipped_adapters
+from msgrpo_agent.run_log import CONFIG
+from train.config import CHOSEN, PRESETS, TrainConfig, make_config
+
+ADAPTERS = shipped_adapters()
 
 
 def test_later_ones_win(tmp_path: Path) -> None:
@@ -35,6 +39,13 @@ def test_settings_are_chosen_for_scenarios_that_are_there() -> None:
     for scenario in SCENARIOS:
         config = make_config(given={"scenario": scenario})
         assert CHOSEN.get(scenario, {}).items() <= config.model_dump().items()
+
+
+@pytest.mark.parametrize("scenario", ADAPTERS)
+def test_the_adapters_that_come_along_are_what_msgrpo_train_makes_today(scenario: str) -> None:
+    """Their figures stand beside that command: who changes a preset trains them anew."""
+    trained = TrainConfig.model_validate_json((ADAPTERS[scenario] / CONFIG).read_bytes())
+    assert trained == make_config(given={"scenario": scenario, "seed": 0})
 
 
 @pytest.mark.parametrize(
