@@ -121,3 +121,67 @@ def test_danger_and_bites_by_hand(told: Any) -> None:
     assert told.bites([SimpleNamespace(turns=safe + lured + [unread])]) == pytest.approx(
         {"danger": 3 / 5, "bites": 2 / 3}
     )
+
+
+@pytest.fixture
+def credit_truth(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module("credit_truth")
+
+
+def lake_of(credit_truth: Any, policy: np.ndarray) -> Any:
+    """The first validation start of the slippery lake, with the same policy in every state."""
+
+    class Fixed(credit_truth.Lake):  # type: ignore[misc]
+        async def _ask(self, *_: Any) -> np.ndarray:
+            return policy.copy()
+
+    scenario = get_scenario("frozen-lake-slippery")
+    return asyncio.run(Fixed.of(None, scenario, next(scenario.starts("val")), 1))
+
+
+def test_the_exact_gradient_is_the_derivative_of_the_exact_value(credit_truth: Any) -> None:
+    """The policy gradient theorem, against differences: a softmax's logits in a few states, moved one by one."""
+    lake = lake_of(credit_truth, np.array([0.1, 0.3, 0.2, 0.25, 0.15]))
+    start, exact = (lake.origin.state, 0), lake.exact_gradient().reshape(-1, 5)
+
+    def value() -> float:
+        for state in sorted(lake.policy, key=lambda state: -state[1]):
+            lake.q[state] = np.array([lake._worth(state, action) for action in credit_truth.ACTIONS])
+        return float(lake.value(start))
+
+    for state in [*list(lake.policy)[:4], *list(lake.policy)[20:24]]:
+        before = lake.policy[state]
+        for i in range(5):
+            moved = []
+            for shift in (1e-4, -1e-4):
+                weights = before * np.exp(shift * np.eye(5)[i])
+                lake.policy[state] = weights / weights.sum()
+                moved.append(value())
+            lake.policy[state] = before
+            assert (moved[0] - moved[1]) / 2e-4 == pytest.approx(exact[lake.rows[state], i], abs=1e-7)
+
+
+def test_what_a_credit_says_of_a_state_is_no_bias_of_its_direction(credit_truth: Any) -> None:
+    """The wrong variant compares turns: there an offset of the state looks like an error that no episode mends."""
+    lake = lake_of(credit_truth, np.array([0.1, 0.3, 0.2, 0.25, 0.15]))
+    generator = credit_truth.stream(0, "test")
+    groups = [[lake.episode(generator) for _ in range(16)] for _ in range(150)]
+    offset = {state: 0.3 * np.cos(3 * i) for i, state in enumerate(lake.policy)}
+    credits = {
+        "exact": [[[lake.advantage(s) for s in steps] for steps in group] for group in groups],
+        "offset": [[[lake.advantage(s) + offset[s.state] for s in steps] for steps in group] for group in groups],
+        "wrong": [[[-lake.advantage(s) for s in steps] for steps in group] for group in groups],
+    }
+    gradients = {
+        name: np.array([lake.gradient(*each) for each in zip(groups, of_groups, strict=True)])
+        for name, of_groups in credits.items()
+    }
+    found = {name: credit_truth.Gradients(lake.exact_gradient(), gradients).scores(name, 1) for name in credits}
+    assert found["exact"]["limit"] == pytest.approx(1.0, abs=0.01)
+    assert found["offset"]["limit"] == pytest.approx(1.0, abs=0.1)
+    assert found["offset"]["direction"] < 0.5 < found["exact"]["direction"]
+    assert found["offset"]["variance"] > 10 * found["exact"]["variance"]
+    assert found["wrong"]["limit"] == pytest.approx(-1.0, abs=0.01)
+    truth, said = (np.array([x for g in credits[name] for e in g for x in e]) for name in ("exact", "offset"))
+    assert credit_truth._of_turns(said, truth)["correlation"] < 0.5
