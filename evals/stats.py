@@ -124,13 +124,34 @@ def crossed_bootstrap(
 
     Raises ValueError without a seed, and where the seeds have different numbers of episodes.
     """
+    values_SN = _by_seed(values_by_seed)
+    by_seed_RS = resampled_means(values_SN, seed=seed, resamples=resamples)
+    drawn_RS = np.random.default_rng([seed, 1]).integers(len(values_SN), size=by_seed_RS.shape)
+    return _percentiles(np.take_along_axis(by_seed_RS, drawn_RS, axis=1).mean(axis=1), level)
+
+
+def seeds_alike(values_by_seed: Sequence[ArrayLike], *, seed: int, draws: int = 10_000) -> float:
+    """p: how often training seeds of one and the same quality would have means as far apart as these.
+
+    values_by_seed is V of shape (S, n) as in `crossed_bootstrap`. If the seeds are alike, the S results of a start
+    could as well stand in any other order, so each draw deals them out anew, start by start (what is hard about a
+    start stays with it), and p = (1 + draws whose S means vary at least as much) / (1 + draws). It is a permutation
+    test and assumes nothing of the values. 1 with a single seed.
+
+    Raises ValueError as `crossed_bootstrap` does.
+    """
+    values_SN = _by_seed(values_by_seed)
+    generator = np.random.default_rng(seed)
+    found = values_SN.mean(axis=1).var() * (1 - 1e-12)  # sums of the same numbers in another order differ by rounding
+    spread = [generator.permuted(values_SN, axis=0).mean(axis=1).var() for _ in range(draws)]
+    return float((1 + np.count_nonzero(np.array(spread) >= found)) / (1 + draws))
+
+
+def _by_seed(values_by_seed: Sequence[ArrayLike]) -> NDArray[np.float64]:
     rows = [_checked(values) for values in values_by_seed]
     if len({len(row) for row in rows}) != 1:
         raise ValueError(f"the seeds have {[len(row) for row in rows]} episodes; all need the same ones")
-    values_SN = np.stack(rows)
-    by_seed_RS = resampled_means(values_SN, seed=seed, resamples=resamples)
-    drawn_RS = np.random.default_rng([seed, 1]).integers(len(rows), size=by_seed_RS.shape)
-    return _percentiles(np.take_along_axis(by_seed_RS, drawn_RS, axis=1).mean(axis=1), level)
+    return np.stack(rows)
 
 
 def _checked(values: ArrayLike) -> NDArray[np.float64]:

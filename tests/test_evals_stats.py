@@ -16,6 +16,7 @@ from evals.stats import (
     detectable_difference,
     mcnemar_exact,
     paired_difference,
+    seeds_alike,
     wilson,
 )
 
@@ -207,6 +208,28 @@ def test_the_interval_is_that_of_exactly_as_many_resamples(resamples: int) -> No
         expected = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
         assert bootstrap_mean(values, seed=5, level=level, resamples=resamples) == pytest.approx(tuple(expected))
         assert crossed_bootstrap([values], seed=5, level=level, resamples=resamples) == pytest.approx(tuple(expected))
+
+
+def test_seeds_that_are_alike_by_hand() -> None:
+    """Two seeds and three starts: of the eight ways to deal out the results, two are as far apart."""
+    assert seeds_alike([[0, 0, 0], [1, 1, 1]], seed=0) == pytest.approx(2 / 8, abs=0.02)
+    # what is hard about a start stays with it; the wrong variant, dealing out over all starts, would say 2/3
+    assert seeds_alike([[0, 100], [1, 101]], seed=0) == pytest.approx(1 / 2, abs=0.02)
+    assert seeds_alike([[0.0, 1.0, 0.3]] * 8, seed=0, draws=100) == 1.0
+    assert seeds_alike([[0.0, 1.0]], seed=0, draws=100) == 1.0
+    with pytest.raises(ValueError, match=r"\[2, 1\] episodes"):
+        seeds_alike([[1.0, 0.0], [1.0]], seed=0)
+
+
+def test_alike_seeds_have_any_p_and_others_a_small_one() -> None:
+    generator = np.random.default_rng(0)
+    chances = generator.uniform(size=40)
+    drawn = [generator.uniform(size=(6, 40)) < chances for _ in range(60)]
+    found = [seeds_alike(list(one.astype(float)), seed=i, draws=200) for i, one in enumerate(drawn)]
+    assert 0.35 < float(np.mean(found)) < 0.65
+    assert float(np.mean(np.array(found) < 0.1)) < 0.25
+    better = [list((generator.uniform(size=40) < chances + 0.2 * (s % 2)).astype(float)) for s in range(8)]
+    assert seeds_alike(better, seed=0, draws=1000) < 0.05
 
 
 def test_crossed_draws_seeds_and_episodes() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evals.stats import crossed_bootstrap
+from evals.stats import crossed_bootstrap, seeds_alike
 from msgrpo_agent.files import replace_bytes
 from msgrpo_agent.run_log import read_rows
 
@@ -37,6 +37,7 @@ def reported(
             "test": _crossed(values[arm]),
             "difference": None if arm == first else _crossed(difference),
             "by_seed": [float(np.mean(one)) for one in values[arm]],
+            "seeds_alike": seeds_alike(values[arm], seed=0),
             "values": values[arm],
             "curves": curves[arm],
             **{f"at_equal_{axis}": _at(curves[arm], axis, limit) for axis, limit in budget.items()},
@@ -74,7 +75,15 @@ def curve(folder: Path) -> dict[str, list[float]]:
     }
 
 
-COLUMNS = ("arm", "test score", "− first arm", "seeds from … to", "at equal answers", "at equal seconds")
+COLUMNS = (
+    "arm",
+    "test score",
+    "− first arm",
+    "seeds from … to",
+    "alike: p",
+    "at equal answers",
+    "at equal seconds",
+)
 
 
 def lines(report: Mapping[str, Any]) -> list[list[str]]:
@@ -95,6 +104,7 @@ def lines(report: Mapping[str, Any]) -> list[list[str]]:
             shown(found["test"]),
             shown(found["difference"], "+"),
             f"{min(found['by_seed']):.3f} … {max(found['by_seed']):.3f}",
+            f"{found['seeds_alike']:.3f}",
             span(found["at_equal_answers"]),
             span(found["at_equal_seconds"]),
         ]
@@ -103,14 +113,16 @@ def lines(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def caption(report: Mapping[str, Any]) -> str:
-    study, budget = report["study"], report["budget"]
-    done = len(report["arms"][report["first"]]["by_seed"])
+    study, budget, first = report["study"], report["budget"], report["arms"][report["first"]]
+    done = len(first["by_seed"])
     seeds = study["seeds"] if done == study["seeds"] else f"{done} of {study['seeds']}"
     return (
         f"{study['scenario']}, {seeds} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
-        "over seeds and starts (with few seeds too narrow on their side). "
+        "over seeds and starts (with few seeds too narrow on their side). *Alike: p*: how often seeds of one quality "
+        "would be as far apart (permutation within the starts). "
         f"At {budget['answers']:,.0f} answers and at {budget['seconds']:,.0f} seconds: the mean on the validation "
-        "starts, and the lowest and the highest seed."
+        f"starts, and the lowest and the highest seed; in a straight line between evaluations (after "
+        f"{', '.join(f'{step:.0f}' for step in first['curves'][0]['updates'])} updates)."
     )
 
 
