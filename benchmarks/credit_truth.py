@@ -19,7 +19,9 @@ the expected gradient. So the gradients themselves are compared, those of a soft
 summed over the groups of an update and concatenated over the starts. `direction` is the cosine of g and g* for an
 update of `UPDATE` episodes a start; `limit` that of E[g] and g*, where infinitely many such groups would lead. E[g]
 is known from finitely many: |E[g]|² is the mean of g_i·g_j over all pairs of different groups, whose noises are
-independent; where that is not above 0, nothing was seen, and the limit is given as 0. After the best scaling (a
+independent; where that is not above 0, nothing was seen, and the limit is given as 0. `within` is the limit inside
+a start, the mean over starts by |g*|²: what is lost from it to `limit` is that starts get other weights than they
+should, as dividing by the spread of a group gives them. After the best scaling (a
 learning rate takes it up) the squared bias is 1 − limit² of |g*|², and `variance`, in the same unit, is that of an
 update. A model shares its weights among states, so its updates see more of each state than these.
 """
@@ -33,7 +35,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, product
+from itertools import accumulate, islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -179,21 +181,32 @@ class Gradients:
 
     exact: np.ndarray
     of_groups: dict[str, np.ndarray]
+    starts: list[slice]  # the cells of each start
 
     def scores(self, credit: str, groups: int) -> dict[str, float]:
         """`direction` of updates of so many groups a start, and what remains with infinitely many."""
-        found, whole = self.of_groups[credit], float(np.linalg.norm(self.exact))
+        found, whole = self.of_groups[credit], float(self.exact @ self.exact)
         updates = found[: len(found) // groups * groups].reshape(-1, groups, found.shape[1]).mean(axis=1)
-        square = float((found.sum(axis=0) ** 2).sum() - (found**2).sum()) / (len(found) * (len(found) - 1))
-        along = float(found.mean(axis=0) @ self.exact)
-        scale = along / square if square > 0 else 0.0
-        limit = along / math.sqrt(square) / whole if square > 0 else 0.0
+        square, limit = _expected(found, self.exact)
+        scale = limit * math.sqrt(whole / square) if square > 0 else 0.0
+        within = sum(
+            _expected(found[:, own], self.exact[own])[1] * float(self.exact[own] @ self.exact[own])
+            for own in self.starts
+        )
         return {
             "direction": float(np.mean([_cosine(update, self.exact) for update in updates])),
             "limit": limit,
+            "within": within / whole,
             "bias": 1 - limit**2,
-            "variance": scale**2 * float(found.var(axis=0, ddof=1).sum()) / groups / whole**2,
+            "variance": scale**2 * float(found.var(axis=0, ddof=1).sum()) / groups / whole,
         }
+
+
+def _expected(found: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
+    """|E[g]|² and the cosine of E[g] with the exact gradient, from a row a group; 0 where nothing was seen."""
+    square = float((found.sum(axis=0) ** 2).sum() - (found**2).sum()) / (len(found) * (len(found) - 1))
+    whole = float(exact @ exact)
+    return square, float(found.mean(axis=0) @ exact) / math.sqrt(square * whole) if square > 0 < whole else 0.0
 
 
 def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str, Any]:
@@ -210,7 +223,9 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
             credits[name] += [value for of_group in found for one in of_group for value in one]
             gradients[name].append([lake.gradient(*each) for each in zip(groups, found, strict=True)])
     of_groups = {name: np.concatenate([np.array(of_lake) for of_lake in one], 1) for name, one in gradients.items()}
-    all_of = Gradients(np.concatenate([lake.exact_gradient() for lake in lakes]), of_groups)
+    exact = [lake.exact_gradient() for lake in lakes]
+    ends = [0, *accumulate(map(len, exact))]
+    all_of = Gradients(np.concatenate(exact), of_groups, [slice(*ends_of) for ends_of in pairwise(ends)])
     counts = sorted({max(1, n // size) for n in (size, UPDATE, *BUDGETS) if n <= episodes})
     return {
         name: _of_turns(np.array(credits[name]), np.array(truth))
@@ -249,6 +264,8 @@ def draw(found: list[dict[str, Any]], file: Path) -> None:
         axes.set(
             title=f"{row['scenario']}, {Path(row['model']).name} ({row['value']:.2f})", xscale="log", ylim=(0, 1.02)
         )
+        axes.set_xticks(BUDGETS, [str(budget) for budget in BUDGETS])
+        axes.minorticks_off()
         axes.grid(alpha=0.25)
     panels[0][0].legend(frameon=False)
     figure.supylabel("cosine with the exact gradient")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,7 +178,15 @@ def test_what_a_credit_says_of_a_state_is_no_bias_of_its_direction(credit_truth:
         name: np.array([lake.gradient(*each) for each in zip(groups, of_groups, strict=True)])
         for name, of_groups in credits.items()
     }
-    found = {name: credit_truth.Gradients(lake.exact_gradient(), gradients).scores(name, 1) for name in credits}
+    of_both = credit_truth.Gradients(
+        np.tile(lake.exact_gradient(), 2),
+        {name: np.concatenate([one, 3 * one[::-1]], axis=1) for name, one in gradients.items()},
+        [slice(0, 5 * len(lake.rows)), slice(5 * len(lake.rows), None)],
+    )
+    weighted = of_both.scores("exact", 1)  # the second start has three times the weight that it should have
+    assert (weighted["within"], weighted["limit"]) == pytest.approx((1.0, 4 / math.sqrt(20)), abs=0.01)
+    whole = credit_truth.Gradients(lake.exact_gradient(), gradients, [slice(None)])
+    found = {name: whole.scores(name, 1) for name in credits}
     assert found["exact"]["limit"] == pytest.approx(1.0, abs=0.01)
     assert found["offset"]["limit"] == pytest.approx(1.0, abs=0.1)
     assert found["offset"]["direction"] < 0.5 < found["exact"]["direction"]
