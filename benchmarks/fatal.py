@@ -5,8 +5,10 @@
 Snake has no exact advantages to hold an estimator against (`credit_truth.py` has them for the lake), but the worth of
 some of its turns is beyond doubt: one that kills costs the reward of death and all apples after it, and a step nearer
 to the nearest apple is better than one away from it. The policy plays groups as in training; for each estimator the
-mean advantage of three kinds of turns is taken, in units of the root of the mean square over all turns. An estimator
-with twice the value needs a quarter of the episodes to see as much.
+mean advantage of three kinds of turns is taken, in units of the root of the mean square over all turns. At equal
+noise an estimator with twice the value needs a quarter of the episodes to see these turns. It says nothing of turns
+whose worth shows later, so a short horizon looks better here than it need be. The critic is fitted on all starts but
+a group's own, which are more than an update has.
 
 Beside it: in how many of the turns that killed the model's own words said that something deadly lies there, and how
 sure of its action it was.

@@ -1,4 +1,4 @@
-"""How fast does the adapter learn when it is *told* the right action in every turn? A ceiling for any credit.
+"""How fast does the adapter learn when it is *told* the right action in every turn, instead of finding out?
 
     OMP_NUM_THREADS=1 python benchmarks/told.py --set steps=20 --adapter msgrpo_agent/nano/adapters/snake \
         --result benchmarks/results/told-snake.json
@@ -9,8 +9,8 @@ turn the action of somebody who acts on the model's own words as well as can be 
 place of the model's; its tokens have the advantage 1 and the words 0, so the gradient is that of the log-likelihood
 of the right action.
 
-An advantage says at most which action is best, and it says it with noise. So what this learns from as many turns is
-what no estimator can be asked to pass by far, with this model, this adapter and this optimizer.
+That is the signal which a perfect judge of actions on the model's own words would give, without noise. It is no bound
+of what a credit can reach: credit falls on the words as well, and `follow` looks no further than a step.
 
 *Danger* is a turn in which, by the model's own words, something deadly lies on a way to its target. *Bites*: the
 share of those in which it goes where, by its words, something deadly lies.

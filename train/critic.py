@@ -21,7 +21,7 @@ from train.policy import Policy
 from train.ranks import Ranks
 
 ROWS = 64  # prompts of one forward pass
-RIDGE = 1e-2  # λ, as a share of the mean square of a feature over all turns
+RIDGE = 1e-2  # λ, as a share of Σ h² over all turns, the mean over the features
 
 Prompt = tuple[int, ...]
 
