@@ -19,7 +19,8 @@ the expected gradient. So the gradients themselves are compared, those of a soft
 summed over the groups of an update and concatenated over the starts. `direction` is the cosine of g and g* for an
 update of `UPDATE` episodes a start; `limit` that of E[g] and g*, where infinitely many such groups would lead. E[g]
 is known from finitely many: |E[g]|² is the mean of g_i·g_j over all pairs of different groups, whose noises are
-independent; where that is not above 0, nothing was seen, and the limit is given as 0. `within` is the limit inside
+independent; where that is not above 0, nothing was seen, and the limit is given as 0. Its standard error is the
+jackknife's over the groups; above 1 it is such an error's. `within` is the limit inside
 a start, the mean over starts by |g*|²: what is lost from it to `limit` is that starts get other weights than they
 should, as dividing by the spread of a group gives them. After the best scaling (a
 learning rate takes it up) the squared bias is 1 − limit² of |g*|², and `variance`, in the same unit, is that of an
@@ -187,7 +188,7 @@ class Gradients:
         """`direction` of updates of so many groups a start, and what remains with infinitely many."""
         found, whole = self.of_groups[credit], float(self.exact @ self.exact)
         updates = found[: len(found) // groups * groups].reshape(-1, groups, found.shape[1]).mean(axis=1)
-        square, limit = _expected(found, self.exact)
+        square, limit, error = _expected(found, self.exact)
         scale = limit * math.sqrt(whole / square) if square > 0 else 0.0
         within = sum(
             _expected(found[:, own], self.exact[own])[1] * float(self.exact[own] @ self.exact[own])
@@ -196,17 +197,30 @@ class Gradients:
         return {
             "direction": float(np.mean([_cosine(update, self.exact) for update in updates])),
             "limit": limit,
+            "limit_error": error,
             "within": within / whole,
             "bias": 1 - limit**2,
             "variance": scale**2 * float(found.var(axis=0, ddof=1).sum()) / groups / whole,
         }
 
 
-def _expected(found: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
-    """|E[g]|² and the cosine of E[g] with the exact gradient, from a row a group; 0 where nothing was seen."""
-    square = float((found.sum(axis=0) ** 2).sum() - (found**2).sum()) / (len(found) * (len(found) - 1))
-    whole = float(exact @ exact)
-    return square, float(found.mean(axis=0) @ exact) / math.sqrt(square * whole) if square > 0 < whole else 0.0
+def _expected(found: np.ndarray, exact: np.ndarray) -> tuple[float, float, float]:
+    """|E[g]|², the cosine of E[g] with the exact gradient (0 where nothing was seen), and its standard error by the
+    jackknife, from a row a group.
+    """
+    whole, total = float(exact @ exact), found.sum(axis=0)
+    along, squares = found @ exact, (found**2).sum(axis=1)
+
+    def limits(count: int, along: np.ndarray, square: np.ndarray) -> np.ndarray:
+        seen = np.maximum(square, 0.0) * whole > 0
+        return np.where(seen, along / count / np.sqrt(np.where(seen, square * whole, 1.0)), 0.0)
+
+    n, pairs = len(found), total @ total - squares.sum()
+    without = pairs - 2 * (found @ total - squares)  # of all pairs of different groups, without this one's
+    left_out = limits(n - 1, along.sum() - along, without / ((n - 1) * (n - 2)))
+    square = pairs / (n * (n - 1))
+    error = math.sqrt((n - 1) * left_out.var())
+    return float(square), float(limits(n, along.sum(), square)), error
 
 
 def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str, Any]:

@@ -192,5 +192,10 @@ def test_what_a_credit_says_of_a_state_is_no_bias_of_its_direction(credit_truth:
     assert found["offset"]["direction"] < 0.5 < found["exact"]["direction"]
     assert found["offset"]["variance"] > 10 * found["exact"]["variance"]
     assert found["wrong"]["limit"] == pytest.approx(-1.0, abs=0.01)
+    assert found["exact"]["limit_error"] < 0.01 < found["offset"]["limit_error"] < 0.2
+    left_out = [
+        credit_truth._expected(np.delete(gradients["offset"], k, 0), lake.exact_gradient())[1] for k in range(150)
+    ]
+    assert found["offset"]["limit_error"] == pytest.approx(math.sqrt(149 * np.var(left_out)))
     truth, said = (np.array([x for g in credits[name] for e in g for x in e]) for name in ("exact", "offset"))
     assert credit_truth._of_turns(said, truth)["correlation"] < 0.5
