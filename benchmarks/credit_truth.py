@@ -19,12 +19,12 @@ the expected gradient. So the gradients themselves are compared, those of a soft
 summed over the groups of an update and concatenated over the starts. `direction` is the cosine of g and g* for an
 update of `UPDATE` episodes a start; `limit` that of E[g] and g*, where infinitely many such groups would lead. E[g]
 is known from finitely many: |E[g]|² is the mean of g_i·g_j over all pairs of different groups, whose noises are
-independent; where that is not above 0, nothing was seen, and the limit is given as 0. Its standard error is the
-jackknife's over the groups; above 1 it is such an error's. `within` is the limit inside
-a start, the mean over starts by |g*|²: what is lost from it to `limit` is that starts get other weights than they
-should, as dividing by the spread of a group gives them. After the best scaling (a
-learning rate takes it up) the squared bias is 1 − limit² of |g*|², and `variance`, in the same unit, is that of an
-update. A model shares its weights among states, so its updates see more of each state than these.
+independent; where that is not above 0, nothing was seen, and the limit is given as 0. `limit_error` is its standard
+error, by the jackknife over the groups; it is why an estimate can lie above 1. `within` is the limit inside a start,
+the mean over starts by |g*|²: what is lost from it to `limit` is that starts get other weights than they should, as
+dividing by the spread of a group gives them. After the best scaling (a learning rate takes it up) the squared bias is
+1 − limit² of |g*|², and `variance`, in the same unit, is that of an update. A model shares its weights among states,
+so its updates see more of each state than these.
 """
 
 from __future__ import annotations
