@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from msgrpo_agent.text import printable
 
@@ -65,6 +67,21 @@ class RunError(MsgrpoError):
 
 class ServeError(MsgrpoError):
     """vLLM cannot be started, or ended."""
+
+
+@contextmanager
+def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
+    """Whatever a user's own code raises within, and SystemExit, becomes one UsageError with its file and line."""
+    try:
+        yield
+    except MsgrpoError:
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{last.filename}:{last.lineno}"
+        if isinstance(error, SyntaxError) and error.filename:
+            at = f"{error.filename}:{error.lineno}"
+        raise UsageError(f"{failed}: {type(error).__name__}: {error} ({at})", fix=fix) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

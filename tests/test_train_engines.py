@@ -25,6 +25,7 @@ from msgrpo_agent.models.local import LocalModel
 from msgrpo_agent.prompt import PromptTemplate
 from msgrpo_agent.run_log import read_rows
 from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
+from tests.train_helpers import Told
 from train import checkpoint, loop
 from train.config import TrainConfig, make_config
 from train.display import Quiet
@@ -136,14 +137,6 @@ def serving(*behaviours: Behaviour) -> Iterator[list[str]]:
     finally:
         loop_.call_soon_threadsafe(stop.set)
         thread.join(30)
-
-
-class Told(Quiet):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
 
 
 def config_for(urls: list[str], adapters: Path, **given: Any) -> TrainConfig:

@@ -10,6 +10,7 @@ from msgrpo_agent.episode import Turn
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.run_log import read_rows
+from tests.train_helpers import Told
 from train import loop
 from train.collect import Group
 from train.config import make_config
@@ -50,6 +51,38 @@ def test_a_gate_that_is_none_is_named_before_anything_is_loaded(spec: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+USERS = """
+import torch
+def forgotten(group): pass
+def said(group): return "no"
+def raises(group): raise ValueError("too short")
+def tensor(group): return torch.tensor([1.0, 2.0])
+def two(group, other): return True
+def leaves(group): raise SystemExit(0)
+def good(group): return len(group.turns) > 1
+"""
+
+
+def test_a_gate_that_fails_or_decides_nothing_is_an_error_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "users_gate.py").write_text(USERS)
+    assert len(accepted([group("a"), group("a", "b")], "users_gate:good")) == 1
+    for name in ("forgotten", "said", "tensor"):
+        with pytest.raises(UsageError, match=f"users_gate:{name}' returned"):
+            accepted([group("a")], f"users_gate:{name}")
+    with pytest.raises(UsageError, match=r"too short.*users_gate\.py:5"):
+        accepted([group("a")], "users_gate:raises")
+    for name in ("two", "leaves"):
+        with pytest.raises(UsageError, match=f"users_gate:{name}' failed"):
+            accepted([group("a")], f"users_gate:{name}")
+    for name, text in {"syntax": "def f(:", "divides": "1/0", "leaves": "raise SystemExit"}.items():
+        (tmp_path / f"users_{name}.py").write_text(text)
+        with pytest.raises(UsageError, match=rf"cannot be imported.*users_{name}.py:1"):
+            gate_named(f"users_{name}:f")
+
+
 def nothing(group: Group) -> bool:
     return False
 
@@ -59,8 +92,10 @@ def test_a_run_whose_gate_rejects_everything_learns_nothing_and_says_so(
 ) -> None:
     monkeypatch.setattr("train.gates.true_words", nothing)
     gate_named.cache_clear()
-    loop.train(make_config(settings=[f"gate={EXAMPLE}", *TINY]), tmp_path / "out", report=Quiet())
+    told = Told()
+    loop.train(make_config(settings=[f"gate={EXAMPLE}", *TINY]), tmp_path / "out", report=told)
     gate_named.cache_clear()
+    assert any(f"the gate {EXAMPLE} rejected 100% of the groups" in note for note in told.said)
     (row,) = [row for row in read_rows(tmp_path / "out") if row["kind"] == "train"]
     assert row["rollout/gated_groups"] == 1
     assert row["update/kept_turns"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -13,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.run_log import read_rows
+from evals.suites import episode_seeds
+from msgrpo_agent.errors import MsgrpoError, RunError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.rollout import play_episode
+from msgrpo_agent.run_log import METRICS, read_rows
+from msgrpo_agent.specs import make_agent
 from train.config import TrainConfig
-from train.lab import Study, _alone, _same_study, load_study
-from train.lab_report import markdown, reported
+from train.lab import Job, Study, _alone, _same_study, load_study, run
+from train.lab_report import curve, markdown, reported
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = """
@@ -49,8 +54,15 @@ def file(tmp_path: Path) -> Path:
     ("old", "new", "says"),
     [
         ("seeds = 1", "", "seeds: Field required"),
-        ("seeds = 1", "seeds = 0", "seeds"),
+        ("seeds = 1", "seeds = 0", r"seeds: .*seen: 0"),
+        ("seeds = 1", "seeds = true", "seeds"),
+        ("seeds = 1", 'seeds = "2"', "seeds"),
+        ("seeds = 1", "seeds = 99999999999999999999", "seeds"),
+        ("test_episodes = 4", "test_episodes = 10_000_000", "test_episodes"),
         ("question =", "answer =", "question"),
+        ("test_episodes = 4", "test_episode = 4", "no key 'test_episode'\n.*test_episodes"),
+        ("[arms.aaw]\n[arms.uniform]\nselection", "[settings.more]\nselection", "one arm or more"),
+        ("[arms.uniform]", f"[arms.{'u' * 65}]", "at most 64"),
         ('scenario = "frozen-lake"', 'scenario = "frozen-lak"', "frozen-lake"),
         ("groups = 2", "groop = 2", "groups"),
         ('selection = "uniform"', 'selection = "unifrom"', "unifrom"),
@@ -122,7 +134,62 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_arm(file: Path, tmp_p
     file.write_text(STUDY.replace("steps = 2", "steps = 3"))
     refused = subprocess.run(command(file, out), capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "other arms, seeds or settings" in refused.stderr
+    assert "other seeds or settings" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "setting", ['gate = "nowhere:gate"', 'opponent = "adapter:nowhere"\nscenario = "snake-duel"']
+)
+def test_an_arm_that_could_not_start_is_named_before_anything_runs(setting: str, file: Path, tmp_path: Path) -> None:
+    scenario = "snake-duel" if "duel" in setting else "frozen-lake"
+    said = STUDY.replace('scenario = "frozen-lake"', f'scenario = "{scenario}"')
+    file.write_text(said.replace('selection = "uniform"', setting))
+    with pytest.raises(MsgrpoError, match="nowhere"):
+        run(load_study(file), tmp_path / "out", 1, print)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_one_is_an_error_in_words(file: Path) -> None:
+    for out in (file, file / "below"):
+        with pytest.raises(RunError, match="cannot be read or written"):
+            run(load_study(file), out, 1, print)
+
+
+def test_another_study_does_not_wait_for_the_one_in_its_folder(file: Path, tmp_path: Path) -> None:
+    study = load_study(file)
+    _same_study(study, tmp_path)
+    turned = study.model_copy(update={"arms": dict(reversed(study.arms.items()))})
+    with _alone(tmp_path, print):
+        for other in (study.model_copy(update={"seeds": 2}), turned):  # the first arm is what the others differ from
+            with pytest.raises(UsageError, match="other arms, another first one"):
+                run(other, tmp_path, 1, print)
+
+
+def test_the_test_counts_as_played_under_whatever_path_it_was(file: Path, tmp_path: Path) -> None:
+    config = load_study(file).config("aaw", 0)
+    record = tmp_path / "aaw" / "seed-0" / "test" / "adapter_elsewhere_aaw_seed-0" / "frozen-lake.jsonl"
+    record.parent.mkdir(parents=True)
+    lake, agents = get_scenario("frozen-lake"), {"player": make_agent("optimal")}
+    episodes = [
+        asyncio.run(play_episode(lake, agents, start_seed=start, chance_seed=chance, sampling_seed=sampling))
+        for start, chance, sampling in episode_seeds(lake, 3, "test")
+    ]
+    record.write_text("".join(episode.model_dump_json() + "\n" for episode in episodes))
+    assert Job("aaw", 0, tmp_path / "aaw" / "seed-0", config).test_values() == [1.0, 1.0, 1.0]
+
+
+def test_a_run_that_lost_rows_is_no_curve(tmp_path: Path) -> None:
+    rows = [{"kind": "eval", "step": 0, "score": "success", "success": 0.0}]
+    for step in (1, 2):
+        rows.append({"kind": "train", "step": step, "rollout/turns": 5.0, "time/total": float(step)})
+    rows.append({"kind": "eval", "step": 2, "score": "success", "success": 0.5})
+    whole = [json.dumps(row) + "\n" for row in rows]
+    (tmp_path / METRICS).write_text("".join(whole))
+    assert curve(tmp_path, 2)["answers"] == [0.0, 10.0]
+    for lost in range(len(whole)):
+        (tmp_path / METRICS).write_text("".join(whole[:lost] + whole[lost + 1 :]))
+        with pytest.raises(RunError, match="lacks rows"):
+            curve(tmp_path, 2)
 
 
 def test_a_study_goes_on_after_a_setting_was_added(tmp_path: Path) -> None:
@@ -169,15 +236,16 @@ def test_what_a_killed_lab_left_behind_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_run_behind_and_a_run_that_fails_is_named(file: Path, tmp_path: Path) -> None:
+def test_a_stopped_study_leaves_no_run_behind_and_a_run_that_fails_is_named(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     study = subprocess.Popen(command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 240
     while done(out) < 1 and time.monotonic() < deadline:
         time.sleep(0.1)
-    study.send_signal(signal.SIGINT)
-    study.communicate(timeout=120)
-    assert study.returncode != 0
+    study.send_signal(signal.SIGTERM)
+    _, said = study.communicate(timeout=120)
+    assert study.returncode == 130
+    assert "the same command goes on" in said
     assert processes_in(out) == []
     folder = next(run for run in sorted(out.glob("*/seed-?")) if done(out))
     settings = json.loads((folder / "config.json").read_text())

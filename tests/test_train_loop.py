@@ -30,7 +30,7 @@ from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.parse import ParseFailure
 from msgrpo_agent.prompt import PromptTemplate
 from msgrpo_agent.run_log import read_rows
-from tests.train_helpers import taught
+from tests.train_helpers import Told, taught
 from train import checkpoint, loop, update
 from train.batch import minibatches
 from train.checkpoint import Progress
@@ -255,14 +255,8 @@ def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(
     assert f"msgrpo train --resume --out {tmp_path / 'run'}" in str(caught.value.fix)
 
 
-class Told(Quiet):
-    """Notes what a run says."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
+class Heard(Told):
+    """Keeps what goes on as well."""
 
     def doing(self, text: str) -> None:
         self.said.append(text)
@@ -272,7 +266,7 @@ class Told(Quiet):
 
 
 def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> None:
-    told = Told()
+    told = Heard()
     loop.train(tiny(steps=1, group_size=16), tmp_path / "run", report=told)
     assert told.said[0] == "loading nano"
     said = "\n".join(told.said)
@@ -281,7 +275,7 @@ def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> Non
     assert re.search(r"update 1 of 1: learning from \d+ turns, 2 of 2 steps", said)
 
 
-class StoppedAt(Told):
+class StoppedAt(Heard):
     """Asks the run to stop when it says something."""
 
     def __init__(self, moment: str, number: signal.Signals = signal.SIGINT) -> None:

@@ -18,8 +18,9 @@ from msgrpo_agent.games.template import write
 from msgrpo_agent.parse import parse_action
 from msgrpo_agent.run_log import read_rows
 from msgrpo_agent.specs import make_agent
+from tests.train_helpers import Told
 from train import loop
-from train.advice import advice
+from train.advice import advice, idle
 from train.collect import Group, opponent_of, own_turns, seats_in, seats_of
 from train.config import TrainConfig, make_config
 from train.display import Quiet
@@ -68,28 +69,29 @@ def test_a_taught_nano_answers_in_the_games_form(tmp_path: Path) -> None:
     assert agent.settings()["weights"]
 
 
-class Told(Quiet):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def test_a_run_that_cannot_learn_says_why_after_its_first_update(tmp_path: Path) -> None:
     told = Told()
     name = write(tmp_path / "cards.py")
     loop.train(config(scenario=name), tmp_path / "run", report=told)
-    (hint,) = [note for note in told.notes if "no legal action" in note]
+    (hint,) = [note for note in told.said if "no legal action" in note]
     assert f"msgrpo nano teach {name}" in hint
 
 
 def test_advice_names_the_reason() -> None:
-    fine = {"rollout/invalid": 0.1, "rollout/truncated": 0.0, "rollout/flat_groups": 0.2}
+    fine = {"rollout/invalid": 0.1, "rollout/truncated": 0.0, "rollout/flat_groups": 0.2, "rollout/gated_groups": 0.5}
     assert advice(fine, config()) is None
     assert "max_tokens=192" in str(advice(fine | {"rollout/invalid": 0.95, "rollout/truncated": 0.9}, config()))
     assert "transcripts" in str(advice(fine | {"rollout/invalid": 0.95}, config(base="some/model")))
     assert "are flat" in str(advice(fine | {"rollout/flat_groups": 1.0}, config()))
+
+
+def test_a_setting_that_nothing_looks_at_is_named() -> None:
+    assert idle(make_config()) == []
+    assert idle(make_config(given={"scenario": "snake"})) == []
+    (said,) = idle(make_config(given={"scenario": "snake"}, settings=["credit=episode"]))
+    assert said.startswith("gamma=0.6 does nothing with credit=episode")
+    assert len(idle(make_config(settings=["gamma=0.5", "lam=0.5", "state_weight=2"]))) == 3
+    assert "without objectives" in idle(make_config(settings=["objective_weights=variance"]))[0]
 
 
 def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path) -> None:

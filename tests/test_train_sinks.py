@@ -13,20 +13,12 @@ from typer.testing import CliRunner
 from msgrpo_agent.cli import make_app
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.run_log import read_rows
+from tests.train_helpers import Told
 from train import sinks
 from train.config import make_config
-from train.display import Quiet
 
 CONFIG = make_config()
 ROW = {"score": "success", "success": 0.5, "success_low": 0.4, "success_high": 0.6, "values": [1.0, 0.0]}
-
-
-class Told(Quiet):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
 
 
 def write(opened: sinks.Sinks) -> None:

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from msgrpo_agent.agent import Completion
 from train.batch import Sample
+from train.display import Quiet
+
+
+class Told(Quiet):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
 
 
 def taught(

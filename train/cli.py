@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +45,7 @@ def train(
 ) -> None:
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
     with needs("msgrpo train", "train"):
+        from train.advice import idle
         from train.beside import train_and_watch
         from train.config import TrainConfig, make_config
         from train.display import closing_line, reporter
@@ -70,6 +73,8 @@ def train(
     first = launched_as() == 0
     with reporter(err, config, silent=as_json or not first) as report:
         report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")
+        for sentence in idle(config):
+            report.note(sentence)
         try:
             summary = run(config, folder, resume=resume, report=report, logs=log or ())
         except KeyboardInterrupt:
@@ -106,7 +111,8 @@ def train_dqn(
     with needs("msgrpo train-dqn", "dqn"):
         from train import dqn
 
-    dqn.train(scenario, out_dir, steps=steps, seed=seed, say=say)
+    with _going_on():
+        dqn.train(scenario, out_dir, steps=steps, seed=seed, say=say)
 
 
 @commands.command()
@@ -123,7 +129,7 @@ def lab(
     from rich.table import Table
 
     planned, folder = laboratory.load_study(study), out_dir or Path("runs/lab") / study.stem
-    with ending_as_interrupt():
+    with _going_on():
         report = laboratory.run(planned, folder, workers, say if not as_json else _silent)
     if as_json:
         print_json(report)
@@ -134,6 +140,17 @@ def lab(
     for line in lab_report.lines(report):
         table.add_row(*line)
     out.print(table)
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """SIGTERM ends what is within as Ctrl-C does, and a person is told how it goes on."""
+    with ending_as_interrupt():
+        try:
+            yield
+        except KeyboardInterrupt:
+            say("stopped; the same command goes on")
+            raise
 
 
 def _silent(text: str) -> None:
@@ -159,7 +176,7 @@ def nano_build(
     from rich.progress import Progress
 
     steps = steps or (QUICK if quick else STEPS)
-    with Progress(console=err, disable=as_json) as progress:
+    with _going_on(), Progress(console=err, disable=as_json) as progress:
         task = progress.add_task("generating text", total=steps)
 
         def show(step: int, total: int, loss: float) -> None:

@@ -24,6 +24,7 @@ from train.objectives import OBJECTIVES, Weights
 from train.selection import Selection
 from train.words import has_words
 
+MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")
 
 
@@ -36,17 +37,19 @@ class TrainConfig(BaseModel):
     mixture: str | None = Field(None, description="shares of the scenarios, 0.7,0.3; without: equal ones")
     base: str = Field("nano", description="`nano`, a folder, or a hub name of a causal LM with a chat template")
     seed: int = Field(0, ge=0, lt=2**32, description="of starts, luck, sampling, selection and LoRA's first weights")
-    steps: int = Field(60, ge=1, description="updates")
+    steps: int = Field(60, ge=1, le=10**9, description="updates")
 
-    groups: int = Field(16, ge=1, description="groups (starts) an update; [P] has one")
-    group_size: int = Field(24, ge=2, description="G, episodes of a group")
+    groups: int = Field(16, ge=1, le=MANY, description="groups (starts) an update; [P] has one")
+    group_size: int = Field(24, ge=2, le=MANY, description="G, episodes of a group")
     keep: int = Field(8, ge=1, description="G′, episodes of a group that the update sees")
     selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], or a rival of `train.selection`")
     credit: Credit = Field("episode", description="a turn's advantage: episode [P], or a rival of `train.credit`")
     gamma: float = Field(1.0, gt=0, le=1, description="discount of returns to go; `episode` has none")
     lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda and credit=critic")
     state_weight: float = Field(1.0, ge=0, description="of the advantage within a state, in credit=state")
-    branch: int = Field(0, ge=0, description="episodes more from the state each group disagrees about; train.branch")
+    branch: int = Field(
+        0, ge=0, le=MANY, description="episodes more from the state each group disagrees about; train.branch"
+    )
     drop_groups: float = Field(0.0, ge=0, lt=1, description="share of groups passed over: least variance of returns")
     objectives: dict[str, float] = Field(
         {}, description="beside the return, as JSON, name and weight; train.objectives"
@@ -64,9 +67,11 @@ class TrainConfig(BaseModel):
     entropy: float | None = Field(None, gt=0, description="nats a token that the rollouts' temperature aims at")
     max_tokens: int = Field(48, ge=1, description="of one answer")
 
-    learning_rate: float = Field(1e-3, gt=0, description="AdamW's at its highest: see `train.update.learning_rate`")
-    epochs: int = Field(1, ge=1, description="passes over the kept episodes of an update")
-    minibatches: int = Field(6, ge=1, description="optimizer steps a pass")
+    learning_rate: float = Field(
+        1e-3, gt=0, le=1, description="AdamW's at its highest: see `train.update.learning_rate`"
+    )
+    epochs: int = Field(1, ge=1, le=MANY, description="passes over the kept episodes of an update")
+    minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps a pass")
     clip_low: float = Field(0.2, gt=0, lt=1, description="ε_low")
     clip_high: float = Field(0.28, gt=0, description="ε_up; larger than ε_low keeps rare tokens alive (DAPO)")
     kl_coef: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
@@ -84,7 +89,7 @@ class TrainConfig(BaseModel):
 
     eval_every: int = Field(15, ge=1, description="updates between evaluations")
     eval_episodes: int = Field(
-        200, ge=1, description="validation starts: no update plays them, no leaderboard either"
+        200, ge=1, le=MANY, description="validation starts: no update plays them, no leaderboard either"
     )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
@@ -268,10 +273,17 @@ def make_config(
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "settings"
-        seen = f" (seen: {first['input']!r})" if first["loc"] else ""
-        raise UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}{seen}") from error
+        raise UsageError(first_fault(error, "settings")) from error
+
+
+def first_fault(error: ValidationError, whole: str) -> str:
+    """The first thing that is wrong, where it stands, and the value seen; `whole` names what has no place of its
+    own.
+    """
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or whole
+    seen = f" (seen: {first['input']!r})" if first["loc"] and first["type"] != "missing" else ""
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}{seen}"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -96,12 +96,12 @@ class Evaluations:
         """How long the rest of the run will take, if each update takes `seconds` and evaluations as long as
         before.
         """
-        left = range(step + 1, self._config.steps + 1)
-        due = [at for at in left if at % self._config.eval_every == 0 or at == self._config.steps]
-        whole = len(left) * seconds + len(due) * max((row["eval_s"] for row in self.done.values()), default=0.0)
+        last, every = self._config.steps, self._config.eval_every
+        left, due = last - step, -(-last // every) - (step - 1) // every  # the one after this update is to come
+        whole = left * seconds + due * max((row["eval_s"] for row in self.done.values()), default=0.0)
         said = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
         return (
-            f"the first update took {seconds:.1f} s: the other {len(left)}, with {len(due)} evaluations, "
+            f"the first update took {seconds:.1f} s: the other {left}, with {due} evaluations, "
             f"will take about {said} (longer where better play lasts longer)"
         )
 

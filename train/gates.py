@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 
-from msgrpo_agent.errors import UsageError
+import numpy as np
+
+from msgrpo_agent.errors import UsageError, users_code
 from train.collect import Group
 from train.words import Words, truth
 
 Gate = Callable[[Group], bool]
 EXAMPLE = "train.gates:true_words"
+HOW = f"module:function, like {EXAMPLE}"
 
 
 @cache
@@ -25,14 +28,10 @@ def gate_named(spec: str | None) -> Gate:
     if spec is None:
         return everything
     module, _, name = spec.partition(":")
-    try:
+    with users_code(f"gate {spec!r} cannot be imported", fix=HOW):
         found = getattr(import_module(module), name)
-    except (ImportError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"gate {spec!r} cannot be imported: {error}", fix=f"module:function, like {EXAMPLE}"
-        ) from error
     if not callable(found):
-        raise UsageError(f"gate {spec!r} is no function", fix=f"module:function, like {EXAMPLE}")
+        raise UsageError(f"gate {spec!r} is no function", fix=HOW)
     gate: Gate = found
     return gate
 
@@ -53,6 +52,14 @@ def true_words(group: Group) -> bool:
 
 
 def accepted(groups: Sequence[Group], spec: str | None) -> list[Group]:
-    """The groups that the gate lets through."""
+    """The groups that the gate lets through. Raises UsageError where it fails, or returns anything but a bool."""
     gate = gate_named(spec)
-    return [group for group in groups if gate(group)]
+    return [group for group in groups if _passes(gate, group, spec)]
+
+
+def _passes(gate: Gate, group: Group, spec: str | None) -> bool:
+    with users_code(f"gate {spec!r} failed", fix="a gate takes one train.collect.Group"):
+        verdict = gate(group)
+    if not isinstance(verdict, bool | np.bool_):
+        raise UsageError(f"gate {spec!r} returned {verdict!r}", fix="a gate returns True or False")
+    return bool(verdict)

@@ -1,5 +1,5 @@
-"""The laboratory: a study is one TOML file with arms, seeds and a budget; `msgrpo lab FILE` runs and reports all of
-it.
+"""The laboratory: a study is one TOML file with arms, seeds and settings; `msgrpo lab FILE` runs and reports all
+of it.
 
     question = "Does credit by state and action learn faster than the whole episode's?"
     scenario = "frozen-lake"
@@ -22,6 +22,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -37,14 +38,16 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from evals.record import folder_name
 from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.errors import RunError, UsageError, nearest
 from msgrpo_agent.files import replace_text
-from train.config import TrainConfig, make_config, names_of
+from train.collect import opponent_of
+from train.config import MANY, TrainConfig, first_fault, make_config, names_of
+from train.gates import gate_named
 from train.lab_report import curve, draw, markdown, reported
 
+STUDY = "study.json"  # what a folder's study is, whole
 Say = Callable[[str], None]
 
 
@@ -55,19 +58,21 @@ class Study(BaseModel):
 
     question: str
     scenario: str
-    seeds: int = Field(ge=1)
+    seeds: int = Field(ge=1, le=1000, strict=True)
     settings: dict[str, Any] = {}
-    arms: dict[str, dict[str, Any]] = Field(min_length=1)
-    test_episodes: int = Field(200, ge=1)
+    arms: dict[str, dict[str, Any]] = {}
+    test_episodes: int = Field(200, ge=1, le=MANY, strict=True)
 
     @model_validator(mode="after")
     def _arms_are_runs(self) -> Self:
+        if not self.arms:
+            raise ValueError("a study has one arm or more: [arms.NAME], with what it sets below")
         for name, settings in {"settings": self.settings, **self.arms}.items():
             if taken := ({"seed", "scenario"} if name == "settings" else {"seed", "base"}) & set(settings):
                 raise ValueError(f"{name} sets {', '.join(sorted(taken))}, which is the same for all arms")
         for name in self.arms:
-            if not name.replace("-", "").replace("_", "").isalnum():
-                raise ValueError(f"the arm {name!r} names a folder: letters, digits, - and _ only")
+            if not re.fullmatch(r"[\w-]{1,64}", name, re.ASCII):
+                raise ValueError(f"the arm {name!r} names a folder: at most 64 letters, digits, - and _")
             try:
                 first = names_of(self.config(name, 0).scenario)[0]
             except UsageError as error:
@@ -95,8 +100,10 @@ def load_study(file: Path) -> Study:
         raise UsageError(f"{file} is not TOML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the study"
-        raise UsageError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+        if first["type"] == "extra_forbidden":
+            key = str(first["loc"][0])
+            raise UsageError(f"{file}: a study has no key {key!r}", fix=nearest(key, Study.model_fields)) from error
+        raise UsageError(f"{file}: {first_fault(error, 'the study')}") from error
 
 
 @dataclass(frozen=True)
@@ -128,15 +135,35 @@ class Job:
         return [*([] if trained else [train]), *([] if trained and tested else [evaluate])]
 
     def test_values(self) -> list[float]:
-        """The score of every test episode so far, in the suite's order."""
-        files = self.test.glob(f"{folder_name(f'adapter:{self.folder}')}/*.jsonl")
+        """The score of every test episode so far, in the suite's order.
+
+        The folder holds this adapter's test and no other, under whatever path the study had when it was played.
+        """
+        files = sorted(self.test.glob("*/*.jsonl"))
         episodes = {e.start_seed: e for file in files for e in read_episodes(file) if e.error is None}
         return [episode.score for _, episode in sorted(episodes.items())]
 
 
 def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
-    """Run what is not there yet, `workers` runs at a time, and return the report, which is also written to `out`."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Run what is not there yet, `workers` runs at a time, and return the report, which is also written to `out`.
+
+    Raises UsageError, before anything runs, for an arm that could not start and for a folder with another study.
+    """
+    for arm in study.arms:
+        config = study.config(arm, 0)
+        gate_named(config.gate)
+        opponent_of(config)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return _run(study, out, workers, say)
+    except OSError as error:
+        fix = "is the disk full, or --out no folder? The same command goes on"
+        raise RunError(f"the study {out} cannot be read or written: {error}", fix=fix) from error
+
+
+def _run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
+    if (out / STUDY).exists():
+        _same_study(study, out)  # another one need not wait
     with _alone(out, say) as lock:
         _same_study(study, out)
         jobs = [
@@ -159,7 +186,7 @@ def _report(study: Study, jobs: Sequence[Job], out: Path) -> dict[str, Any]:
     report = {"settings": study.whole_settings()} | reported(
         study.model_dump(),
         {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()},
-        {arm: [curve(job.folder) for job in of_arm] for arm, of_arm in runs.items()},
+        {arm: [curve(job.folder, job.config.steps) for job in of_arm] for arm, of_arm in runs.items()},
     )
     replace_text(out / "report.json", json.dumps(report, indent=2) + "\n")
     replace_text(out / "report.md", markdown(report))
@@ -180,11 +207,12 @@ def _alone(out: Path, say: Say) -> Iterator[int]:
 
 
 def _same_study(study: Study, out: Path) -> None:
-    """A folder holds one study. What its arms are was fixed before the first run, defaults included, and stays.
+    """A folder holds one study. What its arms are was fixed before the first run, defaults included, and stays, and
+    which of them is the first.
 
     A setting that came into the program later has its default in the runs before it.
     """
-    file = out / "study.json"
+    file = out / STUDY
     fixed = {
         "suite_version": SUITE_VERSION,
         "seeds": study.seeds,
@@ -199,8 +227,11 @@ def _same_study(study: Study, out: Path) -> None:
         was = {a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in held["arms"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{file} holds no study of this version", fix="choose another --out") from error
-    if held | {"arms": was} != fixed:
-        raise UsageError(f"{out} holds a study with other arms, seeds or settings", fix="choose another --out")
+    if held | {"arms": was} != fixed or list(was) != list(study.arms):
+        raise UsageError(
+            f"{out} holds a study with other arms, another first one, other seeds or settings",
+            fix="choose another --out",
+        )
 
 
 class _Crew:
@@ -234,8 +265,9 @@ class _Crew:
                 f"{job.arm}, seed {job.seed} has {found} of {self._episodes} test episodes",
                 fix="the same command goes on",
             )
-        self._done += 1
-        self._say(f"{self._done} of {len(self._jobs)} runs: {job.arm}, seed {job.seed} is done")
+        with self._lock:
+            self._done += 1
+            self._say(f"{self._done} of {len(self._jobs)} runs: {job.arm}, seed {job.seed} is done")
         return job
 
     def _call(self, command: list[str], job: Job) -> None:
@@ -261,5 +293,6 @@ class _Crew:
             last = file.read_bytes()[begin:].decode(errors="replace").strip().splitlines()[-2:]
             raise RunError(
                 f"{job.arm}, seed {job.seed} ended with {code}: {' '.join(last)}",
-                fix=f"{file} says more; the same command goes on with what is left",
+                fix=f"{file} says more. Once the cause is gone the same command goes on with what is left; with "
+                "other settings it is another study: choose another --out",
             )

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from evals.stats import crossed_bootstrap, seeds_alike
+from msgrpo_agent.errors import RunError
 from msgrpo_agent.files import replace_bytes
-from msgrpo_agent.run_log import read_rows
+from msgrpo_agent.run_log import METRICS, read_rows
 
 Curve = Mapping[str, list[float]]
 
@@ -55,18 +56,24 @@ def _at(curves: Sequence[Curve], axis: str, limit: float) -> dict[str, Any]:
     return {"mean": float(np.mean(found)), "by_seed": found}
 
 
-def curve(folder: Path) -> dict[str, list[float]]:
+def curve(folder: Path, updates: int) -> dict[str, list[float]]:
     """At each evaluation of a run: updates, answers generated so far, seconds of training, and the validation
-    score.
+    score. Raises RunError where its metrics do not reach from before the first update to after the last.
     """
     rows = read_rows(folder)
     answers, seconds = {0: 0.0}, {0: 0.0}
     for row in rows:
         if row["kind"] == "train":
-            answers[row["step"]] = answers[row["step"] - 1] + row["rollout/turns"]
+            answers[row["step"]] = answers.get(row["step"] - 1, 0.0) + row["rollout/turns"]
             seconds[row["step"]] = row["time/total"]
     seen = [row for row in rows if row["kind"] == "eval"]
     steps = [row["step"] for row in seen]
+    if not {0, updates} <= set(steps) or not set(range(updates + 1)) <= answers.keys():
+        raise RunError(
+            f"{folder / METRICS} lacks rows of this run, which had {updates} updates: it was damaged after it was "
+            "written",
+            fix=f"play this run again: remove {folder}, and start the same command",
+        )
     return {
         "updates": [float(step) for step in steps],
         "answers": [answers[step] for step in steps],
@@ -116,13 +123,14 @@ def caption(report: Mapping[str, Any]) -> str:
     study, budget, first = report["study"], report["budget"], report["arms"][report["first"]]
     done = len(first["by_seed"])
     seeds = study["seeds"] if done == study["seeds"] else f"{done} of {study['seeds']}"
+    updates = {tuple(one["updates"]) for arm in report["arms"].values() for one in arm["curves"]}
+    after = f" (after {', '.join(f'{step:.0f}' for step in updates.pop())} updates)" if len(updates) == 1 else ""
     return (
         f"{study['scenario']}, {seeds} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
         "over seeds and starts (with few seeds too narrow on their side). *Alike: p*: how often seeds of one quality "
         "would be as far apart (permutation within the starts). "
         f"At {budget['answers']:,.0f} answers and at {budget['seconds']:,.0f} seconds: the mean on the validation "
-        f"starts, and the lowest and the highest seed; in a straight line between evaluations (after "
-        f"{', '.join(f'{step:.0f}' for step in first['curves'][0]['updates'])} updates)."
+        f"starts, and the lowest and the highest seed; in a straight line between evaluations{after}."
     )
 
 

@@ -107,7 +107,7 @@ def _train(
                 if not told:
                     report.note(evaluations.forecast(run.step, seconds))
                 played = describe(rollouts)
-                if not told and (hint := advice(played, config)):
+                if not told and (hint := advice(played | stats, config)):
                     report.note(hint)
                 told = True
                 sinks.update(run.step, played | stats | {"time/total": run.progress.seconds})

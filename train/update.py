@@ -54,7 +54,7 @@ def update(
             if not math.isfinite(totals["loss"] + totals["grad_norm"]):
                 raise RunError(
                     f"the loss is not finite in update {step + 1}: {totals['loss']}, gradient {totals['grad_norm']}",
-                    fix="the last checkpoint is kept; try a smaller --set learning_rate=…",
+                    fix="checkpoints from before are kept; try a smaller --set learning_rate=… or kl_coef=…",
                 )
             optimizer.step()
             steps += 1

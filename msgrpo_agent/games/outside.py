@@ -18,7 +18,7 @@ import importlib.util
 import os
 import re
 import sys
-import traceback
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from msgrpo_agent.errors import UsageError
+from msgrpo_agent.errors import UsageError, users_code
 from msgrpo_agent.extras import needs
 from msgrpo_agent.game import Scenario
 
@@ -80,7 +80,7 @@ def _found(name: str) -> Scenario | None:
         return _scenario(module, attribute, name)
     for entry in entry_points(group=GROUP):
         if entry.name == name:
-            with _Told(name):
+            with _users(name):
                 return _checked(entry.load(), name, entry.value)
     return None
 
@@ -103,7 +103,7 @@ def _imported(module: str, name: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # behind all that is installed: a user's train.py does not stand in for ours
-    with _Told(name):
+    with _users(name):
         return importlib.import_module(module)
 
 
@@ -119,7 +119,7 @@ def _from_file(file: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[known] = module  # dataclasses look their module up
     try:
-        with _Told(name):
+        with _users(name):
             spec.loader.exec_module(module)
     except UsageError:
         del sys.modules[known]
@@ -138,7 +138,7 @@ def _scenario(module: ModuleType, attribute: str, name: str) -> Scenario:
 
 def _checked(found: Any, name: str, where: str) -> Scenario:
     if callable(found) and not isinstance(found, Scenario):
-        with _Told(name):
+        with _users(name):
             found = found()
     if not isinstance(found, Scenario):
         raise UsageError(
@@ -148,22 +148,5 @@ def _checked(found: Any, name: str, where: str) -> Scenario:
     return replace(found, id=name)
 
 
-class _Told:
-    """Turns whatever a user's module raises into one message with its file and line."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, UsageError):
-            return
-        frames = traceback.extract_tb(error.__traceback__)
-        at = f"{frames[-1].filename}:{frames[-1].lineno}"
-        if isinstance(error, SyntaxError) and error.filename:
-            at = f"{error.filename}:{error.lineno}"
-        raise UsageError(
-            f"{self._name!r} cannot be loaded: {type(error).__name__}: {error} ({at})", fix=HOW
-        ) from error
+def _users(name: str) -> AbstractContextManager[None]:
+    return users_code(f"{name!r} cannot be loaded", fix=HOW)
