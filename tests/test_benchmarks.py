@@ -199,3 +199,12 @@ def test_what_a_credit_says_of_a_state_is_no_bias_of_its_direction(credit_truth:
     assert found["offset"]["limit_error"] == pytest.approx(math.sqrt(149 * np.var(left_out)))
     truth, said = (np.array([x for g in credits[name] for e in g for x in e]) for name in ("exact", "offset"))
     assert credit_truth._of_turns(said, truth)["correlation"] < 0.5
+
+
+def test_a_turn_without_advantage_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    silent = importlib.import_module("silent").silent
+    found = silent([[1.0, 0.0], [-1.0, 0.0, 0.5], [0.0] * 10])
+    assert (found["episodes"], found["turns"]) == (3, 15)
+    assert found["silent"] == pytest.approx(12 / 15)
+    assert found["by_turn"] == pytest.approx([1 / 3, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0])
