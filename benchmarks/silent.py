@@ -3,9 +3,10 @@
     python benchmarks/silent.py runs/lab/credit-snake-rest --result benchmarks/results/silent-snake.json
 
 Credits that compare equal states (`state-action`, `lambda`) have nothing to compare where a state was met by one
-episode alone: its value is that episode's own return, and the advantage is 0. Such a turn teaches nothing. A run
-keeps the credits of the best and the worst episode of its first groups in `updates/`; this gives the share of turns
-whose advantage is 0, over all runs of a study, by the number of the turn.
+episode alone: its value is that episode's own return, and the advantage is 0 (for `state-action` also where all that
+met it took the same action; for `lambda` where it was alone from then on). Such a turn teaches nothing. A run keeps
+the credits of the best and the worst episode of its first groups in `updates/`; this gives the share of turns whose
+advantage is 0, over all runs of a study, by the number of the turn.
 """
 
 from __future__ import annotations
