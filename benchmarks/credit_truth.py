@@ -4,9 +4,12 @@
 
 For fixed policies on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
 sampled; their frequencies are taken as the policy itself, so its values are exact: Q and A = Q − V by dynamic
-programming over Gymnasium's own transition table, the format penalty included. Groups of G episodes are then drawn
-from that policy and credited by each estimator of `train.credit` but the critic. All of them see the same groups, so
-the budget, answers generated, is equal.
+programming over Gymnasium's own transition table, the format penalty included. Updates of a group of G episodes from
+each start are then drawn from that policy and credited by each estimator of `train.credit`. All of them see the same
+groups, so the budget, answers generated, is equal. The critic's head is fitted in each update as in training, on the
+hidden states of the other starts' turns (`train.critic`). *By update*: divided by one spread of the whole update, and
+not by that of each group (`train.credit.in_common`). `true` has the exact V in the place of its values: what the
+best head there can be would give.
 
 *Turns.* Over all turns of all groups, each turn counting once: the correlation of the credit with A, and the share of
 turns whose sign is right, where A is not 0 (a credit of 0 counts as half right).
@@ -21,10 +24,11 @@ update of `UPDATE` episodes a start; `limit` that of E[g] and g*, where infinite
 is known from finitely many: |E[g]|² is the mean of g_i·g_j over all pairs of different groups, whose noises are
 independent; where that is not above 0, nothing was seen, and the limit is given as 0. `limit_error` is its standard
 error, by the jackknife over the groups; it is why an estimate can lie above 1. `within` is the limit inside a start,
-the mean over starts by |g*|²: what is lost from it to `limit` is that starts get other weights than they should, as
-dividing by the spread of a group gives them. After the best scaling (a learning rate takes it up) the squared bias is
-1 − limit² of |g*|², and `variance`, in the same unit, is that of an update. A model shares its weights among states,
-so its updates see more of each state than these.
+the mean over starts by |g*|², none above 1 (where hardly anything was seen the estimate has no bound): what is lost
+from it to `limit` is that starts get other weights than they should, as dividing by the spread of a group gives
+them. After the best scaling (a learning rate takes it up) the squared bias is 1 − limit² of |g*|², and `variance`, in
+the same unit, is that of an update. A model shares its weights among states, so its updates see more of each state
+than these.
 """
 
 from __future__ import annotations
@@ -34,13 +38,15 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from machine import facts
 from words import load
 
@@ -49,19 +55,29 @@ from msgrpo_agent.game import Scenario, stream
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
 from msgrpo_agent.models.local import LocalModel
+from msgrpo_agent.models.shared_prefix import last_hidden
+from msgrpo_agent.models.trunk import evaluating, trunk_and_head
 from msgrpo_agent.parse import parse_action
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.rollout import derive_seed
-from train.credit import CREDITS, ESTIMATORS, Advantages, Step
+from train.credit import CREDITS, ESTIMATORS, Advantages, Credit, Scale, Step, in_common, returns_to_go
+from train.critic import left_out_values
 
 ACTIONS = (*GYM_ACTION, None)  # None: no legal action, and the player stays
 PENALTY = 0.1  # of such an answer, as in training
-LAMBDA, WEIGHT = 0.95, 1.0
-COMPARED = [name for name in CREDITS if name != "critic"]  # it reads a model's hidden states: here is a table
+WEIGHT = 1.0
+COMPARED: dict[str, tuple[Credit, float, Scale]] = {  # the estimator, its λ, and what its credit is divided by
+    **{name: (name, 0.95, "group") for name in CREDITS},
+    "critic 0.5": ("critic", 0.5, "group"),
+    **{f"{name} by update": (name, 0.95, "update") for name in CREDITS},
+    **{f"{values} {lam} by update": ("critic", lam, "update") for values in ("critic", "true") for lam in (0.5, 0.0)},
+}
 UPDATE = 96  # episodes of a start in an update, with groups of 100 one group
 BUDGETS = (16, 32, 96, 320, 1200)
 PICTURED = "16"  # the size of group that the picture shows
+DRAWN = ("episode", "to-go", "lambda", "episode by update", "critic by update", "true 0.0 by update")
 State = tuple[int, int]  # cell, steps played
+Groups = Sequence[list[list[Step]]]  # one of each start
 
 
 @dataclass
@@ -72,11 +88,12 @@ class Lake:
     start_seed: int
     policy: dict[State, np.ndarray]  # probabilities in the order of ACTIONS
     q: dict[State, np.ndarray]
+    hidden: dict[State, torch.Tensor]  # of each state's prompt, what the critic's head sees
 
     @classmethod
     async def of(cls, model: LocalModel, scenario: Scenario, start_seed: int, answers: int) -> Lake:
         """Ask the policy in every state that it can come to, step by step."""
-        lake = cls(scenario, start_seed, {}, {})
+        lake = cls(scenario, start_seed, {}, {}, {})
         states = [(lake.origin.state, 0)]
         while states:
             found = await asyncio.gather(*(lake._ask(model, state, answers) for state in states))
@@ -111,13 +128,23 @@ class Lake:
         table = self.origin.env.P[cell][GYM_ACTION[action]]
         return [(float(p), int(after), float(reward), bool(over)) for p, after, reward, over in table]
 
-    async def _ask(self, model: LocalModel, state: State, answers: int) -> np.ndarray:
+    def prompt(self, state: State) -> Prompt:
         game = self.game()
         game.env.s, game.steps = state
-        prompt = PromptTemplate().render(self.scenario, game.observe("player"))
+        return PromptTemplate().render(self.scenario, game.observe("player"))
+
+    def read(self, model: LocalModel) -> None:
+        """Keep the trunk's last hidden state (D) of every state's prompt."""
+        rows = model.chat.ids([self.prompt(state) for state in self.policy])
+        with torch.inference_mode(), evaluating(model.model):
+            found = last_hidden(trunk_and_head(model.model)[0], [], rows, 0)
+        self.hidden = dict(zip(self.policy, found.double(), strict=True))
+
+    async def _ask(self, model: LocalModel, state: State, answers: int) -> np.ndarray:
+        prompt = self.prompt(state)
         seeds = (derive_seed("truth", self.start_seed, *state, i) for i in range(answers))
         said = await asyncio.gather(*(model.complete(prompt, Sampling(max_tokens=64), seed) for seed in seeds))
-        actions = [parse_action(answer.text, game.actions).action for answer in said]
+        actions = [parse_action(answer.text, self.origin.actions).action for answer in said]
         return np.array([actions.count(action) for action in ACTIONS]) / answers
 
     def value(self, state: State) -> float:
@@ -142,13 +169,13 @@ class Lake:
 
     def gradient(self, group: list[list[Step]], credits: Advantages) -> np.ndarray:
         """Σ over turns of Â (1[action = a] − π(a|s)), the table of all states by actions as one row."""
-        found = np.zeros((len(self.rows), len(ACTIONS)))
-        for steps, of_episode in zip(group, credits, strict=True):
-            for step, credit in zip(steps, of_episode, strict=True):
-                state: Any = step.state
-                found[self.rows[state]] -= credit * self.policy[state]
-                found[self.rows[state], ACTIONS.index(step.action)] += credit
-        return found.ravel() / len(group)
+        turns = [step for steps in group for step in steps]
+        states = [self.rows[step.state] for step in turns]  # type: ignore[index]
+        flat = np.array([credit for of_episode in credits for credit in of_episode])
+        of_state = np.bincount(states, flat, minlength=len(self.rows))
+        found = -of_state[:, None] * np.array(list(self.policy.values()))
+        np.add.at(found, (states, [ACTIONS.index(step.action) for step in turns]), flat)
+        return np.asarray(found.ravel() / len(group))
 
     def exact_gradient(self) -> np.ndarray:
         """d(s) π(a|s) A(s, a), with d(s) how often an episode visits s in the mean."""
@@ -191,7 +218,7 @@ class Gradients:
         square, limit, error = _expected(found, self.exact)
         scale = limit * math.sqrt(whole / square) if square > 0 else 0.0
         within = sum(
-            _expected(found[:, own], self.exact[own])[1] * float(self.exact[own] @ self.exact[own])
+            min(1.0, _expected(found[:, own], self.exact[own])[1]) * float(self.exact[own] @ self.exact[own])
             for own in self.starts
         )
         return {
@@ -228,17 +255,23 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
     generator = stream(seed, "credit-truth")
     truth: list[float] = []
     credits: dict[str, list[float]] = defaultdict(list)
-    gradients: dict[str, list[list[np.ndarray]]] = {name: [] for name in COMPARED}
-    for lake in lakes:
-        groups = [[lake.episode(generator) for _ in range(size)] for _ in range(episodes // size)]
-        truth += [lake.advantage(step) for group in groups for steps in group for step in steps]
-        for name in COMPARED:
-            found = [ESTIMATORS[name](group, 1.0, LAMBDA, WEIGHT) for group in groups]
+    gradients: dict[str, list[np.ndarray]] = defaultdict(list)  # of each, a row an update
+    for _ in range(episodes // size):
+        groups = [[lake.episode(generator) for _ in range(size)] for lake in lakes]
+        truth += [
+            lake.advantage(step) for lake, group in zip(lakes, groups, strict=True) for one in group for step in one
+        ]
+        valued = {"critic": by_the_head(lakes, groups), "true": by_the_truth(lakes, groups)}
+        for name, (credit, lam, scale) in COMPARED.items():
+            of_starts = valued.get(name.split()[0], groups)
+            found = [ESTIMATORS[credit](group, 1.0, lam, WEIGHT, scale == "group") for group in of_starts]
+            found = found if scale == "group" else in_common(found)
             credits[name] += [value for of_group in found for one in of_group for value in one]
-            gradients[name].append([lake.gradient(*each) for each in zip(groups, found, strict=True)])
-    of_groups = {name: np.concatenate([np.array(of_lake) for of_lake in one], 1) for name, one in gradients.items()}
+            rows = [lake.gradient(group, one) for lake, group, one in zip(lakes, groups, found, strict=True)]
+            gradients[name].append(np.concatenate(rows))
     exact = [lake.exact_gradient() for lake in lakes]
     ends = [0, *accumulate(map(len, exact))]
+    of_groups = {name: np.array(rows) for name, rows in gradients.items()}
     all_of = Gradients(np.concatenate(exact), of_groups, [slice(*ends_of) for ends_of in pairwise(ends)])
     counts = sorted({max(1, n // size) for n in (size, UPDATE, *BUDGETS) if n <= episodes})
     return {
@@ -247,6 +280,32 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
         | {"directions": {str(n * size): all_of.scores(name, n)["direction"] for n in counts}}
         for name in COMPARED
     }
+
+
+def by_the_head(lakes: Sequence[Lake], groups: Groups) -> Groups:
+    """The groups of an update, each turn with its value by the head that was fitted on the other starts."""
+    states = [
+        torch.stack([lake.hidden[step.state] for one in group for step in one])  # type: ignore[index]
+        for lake, group in zip(lakes, groups, strict=True)
+    ]
+    returns = [
+        torch.tensor([value for one in returns_to_go(group, 1.0) for value in one]).double() for group in groups
+    ]
+    found = left_out_values(states, returns, range(len(lakes)))
+    return [_valued(group, values.tolist()) for group, values in zip(groups, found, strict=True)]
+
+
+def by_the_truth(lakes: Sequence[Lake], groups: Groups) -> Groups:
+    """The groups of an update, each turn with the exact value of its state."""
+    return [
+        _valued(group, [lake.value(step.state) for one in group for step in one])  # type: ignore[arg-type]
+        for lake, group in zip(lakes, groups, strict=True)
+    ]
+
+
+def _valued(group: Sequence[Sequence[Step]], values: Sequence[float]) -> list[list[Step]]:
+    left = iter(values)
+    return [[replace(step, value=next(left)) for step in one] for one in group]
 
 
 def _of_turns(credit: np.ndarray, truth: np.ndarray) -> dict[str, float]:
@@ -271,7 +330,8 @@ def draw(found: list[dict[str, Any]], file: Path) -> None:
     panels = figure.subplots(len(scenarios), len(models), sharex=True, sharey=True, squeeze=False)
     for row in found:
         axes = panels[scenarios.index(row["scenario"])][models.index(row["model"])]
-        for credit, scores in row["sizes"][PICTURED].items():
+        for credit in DRAWN:
+            scores = row["sizes"][PICTURED][credit]
             episodes = [int(number) for number in scores["directions"]]
             (line,) = axes.plot(episodes, list(scores["directions"].values()), "o-", ms=3, label=credit)
             axes.axhline(scores["limit"], ls=":", lw=1, color=line.get_color())
@@ -307,7 +367,10 @@ def main() -> None:
 
         async def lakes(scenario: Scenario = scenario, model: LocalModel = model) -> list[Lake]:
             starts = islice(scenario.starts("val"), given.starts)
-            return [await Lake.of(model, scenario, start, given.answers) for start in starts]
+            found = [await Lake.of(model, scenario, start, given.answers) for start in starts]
+            for lake in found:
+                lake.read(model)
+            return found
 
         found = asyncio.run(lakes())
         states = sum(len(lake.policy) for lake in found)

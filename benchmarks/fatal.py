@@ -38,7 +38,7 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.games.snake import DELTA, Snake
 from msgrpo_agent.models.loading import ADAPTER_WEIGHTS
-from train.batch import turn_advantages
+from train.batch import advantages
 from train.collect import Group, grouped, play_groups
 from train.config import TrainConfig, make_config
 from train.critic import critic_values
@@ -85,8 +85,7 @@ def sureness(turn: Turn, tokenizer: PreTrainedTokenizerBase) -> float:
 
 def means(groups: Sequence[Group], kinds: np.ndarray, config: TrainConfig, values: Any = None) -> dict[str, float]:
     """The mean advantage of each kind of turn, divided by the root of the mean square over all."""
-    credits = [turn_advantages(group, config, values[g] if values else None) for g, group in enumerate(groups)]
-    found = np.array([advantage for of_group in credits for one in of_group for advantage in one])
+    found = np.array([value for of_group in advantages(groups, config, values) for one in of_group for value in one])
     root = math.sqrt((found**2).mean())
     return {kind: float(found[kinds == kind].mean() / root) for kind in KINDS}
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import math
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from msgrpo_agent.games import get_scenario
 from msgrpo_agent.references import OptimalAgent, RandomAgent
 from msgrpo_agent.rollout import play_episode
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
@@ -130,15 +131,16 @@ def credit_truth(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("credit_truth")
 
 
-def lake_of(credit_truth: Any, policy: np.ndarray) -> Any:
-    """The first validation start of the slippery lake, with the same policy in every state."""
+def lake_of(credit_truth: Any, policy: np.ndarray, number: int = 0) -> Any:
+    """A validation start of the slippery lake, with the same policy in every state."""
 
     class Fixed(credit_truth.Lake):  # type: ignore[misc]
         async def _ask(self, *_: Any) -> np.ndarray:
             return policy.copy()
 
     scenario = get_scenario("frozen-lake-slippery")
-    return asyncio.run(Fixed.of(None, scenario, next(scenario.starts("val")), 1))
+    start = next(islice(scenario.starts("val"), number, None))
+    return asyncio.run(Fixed.of(None, scenario, start, 1))
 
 
 def test_the_exact_gradient_is_the_derivative_of_the_exact_value(credit_truth: Any) -> None:
@@ -199,6 +201,31 @@ def test_what_a_credit_says_of_a_state_is_no_bias_of_its_direction(credit_truth:
     assert found["offset"]["limit_error"] == pytest.approx(math.sqrt(149 * np.var(left_out)))
     truth, said = (np.array([x for g in credits[name] for e in g for x in e]) for name in ("exact", "offset"))
     assert credit_truth._of_turns(said, truth)["correlation"] < 0.5
+
+
+def test_the_better_the_values_the_closer_the_credit_of_a_game_of_chance(credit_truth: Any) -> None:
+    """A head that is shown the exact values does nearly what they do; one that is shown nothing, no better than
+    returns.
+    """
+    policy = np.array([0.1, 0.35, 0.25, 0.3, 0.0])  # no penalty, which would be seen without values
+    lakes = [lake_of(credit_truth, policy, number) for number in range(4)]
+    found = {}
+    for shown in ("values", "nothing"):
+        for lake in lakes:
+            lake.hidden = {
+                s: torch.tensor([lake.value(s) if shown == "values" else 1.0]).double() for s in lake.policy
+            }
+        scores = credit_truth.compared(lakes, 24, 24 * 40, seed=0)
+        found[shown] = {name: scores[name]["direction"] for name in credit_truth.COMPARED}
+    assert (
+        found["values"]["true 0.0 by update"]
+        == found["nothing"]["true 0.0 by update"]
+        > 2 * found["values"]["episode"]
+    )
+    assert found["values"]["true 0.0 by update"] > found["values"]["true 0.5 by update"] > found["values"]["episode"]
+    assert found["values"]["critic 0.0 by update"] == pytest.approx(found["values"]["true 0.0 by update"], rel=0.25)
+    assert found["nothing"]["critic 0.0 by update"] < 0.7 * found["values"]["critic 0.0 by update"]
+    assert found["values"]["lambda"] == found["nothing"]["lambda"]
 
 
 def test_a_turn_without_advantage_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import SCENARIOS
-from train.credit import CREDITS, ESTIMATORS, Advantages, Step, Trajectories, returns_to_go
+from train.credit import CREDITS, ESTIMATORS, Advantages, Step, Trajectories, in_common, returns_to_go
 
 # Two episodes part at s1: `up` pays 1 at the next step, `down` nothing; before it one got 2 by luck.
 GROUP = [
@@ -20,9 +20,14 @@ GROUP = [
 
 
 def credit(
-    name: str, gamma: float = 1.0, lam: float = 1.0, weight: float = 1.0, group: Trajectories = GROUP
+    name: str,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    weight: float = 1.0,
+    group: Trajectories = GROUP,
+    divided: bool = True,
 ) -> Advantages:
-    return ESTIMATORS[name](group, gamma, lam, weight)  # type: ignore[index]
+    return ESTIMATORS[name](group, gamma, lam, weight, divided)  # type: ignore[index]
 
 
 def test_returns_to_go_are_discounted_from_the_last_turn_back() -> None:
@@ -84,6 +89,39 @@ def test_critic_is_lambda_with_the_values_that_it_is_given() -> None:
     root = math.sqrt((1 + 1 + 1 + 4 + 0) / 5)
     assert credit("critic") == [pytest.approx([1 / root] * 3), pytest.approx([2 / root, 0])]
     assert credit("critic", group=valued) != credit("critic")
+
+
+def test_of_the_whole_update_a_start_weighs_by_what_is_at_stake_in_it() -> None:
+    """A start where one of four fails, and one where half do: C − mean C, by the root of the mean square of both."""
+    groups = [[[Step("s", "up", float(won))] for won in group] for group in ((1, 1, 1, 0), (1, 1, 0, 0))]
+    raw = [credit("episode", group=group, divided=False) for group in groups]
+    assert raw[0] == [pytest.approx([value]) for value in (0.25, 0.25, 0.25, -0.75)]
+    root = math.sqrt((3 / 16 + 9 / 16 + 4 * 0.25) / 8)
+    common = in_common(raw)
+    assert common[0] == [pytest.approx([value / root]) for value in (0.25, 0.25, 0.25, -0.75)]
+    assert common[1] == [pytest.approx([value / root]) for value in (0.5, 0.5, -0.5, -0.5)]
+    by_group = [credit("episode", group=group) for group in groups]  # wrong there: both starts weigh the same
+    assert sum(value**2 for (value,) in by_group[0]) == pytest.approx(sum(value**2 for (value,) in by_group[1]))
+    assert sum(value**2 for (value,) in common[0]) < 0.8 * sum(value**2 for (value,) in common[1])
+    assert in_common([[[0.0]]]) == [[[0.0]]]
+    assert in_common([]) == []
+
+
+@pytest.mark.parametrize("name", ["episode", "to-go", "state-action", "lambda", "critic"])
+def test_undivided_credit_is_the_divided_one_in_units_of_reward(name: str) -> None:
+    """Ten times the rewards: ten times the credit, where divided it is the same; and both point the same way."""
+    richer = [[Step(s.state, s.action, 10 * s.reward) for s in one] for one in GROUP]
+    raw, ten, unit = credit(name, divided=False), credit(name, group=richer, divided=False), credit(name)
+    flat = [(a, b, c) for one in zip(raw, ten, unit, strict=True) for a, b, c in zip(*one, strict=True)]
+    assert [b for _, b, _ in flat] == pytest.approx([10 * a for a, _, _ in flat])
+    factors = {round(a / c, 9) for a, _, c in flat if c}
+    assert len(factors) == 1
+    assert factors.pop() > 0
+
+
+def test_state_undivided_adds_differences_of_returns() -> None:
+    """C = 1 and 2; in s0 R = 1 and 2, in s1 1 and 0: each less its mean."""
+    assert credit("state", divided=False) == [[-1.0, 0.0, -0.5], [1.0, 0.0]]
 
 
 steps = st.builds(

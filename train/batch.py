@@ -13,7 +13,7 @@ from msgrpo_agent.agent import Completion
 from msgrpo_agent.models.shared_prefix import common_prefix_length
 from train.collect import Group
 from train.config import TrainConfig
-from train.credit import ESTIMATORS, Advantages
+from train.credit import ESTIMATORS, Advantages, in_common
 from train.objectives import combined
 from train.selection import keep_indices, widest_groups
 
@@ -79,10 +79,10 @@ def pick(
     values: Sequence[Advantages] | None = None,
 ) -> list[Picked]:
     """The groups that have something to teach. `values` are those of a critic, [group][j][t]."""
+    widest = widest_groups([group.returns_G for group in groups], config.drop_groups)
+    seen = [groups[g] for g in widest]
     picked = []
-    for g in widest_groups([group.returns_G for group in groups], config.drop_groups):
-        group = groups[g]
-        credits = turn_advantages(group, config, values[g] if values else None)
+    for group, credits in zip(seen, advantages(seen, config, values and [values[g] for g in widest]), strict=True):
         if not any(any(of_episode) for of_episode in credits):
             continue
         keep = min(config.keep, len(group.turns))
@@ -91,16 +91,29 @@ def pick(
     return picked
 
 
-def turn_advantages(group: Group, config: TrainConfig, values: Advantages | None = None) -> Advantages:
-    """The advantage of each turn of each episode of a group, by the run's estimator and objectives."""
+def advantages(
+    groups: Sequence[Group], config: TrainConfig, values: Sequence[Advantages] | None = None
+) -> list[Advantages]:
+    """The advantage of every turn of an update's groups, [group][j][t], by the run's estimator and objectives."""
+    credits = [credit(group, config, values[g] if values else None) for g, group in enumerate(groups)]
+    if config.scale == "update":
+        credits = in_common(credits)
+    return [
+        combined(one, group.turns, group.origin, group.returns_G, config.objectives, config.objective_weights)
+        for one, group in zip(credits, groups, strict=True)
+    ]
+
+
+def credit(group: Group, config: TrainConfig, values: Advantages | None) -> Advantages:
+    """What the run's estimator says of each turn of a group, divided by the group's spread or in units of reward."""
     steps = group.trajectories()
     if values is not None:
         steps = [
             [replace(step, value=value) for step, value in zip(one, of_episode, strict=True)]
             for one, of_episode in zip(steps, values, strict=True)
         ]
-    credit = ESTIMATORS[config.credit](steps, config.gamma, config.lam, config.state_weight)
-    return combined(credit, group.turns, group.origin, group.returns_G, config.objectives, config.objective_weights)
+    divided = config.scale == "group"
+    return ESTIMATORS[config.credit](steps, config.gamma, config.lam, config.state_weight, divided)
 
 
 def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:

@@ -18,7 +18,7 @@ from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.prompt import PromptTemplate, make_template
-from train.credit import Credit
+from train.credit import Credit, Scale
 from train.msgrpo import Aggregate
 from train.objectives import OBJECTIVES, Weights
 from train.selection import Selection
@@ -46,6 +46,7 @@ class TrainConfig(BaseModel):
     credit: Credit = Field("episode", description="a turn's advantage: episode [P], or a rival of `train.credit`")
     gamma: float = Field(1.0, gt=0, le=1, description="discount of returns to go; `episode` has none")
     lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda and credit=critic")
+    scale: Scale = Field("group", description="credit is divided by its group's spread [P], or by the update's")
     state_weight: float = Field(1.0, ge=0, description="of the advantage within a state, in credit=state")
     branch: int = Field(
         0, ge=0, le=MANY, description="episodes more from the state each group disagrees about; train.branch"
@@ -123,8 +124,10 @@ class TrainConfig(BaseModel):
                     raise ValueError(f"nano's words say nothing of {scenario.id}: no true words there")
         if self.objective_weights == "variance" and any(scale < 0 for scale in self.objectives.values()):
             raise ValueError("objective_weights=variance divides by a sum, so every objective must be 0 or more")
-        if len(ids) > 1 and (self.drop_groups or self.credit == "critic"):
-            raise ValueError("drop_groups and credit=critic compare returns of one game; scenario names several")
+        if len(ids) > 1 and (self.drop_groups or self.credit == "critic" or self.scale == "update"):
+            raise ValueError(
+                "drop_groups, credit=critic and scale=update compare returns of one game; scenario names several"
+            )
         if self.branch and self.prompt.history:
             raise ValueError("branch begins in mid-game, where a prompt with history lacks the turns before")
         if self.branch == 1:

@@ -13,6 +13,11 @@ policy could have used (the objection of HGPO, arXiv 2602.22817, to grouping by 
     critic         the same with the values of `train.critic`    PPO, arXiv 1707.06347; GAE, arXiv 1506.02438
 
 *rms*: the root of the mean square, not centred.
+
+Each divides by a spread of its own group, as [P] does: then a start where nearly all episodes end alike weighs as
+much as any other. With `divided=False` they stay in units of reward, and `in_common` divides all groups of an update
+by one root of the mean square, as PPO does: the spread of a group is no part of its gradient (Dr. GRPO, arXiv
+2503.20783).
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from train.msgrpo import group_advantages
 
 Credit = Literal["episode", "to-go", "state", "state-action", "lambda", "critic"]
 CREDITS: tuple[Credit, ...] = get_args(Credit)
+Scale = Literal["group", "update"]
 
 
 @dataclass(frozen=True)
@@ -60,38 +66,38 @@ def returns_to_go(trajectories: Trajectories, gamma: float) -> Advantages:
     return found
 
 
-def episode(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+def episode(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
     """A_j on every turn of episode j: (C_j − mean C) / std C with the undiscounted C_j."""
-    advantages_G = group_advantages(_tensor([sum(step.reward for step in steps) for steps in trajectories]))
+    advantages_G = _centred([sum(step.reward for step in steps) for steps in trajectories], divided)
     return [[float(advantage)] * len(steps) for advantage, steps in zip(advantages_G, trajectories, strict=True)]
 
 
-def to_go(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+def to_go(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
     """The return to go, centred and scaled over all turns of the group: rewards before a turn are noise to it."""
     going = returns_to_go(trajectories, gamma)
-    return _like(group_advantages(_flat(going)), going)
+    return _like(_centred([value for one in going for value in one], divided), going)
 
 
-def state(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+def state(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
     """The episode's advantage plus `weight` times the advantage among the turns in the same state.
 
     A state that was met once, or where all returns to go are equal, adds nothing.
     """
     going = returns_to_go(trajectories, gamma)
-    found = episode(trajectories, gamma, lam, weight)
+    found = episode(trajectories, gamma, lam, weight, divided)
     for places in by_state(trajectories).values():
-        among = group_advantages(_tensor([going[j][t] for j, t in places]))
+        among = _centred([going[j][t] for j, t in places], divided)
         for (j, t), advantage in zip(places, among, strict=True):
             found[j][t] += weight * float(advantage)
     return found
 
 
-def state_action(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+def state_action(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
     """Q(s, a) − V(s), both means of returns to go; answers with the same action share what they brought.
 
     Scaled by the root of the mean square over all turns; not centred, since it is centred in every state already.
     """
-    return _scaled(action_gains(trajectories, gamma), trajectories)
+    return _scaled(action_gains(trajectories, gamma), trajectories, divided)
 
 
 def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
@@ -108,19 +114,21 @@ def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
     return found
 
 
-def gae(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+def gae(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
     """A_jt = Σ_k (γλ)^k δ_j,t+k with δ_jt = r_jt + γ V(s_j,t+1) − V(s_jt), V(s) the mean return to go in s.
 
     V is 0 after the last turn. Scaled by the root of the mean square over all turns.
     """
     going = returns_to_go(trajectories, gamma)
     table = {state: _mean([going[j][t] for j, t in places]) for state, places in by_state(trajectories).items()}
-    return _gae(trajectories, [[table[step.state] for step in steps] for steps in trajectories], gamma, lam)
+    values = [[table[step.state] for step in steps] for steps in trajectories]
+    return _scaled(_gae(trajectories, values, gamma, lam), trajectories, divided)
 
 
-def critic(trajectories: Trajectories, gamma: float, lam: float, weight: float) -> Advantages:
+def critic(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
     """`gae` with V from the critic, which knows states that were met only once by what the model makes of them."""
-    return _gae(trajectories, [[step.value for step in steps] for steps in trajectories], gamma, lam)
+    values = [[step.value for step in steps] for steps in trajectories]
+    return _scaled(_gae(trajectories, values, gamma, lam), trajectories, divided)
 
 
 def _gae(trajectories: Trajectories, values: Advantages, gamma: float, lam: float) -> Advantages:
@@ -132,10 +140,10 @@ def _gae(trajectories: Trajectories, values: Advantages, gamma: float, lam: floa
             following = value
             advantages.append(advantage)
         found.append(advantages[::-1])
-    return _scaled(found, trajectories)
+    return found
 
 
-ESTIMATORS: Mapping[Credit, Callable[[Trajectories, float, float, float], Advantages]] = {
+ESTIMATORS: Mapping[Credit, Callable[[Trajectories, float, float, float, bool], Advantages]] = {
     "episode": episode,
     "to-go": to_go,
     "state": state,
@@ -143,6 +151,16 @@ ESTIMATORS: Mapping[Credit, Callable[[Trajectories, float, float, float], Advant
     "lambda": gae,
     "critic": critic,
 }
+
+
+def in_common(groups: Sequence[Advantages]) -> list[Advantages]:
+    """All groups of an update, [group][j][t] in units of reward, by the root of the mean square over all turns.
+
+    Zeros stay zeros; a group whose credits are small beside the others' keeps them small.
+    """
+    flat = _tensor([value for group in groups for one in group for value in one])
+    root = float(flat.square().mean().sqrt()) if len(flat) else 0.0
+    return [[[value / root for value in one] for one in group] for group in groups] if root else list(groups)
 
 
 def by_state(trajectories: Trajectories) -> Mapping[Hashable, list[tuple[int, int]]]:
@@ -166,13 +184,22 @@ def _flat(values: Advantages) -> Tensor:
     return _tensor([value for one in values for value in one])
 
 
+def _centred(returns: Sequence[float], divided: bool) -> Tensor:
+    """Less their mean, and divided by their spread or not; zeros where they are all equal."""
+    values = _tensor(returns)
+    advantages = group_advantages(values)
+    return advantages if divided else advantages * values.std(correction=0)
+
+
 def _like(flat: Tensor, shape: Advantages) -> Advantages:
     return [part.tolist() for part in torch.split(flat, [len(one) for one in shape])]
 
 
-def _scaled(values: Advantages, trajectories: Trajectories) -> Advantages:
-    """Divided by the root of the mean square; zeros, and what is rounding beside the rewards, become zeros."""
+def _scaled(values: Advantages, trajectories: Trajectories, divided: bool) -> Advantages:
+    """Divided by the root of the mean square or not; zeros, and what is rounding beside the rewards, become zeros."""
     flat = _flat(values)
     least = 1e-9 * max(1.0, max(sum(abs(step.reward) for step in one) for one in trajectories))
     root = flat.square().mean().sqrt()
-    return _like(flat / root if root > least else torch.zeros_like(flat), values)
+    if root <= least:
+        return _like(torch.zeros_like(flat), values)
+    return _like(flat / root, values) if divided else values
