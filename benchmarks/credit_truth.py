@@ -75,7 +75,14 @@ COMPARED: dict[str, tuple[Credit, float, Scale]] = {  # the estimator, its λ, a
 UPDATE = 96  # episodes of a start in an update, with groups of 100 one group
 BUDGETS = (16, 32, 96, 320, 1200)
 PICTURED = "16"  # the size of group that the picture shows
-DRAWN = ("episode", "to-go", "lambda", "episode by update", "critic by update", "true 0.0 by update")
+DRAWN = {
+    "episode": "episode",
+    "lambda": "lambda",
+    "episode by update": "episode, scale=update",
+    "critic by update": "critic, scale=update",
+    "critic 0.5 by update": "… λ = 0.5",
+    "true 0.0 by update": "exact values, λ = 0",
+}
 State = tuple[int, int]  # cell, steps played
 Groups = Sequence[list[list[Step]]]  # one of each start
 
@@ -330,10 +337,10 @@ def draw(found: list[dict[str, Any]], file: Path) -> None:
     panels = figure.subplots(len(scenarios), len(models), sharex=True, sharey=True, squeeze=False)
     for row in found:
         axes = panels[scenarios.index(row["scenario"])][models.index(row["model"])]
-        for credit in DRAWN:
+        for credit, label in DRAWN.items():
             scores = row["sizes"][PICTURED][credit]
             episodes = [int(number) for number in scores["directions"]]
-            (line,) = axes.plot(episodes, list(scores["directions"].values()), "o-", ms=3, label=credit)
+            (line,) = axes.plot(episodes, list(scores["directions"].values()), "o-", ms=3, label=label)
             axes.axhline(scores["limit"], ls=":", lw=1, color=line.get_color())
         axes.set(
             title=f"{row['scenario']}, {Path(row['model']).name} ({row['value']:.2f})", xscale="log", ylim=(0, 1.02)

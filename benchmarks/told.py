@@ -2,18 +2,22 @@
 
     OMP_NUM_THREADS=1 python benchmarks/told.py --set steps=20 --adapter msgrpo_agent/nano/adapters/snake \
         --result benchmarks/results/told-snake.json
+    OMP_NUM_THREADS=1 python benchmarks/told.py --scenario frozen-lake-slippery --set steps=20 \
+        --result benchmarks/results/told-slippery.json
 
 The loop is that of training: the current adapter plays groups, and an update goes over all their turns in
 minibatches, with the same loss, optimizer and penalty on the divergence from nano. Only there is no credit. In each
 turn the action of somebody who acts on the model's own words as well as can be (`train.words.follow`) stands in the
 place of the model's; its tokens have the advantage 1 and the words 0, so the gradient is that of the log-likelihood
-of the right action.
+of the right action. (On slippery ice that somebody looks at the neighbours and not at the chances, which nano says
+wrongly.)
 
 That is the signal which a perfect judge of actions on the model's own words would give, without noise. It is no bound
 of what a credit can reach: credit falls on the words as well, and `follow` looks no further than a step.
 
 *Danger* is a turn in which, by the model's own words, something deadly lies on a way to its target. *Bites*: the
-share of those in which it goes where, by its words, something deadly lies.
+share of those in which it goes where, by its words, something deadly lies. *Died*: ended before the limit of steps
+without success.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from evals.stats import bootstrap_mean
 from evals.suites import episode_seeds
 from msgrpo_agent.agent import LanguageAgent
 from msgrpo_agent.episode import Episode
-from msgrpo_agent.game import stream
+from msgrpo_agent.game import Scenario, stream
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.local import LocalModel
 from msgrpo_agent.rewards import Shaping
@@ -52,7 +56,6 @@ from train.token_weights import token_weights
 from train.update import learning_rate
 from train.words import DEADLY, Sight, Words, follow
 
-SNAKE = get_scenario("snake")
 EVERY = 5  # updates between evaluations
 
 
@@ -68,14 +71,16 @@ def bites(episodes: Sequence[Episode]) -> dict[str, float]:
     return {"danger": float(np.mean(danger)), "bites": float(np.mean(went))}
 
 
-def told(policy: Policy, episodes: Sequence[Episode], values: Mapping[str, float], step: int) -> Iterator[Sample]:
+def told(
+    policy: Policy, episodes: Sequence[Episode], values: Mapping[str, float], slippery: bool, step: int
+) -> Iterator[Sample]:
     """Every turn whose words can be read, with the action that follows from them; weight 1 from the action on."""
     for j, episode in enumerate(episodes):
         for t, turn in enumerate(episode.turns):
             words, said = Words.read(turn.answer or ""), turn.completion
             if words is None or said is None:
                 continue
-            action = follow(words, values, False, stream(step, f"told-{j}-{t}"))
+            action = follow(replace(words, chances=None), values, slippery, stream(step, f"told-{j}-{t}"))
             weights = token_weights(said, policy.tokenizer, 0.0)
             own = list(said.token_ids[: weights.count(0.0)])
             ids = own + policy.tokenizer(f"<action>{action}</action>", add_special_tokens=False)["input_ids"]
@@ -117,13 +122,14 @@ def learn(
         optimizer.step()
 
 
-def evaluated(model: LocalModel, config: TrainConfig) -> dict[str, Any]:
+def evaluated(model: LocalModel, config: TrainConfig, scenario: Scenario) -> dict[str, Any]:
     """What the model gets on the validation starts, and how it behaves in danger there."""
-    plays = [Play(SNAKE, *seeds, SNAKE.players) for seeds in episode_seeds(SNAKE, config.eval_episodes, "val")]
+    seeds_of = episode_seeds(scenario, config.eval_episodes, "val")
+    plays = [Play(scenario, *seeds, scenario.players) for seeds in seeds_of]
     agent = LanguageAgent(POLICY, model, config.sampling, config.prompt)
     episodes = asyncio.run(play_episodes(agent, plays, Shaping()))
     scores = [episode.score for episode in episodes]
-    died = float(np.mean([len(episode.turns) < SNAKE.step_limit for episode in episodes]))
+    died = float(np.mean([len(one.turns) < scenario.step_limit and not one.success for one in episodes]))
     low, high = bootstrap_mean(scores, seed=0)
     found = {"return": float(np.mean(scores)), "return_low": low, "return_high": high, "died": died}
     return found | bites(episodes)
@@ -131,12 +137,20 @@ def evaluated(model: LocalModel, config: TrainConfig) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default="snake", help="of which nano's words say something")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="of the run, as of msgrpo train")
     parser.add_argument("--adapter", action="append", default=[], help="adapters of nano to stand beside it")
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    config = make_config(settings=given.settings, given={"scenario": "snake", "seed": 0})
-    result: dict[str, Any] = {"machine": facts(), "settings": given.settings, "told": [], "beside": {}}
+    config = make_config(settings=given.settings, given={"scenario": given.scenario, "seed": 0})
+    scenario = get_scenario(given.scenario)
+    result: dict[str, Any] = {
+        "machine": facts(),
+        "scenario": scenario.id,
+        "settings": given.settings,
+        "told": [],
+        "beside": {},
+    }
 
     def keep(row: dict[str, Any]) -> None:
         given.result.write_text(json.dumps(result, indent=2) + "\n")
@@ -144,23 +158,25 @@ def main() -> None:
 
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
-    engine, generator = HfEngine(policy, SNAKE, config), torch.Generator().manual_seed(config.seed)
-    values = Sight(SNAKE.new(0, 0), SNAKE.players[0]).values
+    engine, generator = HfEngine(policy, scenario, config), torch.Generator().manual_seed(config.seed)
+    sight = Sight(scenario.new(0, 0), scenario.players[0])
     first, turns, began = 0, 0, time.perf_counter()
     for step in range(config.steps + 1):
         model = engine.load(step)
         if step % EVERY == 0 or step == config.steps:
             seconds = time.perf_counter() - began
-            result["told"].append({"updates": step, "turns": turns, "seconds": seconds} | evaluated(model, config))
+            result["told"].append(
+                {"updates": step, "turns": turns, "seconds": seconds} | evaluated(model, config, scenario)
+            )
             keep(result["told"][-1])
         if step < config.steps:
             starts, first = next_starts(config, first)
             episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
-            samples = list(told(policy, episodes, values, step))
+            samples = list(told(policy, episodes, sight.values, sight.slippery, step))
             learn(policy, optimizer, samples, config, generator, step)
             turns += len(samples)
     for name in given.adapter:
-        result["beside"][name] = evaluated(load(f"adapter:{name}"), config)
+        result["beside"][name] = evaluated(load(f"adapter:{name}"), config, scenario)
         keep(result["beside"][name])
 
 
