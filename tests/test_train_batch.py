@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from msgrpo_agent.agent import Completion, Sampling
 from msgrpo_agent.episode import Episode, Turn, read_episodes
+from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.parse import ParseFailure
@@ -218,6 +219,20 @@ def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> No
     episodes = list(read_episodes(tmp_path / "run" / "transcripts.jsonl"))
     assert len(episodes) == 4  # of one group
     assert all({turn.player for turn in episode.turns} == {"snake1", "snake2"} for episode in episodes)
+
+
+def test_by_the_updates_spread_a_start_weighs_by_what_is_at_stake_in_it() -> None:
+    """Of two starts of two episodes one has a tenth of the other's differences: by the group both weigh the same."""
+    pair = [group(0.0, 1.0), group(0.9, 1.0)]
+    by_group, by_update = (
+        [one.credits[1][0] for one in pick(pair, config(keep=2, scale=scale), generator())]
+        for scale in ("group", "update")
+    )
+    assert by_group == pytest.approx([1.0, 1.0])
+    assert by_update[0] == pytest.approx(10 * by_update[1])
+    assert by_update[0] ** 2 + by_update[1] ** 2 == pytest.approx(2.0)  # mean of the squares 1
+    with pytest.raises(UsageError, match="scale=update compare returns of one game"):
+        config(scenario="frozen-lake,snake", scale="update")
 
 
 # ── found by mutation ──
