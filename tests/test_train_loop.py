@@ -491,6 +491,30 @@ def test_rounding_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert canary(stale, policy) < 1e-3
 
 
+def test_the_rounding_of_one_bfloat16_logit_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logit of one token of sixty falls on the next number of bfloat16, 1/16 higher, and not in the base."""
+    policy = Policy(tiny(dtype="bfloat16"))
+    engine = engine_of(policy)
+    engine.load(0)
+    prompts = contract.canary_prompts(get_scenario("frozen-lake"))
+    said = engine.model.generate(prompts, contract.canary_sampling(1.0), contract.SEEDS)
+    exact = contract._trainer_logprobs
+
+    def rounded(policy: Policy, answers: Any) -> Tensor:
+        found = exact(policy, answers)
+        found[found.argmin()] += (1 - float(found.min().exp())) / 16
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contract, "_trainer_logprobs", rounded)
+        patch.setattr(contract, "_plain", rounded)
+        patch.setattr(contract, "_under", lambda policy, answers, weights: exact(policy, answers))
+        contract.check(policy, "the rollout engine", said)
+    moved(policy, 0.07)
+    with pytest.raises(RunError, match="plays with the weights of the base"):
+        contract.check(policy, "the rollout engine", said)
+
+
 def test_an_engine_that_reports_another_temperature_is_seen() -> None:
     config = tiny(temperature=0.7)
     policy = Policy(config)

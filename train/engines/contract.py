@@ -42,6 +42,7 @@ class Engine(Protocol):
 
 # How far engine and trainer may disagree about one token's log-probability before the run stops.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+LARGE_LOGIT = 8  # of a token that may be sampled; from 8 to 16 the numbers of a format lie 8 eps apart
 ROWS, TOKENS = 3, 48  # enough to come to the action: the words before it may be certain whatever the weights are
 SEEDS = (11, 12, 13)
 
@@ -66,8 +67,9 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
     prefix; the model's own forward computes each row alone, with nothing of ours around it. Beside these stand the
     base and the version before (`previous`): an engine that is clearly closer to one of them plays with its weights.
     What two computations with the same weights differ by, model's and trainer's, is rounding and accuses nobody: in
-    float32 differences far below the tolerance show, in bfloat16 those above its rounding. Returns the largest
-    difference in log-probability; raises RunError if it is more than the tolerance.
+    float32 differences far below the tolerance show, in bfloat16 those above its rounding. One rounded logit moves a
+    token's log p by up to (1 - p) times the logit's spacing, so an uncertain token alone can look like an update.
+    Returns the largest difference in log-probability; raises RunError if it is more than the tolerance.
     """
     answers = [
         replace(answer, token_ids=answer.token_ids[:length], logprobs=answer.logprobs[:length])
@@ -82,7 +84,8 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
             others["the version before"] = _under(policy, answers, lambda: policy.holding(previous))
     near, name = min((float((engine - other).abs().mean()), name) for name, other in others.items())
     far, apart = (float((ours - theirs).abs().mean()) for theirs in (engine, plain))
-    rounding = max(apart, torch.finfo(policy.model.dtype).eps / 16)  # a mean over tokens of which most are certain
+    spacing = LARGE_LOGIT * torch.finfo(policy.model.dtype).eps
+    rounding = max(apart, spacing * float((1 - ours.exp()).mean()))
     if near < far / 2 and far > 2 * rounding:
         raise RunError(
             f"{who} plays with the weights of {name}: its log-probabilities differ by {near:.3g} nats from "
