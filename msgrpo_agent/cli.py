@@ -50,17 +50,19 @@ def make_app() -> typer.Typer:
         version: Annotated[
             bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
         ] = False,
-        game: Annotated[
+        allow: Annotated[
             list[str] | None,
-            typer.Option(help="A scenario from outside that records may name: file.py:scenario; runs its code."),
+            typer.Option(
+                help="What a record, a run's folder or a study may name: file.py:scenario and module:function, whose "
+                "code runs, or a server's URL; may repeat."
+            ),
         ] = None,
     ) -> None:
         """Common options."""
-        if game:
-            from msgrpo_agent.games import get_scenario
+        if allow:
+            from msgrpo_agent import trust
 
-            for name in game:
-                get_scenario(name)
+            trust.allow(allow)
 
     for part in (train.commands, evals.commands, serve.commands, tui.commands, commands):
         app.add_typer(part)

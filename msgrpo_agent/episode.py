@@ -16,7 +16,7 @@ from msgrpo_agent.agent import Completion, FinishReason
 from msgrpo_agent.errors import RecordError
 from msgrpo_agent.game import Outcome
 from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.text import Clean
+from msgrpo_agent.text import Clean, CleanData
 
 SCHEMA = 1
 ENGINES = ("torch", "transformers", "peft", "openai", "stable_baselines3", "minigrid", "open_spiel")  # what answers
@@ -67,7 +67,7 @@ class Episode(BaseModel):
     chance_seed: int = Field(ge=0)
     sampling_seed: int = Field(ge=0)
     agents: dict[Clean, Clean]  # player -> agent spec
-    settings: dict[str, dict[str, Any]]  # player -> model, sampling, template hash
+    settings: dict[Clean, CleanData]  # player -> model, sampling, template hash
     prefix: dict[Clean, Clean] = {}  # player -> the fixed part of every prompt
     turns: list[Turn] = []
     outcome: Outcome = Outcome.PLAYING

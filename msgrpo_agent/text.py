@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -17,4 +18,14 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
+def printable_data(value: Any) -> Any:
+    """Nested data of JSON with every string in it, names included, made printable."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(str(key)): printable_data(held) for key, held in value.items()}
+    return [printable_data(held) for held in value] if isinstance(value, (list, tuple)) else value
+
+
 Clean = Annotated[str, AfterValidator(printable)]  # a field of what may come from anywhere
+CleanData = Annotated[dict[str, Any], AfterValidator(printable_data)]  # the same, of nested data

@@ -23,6 +23,7 @@ from serve.vllm_command import DRAIN_S, Launch, child_environment
 
 STOP_S = 15.0  # the longest that stopping may take
 _POLL_S = 0.2
+LONGEST_ANSWER = 2**20  # bytes of what a server says about itself
 
 
 class Server:
@@ -161,6 +162,6 @@ def _get(host: str, port: int, path: str, key: str | None = None) -> tuple[int, 
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()
-        return response.status, response.read()
+        return response.status, response.read(LONGEST_ANSWER)
     finally:
         connection.close()

@@ -114,8 +114,8 @@ def test_what_the_template_writes_plays_checks_and_is_evaluated(tmp_path: Path) 
     ).returncode == 0  # fmt: skip
     refused = msgrpo("verify", "ev", cwd=tmp_path)  # a record alone loads no code
     assert refused.returncode == 2
-    assert "msgrpo --game my_game.py:scenario" in refused.stderr
-    allowed = msgrpo("--game", "my_game.py:scenario", "verify", "ev", cwd=tmp_path)
+    assert "msgrpo --allow my_game.py:scenario" in refused.stderr
+    allowed = msgrpo("--allow", "my_game.py:scenario", "verify", "ev", cwd=tmp_path)
     assert allowed.returncode == 0, allowed.stderr
 
 
@@ -125,7 +125,7 @@ def test_rules_that_changed_are_not_mixed(tmp_path: Path) -> None:
     assert msgrpo("eval", "random", *arguments, cwd=tmp_path).returncode == 0
     text = (tmp_path / "my_game.py").read_text()
     (tmp_path / "my_game.py").write_text(text.replace("1 point if you are right", "one point if you are right"))
-    done = msgrpo("--game", "my_game.py:scenario", "leaderboard", "ev", cwd=tmp_path)
+    done = msgrpo("--allow", "my_game.py:scenario", "leaderboard", "ev", cwd=tmp_path)
     assert done.returncode == 2
     assert "the rules of my_game.py:scenario changed" in done.stderr
 

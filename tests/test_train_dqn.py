@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
+import pickle
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -95,14 +99,47 @@ def test_a_run_that_goes_on_meets_other_starts(tmp_path: Path, monkeypatch: pyte
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     said: list[str] = []
     train("frozen-lake", tmp_path, steps=120, tuning=TINY, say=quiet)
-    before = DQNAgent("d", tmp_path).network
+    before = counters(tmp_path)
     train("frozen-lake", tmp_path, steps=240, tuning=TINY, say=said.append)
-    after = DQNAgent("d", tmp_path).network
-    assert (before.num_timesteps, after.num_timesteps) == (120, 240)
-    assert after._n_updates > before._n_updates > 0
+    after = counters(tmp_path)
+    assert (before["steps"], after["steps"]) == (120, 240)
+    assert after["updates"] > before["updates"] > 0
+    assert after["taken"] > before["taken"] > 0  # the replay buffer went on, too
     assert said[-1].startswith("240 of 240 steps")
     train("frozen-lake", tmp_path, steps=240, tuning=TINY, say=said.append)
     assert "already" in said[-1]
+
+
+def counters(run: Path) -> dict[str, int]:
+    newest = newest_checkpoint(run)
+    assert newest is not None
+    taken, _, steps, updates, _ = map(int, np.load(newest / "replay.npz")["counters"])
+    return {"taken": taken, "steps": steps, "updates": updates}
+
+
+def test_a_zip_is_read_without_unpickling(run: Path, tmp_path: Path) -> None:
+    """Neither an agent's zip nor a checkpoint may hold code: whoever sends a DQN sends tensors."""
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (marker,)
+
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    newest = newest_checkpoint(out)
+    assert newest is not None
+    for folder in (out, newest):
+        with zipfile.ZipFile(folder / "model.zip") as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        data = json.loads(parts["data"])
+        data["policy_class"] = {":type:": "x", ":serialized:": base64.b64encode(pickle.dumps(Evil())).decode()}
+        with zipfile.ZipFile(folder / "model.zip", "w") as archive:
+            for name, held in (parts | {"data": json.dumps(data).encode()}).items():
+                archive.writestr(name, held)
+    DQNAgent("d", out)
+    train("frozen-lake", out, tuning=TINY, steps=300, say=quiet)
+    assert not marker.exists()
 
 
 def test_an_interruption_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
@@ -150,7 +187,7 @@ def test_weights_that_are_no_weights(run: Path, tmp_path: Path) -> None:
         DQNAgent("d", tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["model.zip", "replay.pkl"])
+@pytest.mark.parametrize("damage", ["model.zip", "replay.npz"])
 def test_a_damaged_checkpoint_is_named(run: Path, tmp_path: Path, damage: str) -> None:
     out = tmp_path / "run"
     shutil.copytree(run, out)

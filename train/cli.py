@@ -47,7 +47,7 @@ def train(
     with needs("msgrpo train", "train"):
         from train.advice import idle
         from train.beside import train_and_watch
-        from train.config import TrainConfig, make_config
+        from train.config import TrainConfig, make_config, said_settings
         from train.display import closing_line, reporter
         from train.loop import train as run
         from train.ranks import launched_as
@@ -61,7 +61,8 @@ def train(
         return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
 
     folder = out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), resume)
-    held = config_of(folder) if resume else None
+    said = said_settings(file=config_file, settings=settings or (), given=given)
+    held = config_of(folder, said) if resume else None
     if resume and held is None and not (scenario or config_file):
         fix = f"begin one: msgrpo train frozen-lake --out {folder}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)

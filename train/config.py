@@ -257,13 +257,7 @@ def make_config(
     values: dict[str, Any] = {} if held is None else held.model_dump()
     if preset is not None and preset not in PRESETS:
         raise UsageError(f"no preset is named {preset!r}", fix=nearest(preset, PRESETS))
-    said: dict[str, Any] = _read(file) if file is not None else {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise UsageError(f"--set {setting!r} is not key=value", fix="for example --set learning_rate=1e-3")
-        said[key.strip()] = value.strip()
-    said |= {key: value for key, value in (given or {}).items() if value is not None}
+    said = said_settings(file=file, settings=settings, given=given)
     if held is None or preset:
         values |= PRESETS[preset or "nano"]
         if preset in (None, "nano") and said.get("base", "nano") == "nano":
@@ -277,6 +271,19 @@ def make_config(
         return TrainConfig.model_validate(values)
     except ValidationError as error:
         raise UsageError(first_fault(error, "settings")) from error
+
+
+def said_settings(
+    *, file: Path | None = None, settings: Sequence[str] = (), given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a person says of a run: JSON file, `key=value` settings, and the options given by name; later ones win."""
+    said: dict[str, Any] = _read(file) if file is not None else {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting!r} is not key=value", fix="for example --set learning_rate=1e-3")
+        said[key.strip()] = value.strip()
+    return said | {key: value for key, value in (given or {}).items() if value is not None}
 
 
 def first_fault(error: ValidationError, whole: str) -> str:

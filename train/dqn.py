@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
@@ -22,9 +23,10 @@ from msgrpo_agent.errors import RunError, UsageError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.gym_env import ScenarioEnv, layers, planes_shape
-from msgrpo_agent.models.dqn import CARD, WEIGHTS, BoardNet, read_card
+from msgrpo_agent.models.dqn import CARD, WEIGHTS, policy_arguments, read_card
 
-CHECKPOINTS, REPLAY = "checkpoints", "replay.pkl"
+CHECKPOINTS, REPLAY = "checkpoints", "replay.npz"
+HELD = ("observations", "next_observations", "actions", "rewards", "dones")  # of the replay buffer
 Say = Callable[[str], None]
 
 
@@ -90,7 +92,9 @@ def train(
     if newest is not None:
         _check_same(out, newest, card)
     environments = _environments(scenario, tuning)
-    model = _new(environments, tuning, out, seed) if newest is None else _load(newest, environments, out)
+    model = _new(environments, tuning, out, seed)
+    if newest is not None:
+        _load(model, newest)
     if newest is not None:
         model.set_random_seed(seed + model.num_timesteps)  # else it would meet the first starts once more
     if newest is not None and model.num_timesteps >= goal:
@@ -137,9 +141,6 @@ def _environments(scenario: Scenario, tuning: Tuning) -> VecMonitor:
 
 
 def _new(environments: VecMonitor, tuning: Tuning, out: Path, seed: int) -> DQN:
-    policy: dict[str, Any] = {"net_arch": list(tuning.hidden)}
-    if tuning.convolutions:
-        policy |= {"features_extractor_class": BoardNet}
     return DQN(
         "MlpPolicy",
         environments,
@@ -155,25 +156,36 @@ def _new(environments: VecMonitor, tuning: Tuning, out: Path, seed: int) -> DQN:
         exploration_final_eps=tuning.exploration_final,
         # the step limit is part of the task and the step is in the planes: nothing comes after the last one
         replay_buffer_kwargs={"handle_timeout_termination": False},
-        policy_kwargs=policy,
+        policy_kwargs=policy_arguments(asdict(tuning)),
         tensorboard_log=str(out / "tensorboard"),
         seed=seed,
         device="cpu",
     )
 
 
-def _load(checkpoint: Path, environments: VecMonitor, out: Path) -> DQN:
-    board = str(out / "tensorboard")
+def _load(model: DQN, checkpoint: Path) -> None:
+    """Give a new model the weights, optimizer, replay buffer and counters of a checkpoint: arrays, nothing pickled."""
     try:
-        model = DQN.load(checkpoint / WEIGHTS, env=environments, device="cpu", tensorboard_log=board)
-        with (checkpoint / REPLAY).open("rb") as buffer:
-            model.load_replay_buffer(buffer)
-    except Exception as error:  # a damaged zip or pickle raises nearly anything
+        model.set_parameters(checkpoint / WEIGHTS, device="cpu")
+        buffer = model.replay_buffer
+        with np.load(checkpoint / REPLAY) as held:
+            for name in HELD:
+                getattr(buffer, name)[: len(held[name])] = held[name]
+            buffer.pos, full, model.num_timesteps, model._n_updates, model._n_calls = map(int, held["counters"])
+            buffer.full = bool(full)
+    except Exception as error:  # a damaged zip raises nearly anything
         said = str(error) or type(error).__name__
         raise RunError(
             f"the checkpoint {checkpoint} is damaged: {said}", fix="start again in another --out"
         ) from error
-    return model
+
+
+def _save_replay(model: DQN, file: Path) -> None:
+    """What the replay buffer has taken up, and the counters that a resumed run goes on with."""
+    buffer = model.replay_buffer
+    taken = buffer.buffer_size if buffer.full else buffer.pos
+    counters = [buffer.pos, int(buffer.full), model.num_timesteps, model._n_updates, model._n_calls]
+    np.savez(file, counters=np.array(counters), **{name: getattr(buffer, name)[:taken] for name in HELD})
 
 
 class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not checked
@@ -204,7 +216,7 @@ class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not ch
             part.mkdir(parents=True)
             try:
                 self.model.save(part / WEIGHTS)
-                self.model.save_replay_buffer(part / REPLAY)
+                _save_replay(self.model, part / REPLAY)
                 (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
                 part.rename(place)
             except OSError:

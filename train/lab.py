@@ -23,6 +23,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -42,6 +43,7 @@ from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RunError, UsageError, nearest
 from msgrpo_agent.files import replace_text
+from msgrpo_agent.trust import check_named
 from train.collect import opponent_of
 from train.config import MANY, TrainConfig, first_fault, make_config, names_of
 from train.gates import gate_named
@@ -93,7 +95,11 @@ class Study(BaseModel):
 def load_study(file: Path) -> Study:
     """Raises UsageError for a file that is no study, with the key that is wrong."""
     try:
-        return Study.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        held = tomllib.loads(file.read_text(encoding="utf-8"))
+        for settings in (held, held.get("settings"), *_tables(held.get("arms"))):
+            if isinstance(settings, dict):
+                check_named(settings, {}, str(file), f"lab {shlex.quote(str(file))}")
+        return Study.model_validate(held)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -104,6 +110,11 @@ def load_study(file: Path) -> Study:
             key = str(first["loc"][0])
             raise UsageError(f"{file}: a study has no key {key!r}", fix=nearest(key, Study.model_fields)) from error
         raise UsageError(f"{file}: {first_fault(error, 'the study')}") from error
+
+
+def _tables(found: Any) -> list[Any]:
+    """The arms, whatever stands in their place."""
+    return list(found.values()) if isinstance(found, dict) else []
 
 
 @dataclass(frozen=True)
@@ -213,17 +224,21 @@ def _same_study(study: Study, out: Path) -> None:
     A setting that came into the program later has its default in the runs before it.
     """
     file = out / STUDY
+    arms = study.whole_settings()
     fixed = {
         "suite_version": SUITE_VERSION,
         "seeds": study.seeds,
         "test_episodes": study.test_episodes,
-        "arms": study.whole_settings(),
+        "arms": arms,
     }
     if not file.exists():
         replace_text(file, json.dumps(fixed, indent=2) + "\n")
         return
     try:
         held = from_json(file.read_bytes())
+        names = {values["scenario"] for values in held["arms"].values()}
+        if not names <= {values["scenario"] for values in arms.values()}:
+            raise KeyError("another scenario, which is not loaded to be compared")
         was = {a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in held["arms"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{file} holds no study of this version", fix="choose another --out") from error

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import RunError, UsageError
 from msgrpo_agent.files import replace_text
 from msgrpo_agent.run_log import CONFIG, LOCK
-from train.config import TrainConfig
+from msgrpo_agent.trust import check_named, foreign
+from train.config import TrainConfig, first_fault
 
 MAY_CHANGE = (
     "steps",
@@ -32,7 +35,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
     if not out.exists() or all(entry.name in BEFORE_A_RUN for entry in out.iterdir()):
         return
-    held = config_of(out)
+    held = config_of(out, config.model_dump())
     if held is None:
         raise UsageError(f"--out {out} is not empty and holds no run", fix="choose another --out")
     if not resume:
@@ -48,23 +51,33 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
 
 
 def resume_command(out: Path) -> str:
-    """What goes on with the run in `out`, ready to be pasted."""
-    return f"msgrpo train --resume --out {shlex.quote(str(out))}"
+    """What goes on with the run in `out`, ready to be pasted; what only a person may name is named in it."""
+    try:
+        held = from_json((out / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        held = {}
+    named = [name for _, name in foreign(held)] if isinstance(held, dict) else []
+    allowed = "".join(f"--allow {shlex.quote(name)} " for name in named)
+    return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}"
 
 
-def config_of(out: Path) -> TrainConfig | None:
-    """The settings of the run in `out`; None where there is none. Raises UsageError for a damaged file."""
+def config_of(out: Path, said: Mapping[str, Any]) -> TrainConfig | None:
+    """The settings of the run in `out`; None where there is none.
+
+    `said` are the settings that a person gave themselves. Raises UsageError for a damaged file, and for one that names
+    code or a server that nobody else has named.
+    """
     file = out / CONFIG
     if not file.is_file():
         return None
     try:
-        return TrainConfig.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"{file} is damaged, or of another version: {first['msg']} {where}".rstrip(), fix="choose another --out"
-        ) from error
+        held = from_json(file.read_bytes())
+        if isinstance(held, dict):
+            check_named(held, said, str(file), f"train --resume --out {shlex.quote(str(out))}")
+        return TrainConfig.model_validate(held)
+    except ValueError as error:
+        why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
+        raise UsageError(f"{file} is damaged, or of another version: {why}", fix="choose another --out") from error
 
 
 def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:

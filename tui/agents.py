@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo_agent.errors import UsageError
 from msgrpo_agent.prompt import Prompt
 
 T = TypeVar("T")
@@ -49,6 +50,24 @@ class HumanAgent:
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         self._turn = asyncio.get_running_loop().create_future()
         return Decision(await self._turn)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class EmptySeat:
+    """A seat of a record. Nobody is asked there: a record says who has played, a person says who plays on."""
+
+    def __init__(self, spec: str, settings: dict[str, Any]) -> None:
+        self.spec = spec
+        self._settings = settings
+
+    def settings(self) -> dict[str, Any]:
+        """What the record says of who sat here."""
+        return self._settings
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        raise UsageError("nobody sits here: the record ends", fix="play on by hand, or name an agent: --agent NAME")
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -41,7 +41,10 @@ PLAYS = Path("plays")  # where episodes, pictures and recordings go
 
 
 class PlayApp(App[None]):
-    """`setup` starts a game at once, `records` are replayed, `run` is watched; without any: the start screen."""
+    """`setup` starts a game at once, `records` are replayed, `run` is watched; without any: the start screen.
+
+    `plays_on` is the agent, named by a person, that a seat of a record can be handed to.
+    """
 
     TITLE = "msgrpo"
     CSS_PATH = "msgrpo.tcss"
@@ -60,6 +63,7 @@ class PlayApp(App[None]):
         *,
         records: Records | None = None,
         run: Learning | None = None,
+        plays_on: str | None = None,
         games: int = 1,
         keys: dict[str, str] | None = None,
         clock: Clock | None = None,
@@ -76,6 +80,7 @@ class PlayApp(App[None]):
         self.first = setup
         self.records = records
         self.run_shown = run
+        self.plays_on = plays_on
         self.games = games
         self.keys = keys or {}
         self.clock: Clock = clock or RealClock()
@@ -201,8 +206,10 @@ class PlayApp(App[None]):
     def _replayed(self, records: Records, episodes: Sequence[Episode]) -> PlayScreen:
         sessions = []
         for episode in episodes:
-            agents = {player: self.table.seat(spec.partition("+")[0]) for player, spec in episode.agents.items()}
-            sessions.append(Session.replay(episode, agents))
+            session = Session.replay(episode)
+            if self.plays_on is not None:
+                session.offer(self.table.seat(self.plays_on))
+            sessions.append(session)
         match = Match(sessions)
         match.seat_people()
         return PlayScreen(match, Setup(episodes[0].scenario, next(iter(episodes[0].agents.values()))), replay=records)

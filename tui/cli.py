@@ -45,11 +45,12 @@ def view(
 def play(
     scenario: Annotated[str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: choose.")] = None,
     agent: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="nano, nano:SCENARIO, random, optimal, human, adapter:DIR, base:DIR, dqn:DIR, endpoint:URL#model."
+            help="nano (without), nano:SCENARIO, random, optimal, human, adapter:DIR, base:DIR, dqn:DIR, "
+            "endpoint:URL#model. With --replay: who plays on where you hand a seat on."
         ),
-    ] = "nano",
+    ] = None,
     against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
     speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
@@ -102,6 +103,7 @@ def play(
             replay=replay,
             episode=episode,
             run=run,
+            plays_on=agent if scenario is None else None,
             games=best_of,
             plain=plain,
             record=record,

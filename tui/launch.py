@@ -15,14 +15,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import MsgrpoError, UsageError, nearest
 from msgrpo_agent.extras import needs
 from msgrpo_agent.files import replace_text
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.paths import read_adapter_config
 from tui import film
-from tui.agents import HUMAN, Resolve, Table
+from tui.agents import HUMAN, Resolve
 from tui.choices import memory_file, missing_extra
 from tui.film import Film
 from tui.learning import Learning, sign
@@ -37,7 +36,7 @@ INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no termi
 
 def setup(
     scenario: str | None,
-    agent: str,
+    agent: str | None,
     against: str | None,
     seed: int,
     speed: float,
@@ -48,14 +47,17 @@ def setup(
     shown: Path | None = None,
 ) -> Setup | None:
     """What was asked for; None where the person is to choose, or where a record or a run is `shown`."""
-    if shown is not None and (scenario or step or live or against or seed or agent != "nano"):
-        given = "a game, --agent, --against, --seed, --step and --live are of what is played"
+    if shown is not None and (scenario or step or live or against or seed):
+        given = "a game, --against, --seed, --step and --live are of what is played"
         raise UsageError(f"{given}, and {shown} is only shown", fix="leave out the one or the other")
-    if scenario is None:
-        if step or live or against or seed or agent != "nano":
+    if scenario is None and shown is None:
+        if step or live or against or seed or agent:
             given = "--agent, --against, --seed, --step and --live are of a game, and none is named"
             raise UsageError(given, fix="name one: msgrpo play snake …, or leave them out and choose in the app")
         return None
+    if scenario is None:
+        return None
+    agent = agent or "nano"
     get_scenario(scenario)
     if live and HUMAN not in (agent, against):
         raise UsageError("--live is for a person's game", fix=f"msgrpo play {scenario} --agent human --live")
@@ -75,6 +77,7 @@ def start(
     replay: Path | None,
     episode: int | None,
     run: Path | None,
+    plays_on: str | None = None,
     games: int,
     plain: bool,
     record: Path | None = None,
@@ -83,6 +86,8 @@ def start(
     """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0."""
     if run is not None and replay is not None:
         raise UsageError("--run watches a training run and --replay a record; give one of them")
+    if plays_on is not None and replay is None:
+        raise UsageError("--run watches a training run, in which nobody plays on", fix="leave out --agent")
     if games > 1 and (wanted is None or wanted.mode not in ("race", "compare", "duel")):
         fix = f"msgrpo play snake --agent nano --against random --best-of {games}"
         raise UsageError("--best-of needs two agents", fix=fix)
@@ -103,16 +108,16 @@ def start(
     from tui.app import PlayApp
     from tui.keys import read_keys
 
-    if wanted is not None:
-        check_specs(resolve, wanted)
+    check_specs(resolve, plays_on, *((wanted.agent, wanted.against) if wanted is not None else ()))
     alone = records is not None and (records.chosen or len(records.episodes) == 1)
     if records is not None and alone:  # one that does not replay is an error before the screen is taken
-        _session(records.episode, resolve)
+        Session.replay(records.episode)
     app = PlayApp(
         resolve,
         wanted,
         records=records,
         run=watched,
+        plays_on=plays_on,
         games=games,
         keys=read_keys(),
         memory=memory_file(),
@@ -196,9 +201,9 @@ def write_film(taken: Film, file: Path, trouble: str, console: Console) -> None:
         raise MsgrpoError(f"the recording ends where an agent gave no answer: {trouble}")
 
 
-def check_specs(resolve: Resolve, wanted: Setup) -> None:
+def check_specs(resolve: Resolve, *specs: str | None) -> None:
     """Raise for a name that no agent has, before the screen is taken. What is slow to load is not loaded."""
-    for spec in filter(None, (wanted.agent, wanted.against)):
+    for spec in filter(None, specs):
         kind, _, rest = spec.partition(":")
         if spec not in (HUMAN, "nano") and kind not in ("adapter", "dqn"):
             resolve(spec)
@@ -210,18 +215,13 @@ def check_specs(resolve: Resolve, wanted: Setup) -> None:
             read_adapter_config(Path(rest))
 
 
-def _session(episode: Episode, resolve: Resolve) -> Session:
-    table = Table(resolve)
-    return Session.replay(episode, {player: table.seat(HUMAN) for player in episode.agents})
-
-
 def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, games: int, console: Console) -> None:
     from tui.plain import play_plain, show_replay
 
     if records is not None:
         if not records.chosen:
             records.place = len(records.episodes) - 1
-        show_replay(_session(records.episode, resolve), console)
+        show_replay(Session.replay(records.episode), console)
         return
     if wanted is None:
         raise UsageError("there is no terminal to choose a game in", fix="msgrpo play snake --agent optimal")
@@ -232,7 +232,7 @@ def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, game
                 f"the agent {spec!r} needs packages that are not installed.",
                 fix=f"{fix}   (or, without it: --agent optimal, --agent random)",
             )
-    check_specs(resolve, wanted)
+    check_specs(resolve, wanted.agent, wanted.against)
     if games == 1:
         play_plain(wanted, resolve, console)
         return

@@ -15,7 +15,6 @@ from msgrpo_agent import run_log
 from msgrpo_agent.errors import MsgrpoError, RecordError
 from msgrpo_agent.run_log import GroupRow, Member, Sample, Update
 from msgrpo_agent.text import printable
-from tui.agents import HumanAgent
 from tui.session import Session, short_name
 
 SUMMARY = "summary.json"
@@ -122,7 +121,7 @@ class Learning:
                 return "no episode of this group was kept whole"
             return self.trouble or "the first update is not over yet"
         try:
-            return Session.replay(sample.episode, {player: HumanAgent() for player in sample.episode.agents})
+            return Session.replay(sample.episode)
         except MsgrpoError as error:  # one that went on from the middle of another (branch), or a foreign game
             return str(error.message)
 

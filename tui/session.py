@@ -20,7 +20,7 @@ from msgrpo_agent.errors import GameError, RecordError, UsageError
 from msgrpo_agent.game import Board, Game, Outcome, Scenario
 from msgrpo_agent.games import get_scenario, recorded_scenario
 from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
-from tui.agents import ARROWS, HUMAN, WASD, HumanAgent
+from tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
 SPEED = 4.0  # steps a second, unless somebody asks for another
 Mood = Literal["good", "bad", "limit"]  # of an end: won, lost, or the steps are used up
@@ -112,16 +112,19 @@ class Session:
         self.frames = [Frame.of(game, {}, tallies)]
 
     @classmethod
-    def replay(cls, episode: Episode, agents: Mapping[str, Agent]) -> Session:
-        """The session of a record, simulated again. Raises RecordError at the first difference."""
+    def replay(cls, episode: Episode) -> Session:
+        """The session of a record, simulated again. Raises RecordError at the first difference.
+
+        Its seats are empty: who is named in a record is never asked, and never loaded.
+        """
         scenario = recorded_scenario(episode.scenario)
+        agents = {player: EmptySeat(spec, episode.settings.get(player, {})) for player, spec in episode.agents.items()}
+        if set(agents) != set(scenario.players):
+            raise RecordError(f"the record's players are not {', '.join(scenario.players)}")
         session = cls(scenario, agents, episode.start_seed)
         session.episode = episode.model_copy(deep=True)
         session._start(scenario.new(episode.start_seed, episode.chance_seed))
-        players = session.game.players
-        if set(episode.agents) != set(players):
-            raise RecordError(f"the record's players are not {', '.join(players)}")
-        session._settings = {episode.agents[p]: episode.settings.get(p, {}) for p in players}
+        session._settings = {agent.spec: agent.settings() for agent in agents.values()}
         for number, (step, turns) in enumerate(groupby(episode.turns, key=lambda turn: turn.step)):
             if step != number:
                 raise RecordError(f"the record lacks step {number}")
@@ -262,6 +265,12 @@ class Session:
         self.answers.pop(player, None)
         self.agents[player] = self.own[player]
 
+    def offer(self, agent: Agent) -> None:
+        """A person has named who may play on: every empty seat is handed to this agent, when it is handed on."""
+        for player, own in self.own.items():
+            if isinstance(own, EmptySeat):
+                self.own[player] = agent
+
     def name(self, player: str) -> str:
         agent = self.agents[player]
         return agent.name if isinstance(agent, HumanAgent) else short_name(agent.spec)
@@ -305,6 +314,10 @@ class Match:
 
     def waiting(self) -> list[tuple[int, str]]:
         return [(i, player) for i, session in enumerate(self.sessions) for player in session.waiting()]
+
+    def empty(self) -> list[tuple[int, str]]:
+        """The seats whose answer is needed and in which nobody sits."""
+        return [(i, p) for i, p in self.waiting() if isinstance(self.sessions[i].agents[p], EmptySeat)]
 
     @property
     def secret(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tui.agents import HumanAgent
+from tui.agents import EmptySeat, HumanAgent
 from tui.asking import Asking
 from tui.hands import keys_of
 from tui.judging import Judging
@@ -36,6 +36,9 @@ def status(
         return f"{asking.failed[index, player]}\n{again}{seat_key(match, index, player)}: play by hand", "error"
     if player not in session.game.to_move:
         return "the other is to move", "note"
+    if isinstance(agent, EmptySeat):
+        key = seat_key(match, index, player)
+        return f"the record ends here and nobody is asked   {key}: play on by hand", "note"
     if isinstance(agent, HumanAgent) and not answered:
         keys = keys_of(session.game, player, agent)
         return f"{agent.name}, your move: {keys}".removeprefix("you, "), "turn"

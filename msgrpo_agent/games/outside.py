@@ -29,6 +29,7 @@ from typing import Any
 from msgrpo_agent.errors import UsageError, users_code
 from msgrpo_agent.extras import needs
 from msgrpo_agent.game import Scenario
+from msgrpo_agent.trust import allow
 
 GROUP = "msgrpo.scenarios"
 HOW = "module:scenario, path/to/file.py:scenario, or the name of an entry point of the group " + GROUP
@@ -60,6 +61,7 @@ def find(name: str) -> Scenario | None:
     found = _found(name)
     if found is not None:
         _loaded[name] = found
+        allow([name])  # a person asked for it: records may name it too
     return found
 
 
@@ -85,9 +87,9 @@ def _found(name: str) -> Scenario | None:
     return None
 
 
-def harmless(name: str) -> bool:
-    """Whether a record may lead to it: what a person asked for in this process, or a library's own game."""
-    known = name in _loaded or name in FIXED or name in offered()
+def of_library(name: str) -> bool:
+    """Whether it is the game of a library or of an installed package: a record may lead to it."""
+    known = name in FIXED or name in offered()
     return known or re.fullmatch(r"(gym|spiel):[\w.-]+", name) is not None  # parameters of a game may name files
 
 

@@ -6,10 +6,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from pydantic_core import from_json
-from stable_baselines3 import DQN
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor, nn
 
 from msgrpo_agent.agent import Decision, OnText, View
@@ -47,14 +50,14 @@ class DQNAgent:
     def __init__(self, spec: str, folder: Path) -> None:
         self.spec = spec
         self.card = read_card(folder)
+        self.glyphs = tuple(self.card["glyphs"])
+        self.shape: tuple[int, int, int] = tuple(self.card["shape"])
         try:
-            self.network = DQN.load(folder / WEIGHTS, device="cpu", custom_objects={"buffer_size": 1})
+            self.network = _network(folder / WEIGHTS, self.shape, self.card["tuning"])
         except Exception as error:  # a damaged or foreign zip raises nearly anything in stable-baselines3
             raise ModelError(
                 f"{folder / WEIGHTS} is no DQN: {error}", fix="train it again in a new folder"
             ) from error
-        self.glyphs = tuple(self.card["glyphs"])
-        self.shape: tuple[int, int, int] = tuple(self.card["shape"])
         self.digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:12]
 
     def settings(self) -> dict[str, Any]:
@@ -82,6 +85,28 @@ class DQNAgent:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+def _network(file: Path, shape: tuple[int, int, int], tuning: dict[str, Any]) -> DQNPolicy:
+    """The Q-network with a run's weights.
+
+    Tensors are read and nothing else: stable-baselines3's own loading would unpickle what a zip from anywhere holds.
+    """
+    _, weights, _ = load_from_zip_file(file, load_data=False, device="cpu")
+    state = weights["policy"]
+    actions = len(state[[name for name in state if name.startswith("q_net.q_net.")][-1]])
+    policy = DQNPolicy(
+        spaces.Box(0, 1, shape, np.uint8), spaces.Discrete(actions), lambda _: 0.0, **policy_arguments(tuning)
+    )
+    policy.load_state_dict(state)
+    policy.set_training_mode(False)
+    return policy
+
+
+def policy_arguments(tuning: dict[str, Any]) -> dict[str, Any]:
+    """What stable-baselines3 builds the Q-network of a run's tuning from."""
+    hidden = [int(width) for width in tuning["hidden"]]
+    return {"net_arch": hidden} | ({"features_extractor_class": BoardNet} if tuning["convolutions"] else {})
 
 
 def read_card(folder: Path) -> dict[str, Any]:

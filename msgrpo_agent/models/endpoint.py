@@ -22,10 +22,12 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import openai
+from openai import BaseModel
 
 from msgrpo_agent.agent import Completion, FinishReason, OnText, Sampling
 from msgrpo_agent.episode import MOST_TOKENS
 from msgrpo_agent.errors import EndpointError, UsageError
+from msgrpo_agent.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
 from msgrpo_agent.parse import action_span
 from msgrpo_agent.prompt import Prompt
 from msgrpo_agent.text import printable
@@ -35,6 +37,8 @@ TOP_LOGPROBS = 20  # the most that OpenAI and vLLM give by default
 SEED_BITS = 31  # some servers take 32-bit seeds only
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 RETRIES = 10  # the waits between them add up to four minutes
+TELL_S = 0.05  # between two tellings of an answer that grows
+LONGEST_SAID = 4096  # characters of an error's body that are looked at
 LONGEST_NAME = 200  # characters of what a server calls itself
 _SECRET = re.compile(r"key|token|secret|sig|pass|auth|code", re.IGNORECASE)  # in a name of the URL's query
 FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
@@ -138,7 +142,9 @@ class EndpointModel:
             default_query=dict(parse_qsl(parts.query, keep_blank_values=True)),
             timeout=openai.Timeout(timeouts.read_s, connect=timeouts.connect_s, pool=timeouts.total_s),
             max_retries=0,  # our own, so that they can be shown and counted
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [_as_utf8]}),
+            http_client=openai.DefaultAsyncHttpxClient(
+                follow_redirects=False, event_hooks={"response": [bound_body]}, headers=ACCEPTED
+            ),
         )
         if parts.hostname != OPENAI_HOST:  # the client takes these from the environment for any host
             self._client.organization = self._client.project = None
@@ -251,9 +257,10 @@ class EndpointModel:
             raise _BadBodyError(f"status 200, but the body is no JSON: {raw.http_response.text[:80]!r}") from error
 
     async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
-        """The same answer, put together from its pieces; `on_text` gets the text so far after each of them."""
+        """The same answer, put together from its pieces; `on_text` gets the text so far, now and then and at the end."""
         arguments = self._arguments(request | {"stream_options": {"include_usage": True}}) | {"stream": True}
-        text, reasoning, finish, usage, failed = "", "", None, None, None
+        text, reasoning = _Growing(on_text), _Growing()
+        finish, usage, failed = None, None, None
         served: dict[str, Any] = {}
         logprobs: list[Any] = []
         async with await self._client.chat.completions.create(**arguments) as chunks:
@@ -262,19 +269,44 @@ class EndpointModel:
                 served |= {name: piece[name] for name in ("model", "system_fingerprint") if piece.get(name)}
                 for choice in _dicts(piece.get("choices")):
                     (delta,) = _dicts([choice.get("delta")]) or [{}]
-                    reasoning += _reasoning(delta) or ""
+                    reasoning.add(_reasoning(delta) or "")
                     finish = choice.get("finish_reason") or finish
                     failed = choice.get("error") or failed
                     for known in _dicts([choice.get("logprobs")]):
                         logprobs += _dicts(known.get("content"))
-                    if said := _text(delta.get("content")):
-                        text += said
-                        on_text(text)
+                    text.add(_text(delta.get("content")))
         if finish is None:
             raise _BadBodyError("the stream ended before the answer did")
-        message = {"content": text, "reasoning": reasoning or None}
+        text.tell()
+        message = {"content": text.whole, "reasoning": reasoning.whole or None}
         choice = {"message": message, "finish_reason": finish, "logprobs": {"content": logprobs}, "error": failed}
         return checked({"choices": [choice], "usage": usage} | served)
+
+
+class _Growing:
+    """A text that comes in pieces. `on_text` is told of it at most every TELL_S: each telling copies all of it."""
+
+    def __init__(self, on_text: OnText | None = None) -> None:
+        self._pieces: list[str] = []
+        self._on_text = on_text
+        self._told_at = -math.inf
+        self._untold = False
+
+    def add(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._untold = True
+            if time.monotonic() - self._told_at >= TELL_S:
+                self.tell()
+
+    def tell(self) -> None:
+        if self._on_text is not None and self._untold:
+            self._on_text(self.whole)
+            self._untold, self._told_at = False, time.monotonic()
+
+    @property
+    def whole(self) -> str:
+        return "".join(self._pieces)
 
 
 def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None:
@@ -315,11 +347,6 @@ def check_body(body: Mapping[str, Any]) -> None:
         )
 
 
-async def _as_utf8(response: Any) -> None:
-    """JSON is UTF-8 (RFC 8259), whatever a server calls its charset; some names are no text codec at all."""
-    response.encoding = "utf-8"
-
-
 async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
     """The chunks as plain dicts. The client passes on whatever its transport raises in mid-stream."""
     while True:
@@ -331,6 +358,8 @@ async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
             raise
         except Exception as error:
             raise _BrokenStreamError(str(error) or type(error).__name__) from error
+        if not isinstance(chunk, BaseModel):  # the client passes on what stands for a chunk, of whatever type
+            raise _BadBodyError(f"the stream holds {str(chunk)[:80]!r} in place of a chunk")
         yield chunk.to_dict(warnings=False)
 
 
@@ -354,7 +383,7 @@ def checked(body: Any) -> dict[str, Any]:
 def _no_answer(error: Any, otherwise: str) -> _BadBodyError:
     """What a server says in place of an answer; OpenRouter's errors hold the status of its provider."""
     code = error.get("code") if isinstance(error, dict) else None
-    said = json.dumps(error)[:200] if error else otherwise
+    said = _shown(json.dumps(error)[:200]) if error else otherwise
     return _BadBodyError(f"status 200, but no answer: {said}", code if isinstance(code, int) else None)
 
 
@@ -391,7 +420,7 @@ def _completion(body: Mapping[str, Any], latency_s: float, retries: int, actions
 def _served(body: Mapping[str, Any]) -> str | None:
     """Which model the server says has answered, and its fingerprint of the system."""
     said = [text for name in ("model", "system_fingerprint") if (text := _text(body.get(name)).strip())]
-    return " ".join(said)[:LONGEST_NAME] or None
+    return printable(" ".join(said)[:LONGEST_NAME]) or None
 
 
 def _dicts(given: Any) -> list[dict[str, Any]]:
@@ -481,13 +510,22 @@ def classify(error: Exception) -> Failure:
         return Failure("timeout", "no answer in time")
     if isinstance(error, (openai.APIConnectionError, _BrokenStreamError)):
         cause = error.__cause__ or error
+        if isinstance(cause, TooLongError):
+            return Failure("bad_response", f"the answer is not read to its end: {cause}", retry=False)
+        if isinstance(cause, (BodyError, ValueError)):  # of a chunk that is no JSON
+            return Failure("bad_response", f"the answer cannot be read: {str(cause)[:200]}")
         return Failure("connection", f"connection failed: {str(cause) or type(cause).__name__}")
     return Failure("bad_response", f"the answer cannot be read: {str(error)[:200]}")
 
 
 def _said(text: str) -> str:
     """What the server says, shortened, without the tags of an HTML page; error bodies have every shape."""
-    return printable(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:300])
+    return _shown(re.sub(r"\s+", " ", re.sub(r"<[^<>]*>", " ", text[:LONGEST_SAID])).strip()[:300])
+
+
+def _shown(text: str) -> str:
+    """The text, of JSON too, without what drives a terminal."""
+    return printable(re.sub(r"\\u00[01][0-9a-fA-F]", "\N{REPLACEMENT CHARACTER}", text))
 
 
 def _redirect(response: Any) -> Failure:

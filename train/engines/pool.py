@@ -19,6 +19,7 @@ import httpx
 
 from msgrpo_agent.agent import Completion, OnText, Sampling
 from msgrpo_agent.errors import MsgrpoError, RunError
+from msgrpo_agent.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.prompt import Prompt
 from msgrpo_agent.text import printable
@@ -67,10 +68,14 @@ class Pool:
         return [remote for remote in self.remotes if remote.out is None]
 
     def client(self, timeout: float) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers = ACCEPTED | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(
-            headers=headers, timeout=httpx.Timeout(timeout, connect=10.0), limits=limits, trust_env=False
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=10.0),
+            limits=limits,
+            trust_env=False,
+            event_hooks={"response": [bound_body]},
         )
 
     @contextmanager
@@ -128,6 +133,8 @@ async def post(client: httpx.AsyncClient, remote: Remote, path: str, body: dict[
     """The response, whatever its status. Raises RemoteError where there is none."""
     try:
         return await client.post(remote.url + path, json=body)
+    except BodyError as error:
+        raise RemoteError(str(error), final=isinstance(error, TooLongError)) from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise RemoteError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
 
@@ -168,6 +175,8 @@ async def ask(
         raise RemoteError(f"an answer that cannot be read: {response.text[:200]}") from error
     if named != version:
         raise RemoteError(f"it answered as {named!r}, not as {version!r}", final=True)
+    if reason not in ("stop", "length"):  # `abort` and `error`: half an answer is no move
+        raise RemoteError(f"its answer has ended by {str(reason)[:40]!r}")
     if not ids or len(ids) != len(logprobs) or not all(map(math.isfinite, logprobs)):
         raise RemoteError(f"{len(ids)} token ids with {len(logprobs)} finite log-probabilities")
     return Completion(
@@ -263,5 +272,5 @@ async def still_has(client: httpx.AsyncClient, remote: Remote, version: str) -> 
     try:
         response = await client.get(remote.url + "/v1/models", timeout=5.0)
         return any(entry["id"] == version for entry in response.json()["data"])
-    except (httpx.HTTPError, UnicodeError, ValueError, KeyError, TypeError):
+    except (httpx.HTTPError, BodyError, UnicodeError, ValueError, KeyError, TypeError):
         return False

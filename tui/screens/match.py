@@ -269,6 +269,10 @@ class MatchScreen(Screen[None]):
     def ask(self) -> None:
         if self.asking.going or self.match.over:
             return
+        if self.match.empty():  # a record ends here, and who it names is not asked
+            self.pace.playing = False
+            self.ended()
+            return
         if not self.match.waiting():
             self.commit()
             return

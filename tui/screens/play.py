@@ -9,7 +9,7 @@ from textual import on, work
 from textual.binding import Binding, BindingType
 
 from tui import hands
-from tui.agents import ARROWS, HUMAN, WASD
+from tui.agents import ARROWS, HUMAN, WASD, EmptySeat
 from tui.clock import once_drawn
 from tui.messages import ActionChosen, SeekTo
 from tui.screens.dialogs import Help, Jump
@@ -158,6 +158,9 @@ class PlayScreen(MatchScreen):
         if session.agents[player].spec == HUMAN:
             if session.own[player].spec == HUMAN:
                 self.notify("This seat is yours from the start; nobody is there to take it back.")
+                return
+            if isinstance(session.own[player], EmptySeat):
+                self.notify("Nobody is there to take it back: msgrpo play --replay FILE --agent NAME names who is.")
                 return
             self.asking.drop()
             session.hand_back(player)

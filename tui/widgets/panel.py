@@ -129,10 +129,11 @@ class AgentPanel(Widget):
 
 def about(session: Session, player: str) -> str:
     """The model and the temperature of who sits there, as far as they say more than the name."""
-    settings = session.agents[player].settings()
-    name, temperature = str(settings.get("model", "")), settings.get("sampling", {}).get("temperature")
+    settings = session.agents[player].settings()  # a record's may hold anything
+    name, sampling = str(settings.get("model", "")), settings.get("sampling")
+    temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
     parts = [name] if name not in ("", session.agents[player].spec, "a person") else []
-    return " · ".join([*parts, f"temperature {temperature:g}"] if temperature is not None else parts)
+    return " · ".join([*parts, f"temperature {temperature:g}"] if isinstance(temperature, (int, float)) else parts)
 
 
 def thought_text(turn: Turn | None, decision: Decision | None) -> Content:

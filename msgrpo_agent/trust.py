@@ -1,0 +1,65 @@
+"""What a person has named, and may therefore be run, imported or asked.
+
+Records, run folders and studies come from anywhere. What they name (a game's file, a gate's module, a server) is
+data: it runs, and is asked, only where a person has said the same name, on the command line or by `msgrpo --allow`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from msgrpo_agent.errors import UsageError
+
+_allowed: set[str] = set()
+SETTINGS = ("scenario", "gate", "rollouts")  # of a run: those that can name code or a server
+
+
+def allow(names: Iterable[str]) -> None:
+    """A person has named these."""
+    _allowed.update(names)
+
+
+def is_allowed(name: str) -> bool:
+    """Whether a person has named this in this process."""
+    return name in _allowed
+
+
+def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(setting, name) of all that a run's settings name and that would run somebody's code or ask somebody's server."""
+    from msgrpo_agent.games import names_code
+
+    for key in SETTINGS:
+        value = settings.get(key)
+        if not isinstance(value, str):
+            continue
+        parts = re.split(r",(?![^(]*\))", value)
+        if key == "scenario":
+            found = [name.strip() for name in parts if names_code(name.strip())]
+        elif key == "rollouts":
+            found = [name.strip() for name in parts if "://" in name]
+        else:
+            found = [value]
+        yield from ((key, name) for name in found)
+
+
+def check_named(settings: Mapping[str, Any], said: Mapping[str, Any], whose: str, command: str) -> None:
+    """Raise UsageError where `settings`, which come from `whose` file, name what a person has not.
+
+    `said` are the settings that a person gave themselves; `command` is what follows `msgrpo`, for the message.
+    """
+    changed = "scenario" in said and said["scenario"] != settings.get("scenario")
+    names = [
+        (key, name)
+        for key, name in foreign(settings)
+        if not is_allowed(name) and (key not in said or (key == "scenario" and changed))
+    ]
+    if names:
+        listed = ", ".join(f"{key} {name!r}" for key, name in names)
+        allowed = " ".join(f"--allow {shlex.quote(name)}" for _, name in names)
+        raise UsageError(
+            f"{whose} names {listed}; nothing is run or asked because a file says so",
+            fix=f"if you trust it: msgrpo {allowed} {command}",
+        )

@@ -1,0 +1,198 @@
+"""What a record, a run's folder or a study names is data: it is never asked, loaded or imported by itself.
+
+The fault: one press of space on somebody's unfinished record sent the API key to the URL that the record names. Its
+siblings, found since: `train --resume` imported the game and the gate of a foreign run and sent the servers' key to its
+`rollouts`; `lab` did both for a study; a DQN's zip and replay buffer were unpickled (`test_train_dqn.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from msgrpo_agent.cli import make_app
+from msgrpo_agent.errors import MsgrpoError, UsageError
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.references import RandomAgent
+from msgrpo_agent.rollout import play_episode
+from msgrpo_agent.specs import make_agent
+from tests.tui_helpers import ManualClock, play_screen, press, settle
+from train.config import make_config
+from train.run_folder import resume_command
+from tui.app import PlayApp
+from tui.records import Records
+
+LAKE = get_scenario("frozen-lake")
+EVIL = "from pathlib import Path\nPath({marker!r}).touch()\nraise RuntimeError('it ran')\n"
+
+
+@dataclass
+class Trap:
+    """A folder of somebody else's, a server that counts who asks it, and a file that is there once code has run."""
+
+    folder: Path
+    url: str
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def marker(self) -> Path:
+        return self.folder / "it-ran"
+
+    @property
+    def game(self) -> str:
+        return f"{self.folder / 'evil.py'}:scenario"
+
+    def is_untouched(self) -> bool:
+        return not self.asked and not self.marker.exists()
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
+    found = Trap(tmp_path, "")
+
+    class Counting(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            found.asked.append(f"{self.path} {self.headers.get('Authorization')}")
+            self.send_error(500)
+
+        do_GET = do_POST = answer  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Not to the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Counting)
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "evil.py").write_text(EVIL.format(marker=str(found.marker)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("MSGRPO_API_KEY", "sk-secret-too")
+    monkeypatch.chdir(tmp_path)
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+def record(trap: Trap, name: str, **changes: object) -> Path:
+    """A record that breaks off after one step, changed as somebody may change it."""
+    episode = asyncio.run(
+        play_episode(LAKE, {"player": RandomAgent()}, start_seed=3, chance_seed=3, sampling_seed=3)
+    )
+    held = episode.model_dump(mode="json")
+    held |= {"turns": held["turns"][:1], "outcome": "playing", "success": None, "returns": {"player": 0.0}}
+    held |= {"error": "timeout", "error_message": "no answer"} | changes
+    file = trap.folder / "theirs" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(held) + "\n")
+    return file
+
+
+def spread(trap: Trap) -> None:
+    """A folder with everything that can name something: records, a run that may be resumed, a study."""
+    specs = [f"endpoint:{trap.url}/v1#m", f"dqn:{trap.folder}", f"adapter:{trap.folder}", "nano+human"]
+    for number, spec in enumerate(specs):
+        record(trap, f"{number}.jsonl", agents={"player": spec})
+    record(trap, "game.jsonl", scenario=trap.game)
+    for name, changed in {
+        "run-game": {"scenario": trap.game},
+        "run-gate": {"gate": "evil:gate"},
+        "run-url": {"rollouts": trap.url, "adapters": "versions"},
+    }.items():
+        (trap.folder / name).mkdir()
+        config = make_config(settings=["steps=1", "groups=1", "group_size=2", "keep=1", "eval_episodes=1"])
+        (trap.folder / name / "config.json").write_text(json.dumps(config.model_dump(mode="json") | changed))
+        (trap.folder / name / "metrics.jsonl").write_text('{"kind": "eval", "step": 0, "score": "success"}\n')
+    for name, line in {
+        "game": f'scenario = "{trap.game}"\nseeds = 1\n[arms.a]\n',
+        "gate": 'scenario = "frozen-lake"\nseeds = 1\n[arms.a]\ngate = "evil:gate"\n',
+        "url": f'scenario = "frozen-lake"\nseeds = 1\n[settings]\nrollouts = "{trap.url}"\nadapters = "a"\n[arms.a]\n',
+    }.items():
+        (trap.folder / f"study-{name}.toml").write_text(f'question = "?"\n{line}')
+
+
+WAYS = [
+    *(f"{way} theirs/{n}.jsonl{tail}" for n in (0, 1, 2, 3, "game") for way, tail in [
+        ("play --replay", " --plain"), ("view", " --plain"), ("replay", ""), ("verify", ""), ("leaderboard", ""),
+        ("leaderboard", " --verify"), ("view", " --html page.html"), ("export", " --to huggingface --out hf"),
+    ]),
+    "verify theirs", "leaderboard theirs", "eval random --scenario frozen-lake --episodes 1 --out theirs",
+    "eval random optimal --scenario snake-duel --episodes 1 --out theirs",
+    *(f"{way} run-{name}{tail}" for name in ("game", "gate", "url") for way, tail in [
+        ("train --resume --out", ""), ("play --plain --run", ""), ("adapters", ""), ("serve --dry-run --adapter", ""),
+    ]),
+    *(f"lab study-{name}.toml --out lab" for name in ("game", "gate", "url")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_that_a_file_names_is_asked_or_run(way: str, trap: Trap) -> None:
+    spread(trap)
+    result = CliRunner().invoke(make_app(), way.split())
+    assert trap.is_untouched(), (way, trap.asked, result.output)
+    if way.startswith(("train", "lab")):
+        assert isinstance(result.exception, UsageError), result.output
+        assert "nothing is run or asked because a file says so" in str(result.exception)
+        assert "msgrpo --allow" in str(result.exception)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(keys=st.lists(st.sampled_from(["space", "n", "enter", "t", "up", "b", "end", "escape", "right"]), max_size=12))
+def test_no_key_on_somebodys_record_asks_whom_it_names(keys: list[str], trap: Trap) -> None:
+    files = [
+        record(trap, f"{n}.jsonl", agents={"player": spec})
+        for n, spec in enumerate((f"endpoint:{trap.url}/v1#m", f"dqn:{trap.folder}"))
+    ]
+
+    async def mash(file: Path) -> None:
+        app = PlayApp(make_agent, records=Records.read(file), clock=ManualClock(), plays=trap.folder / "plays")
+        async with app.run_test(size=(100, 30)) as pilot:
+            await settle(pilot)
+            await press(pilot, "space", *keys)
+
+    for file in files:
+        asyncio.run(mash(file))
+    assert trap.is_untouched()
+
+
+async def test_a_record_that_ends_early_says_so_and_a_person_plays_on(trap: Trap) -> None:
+    changed = {"player": f"endpoint:{trap.url}/v1#m"}
+    file = await asyncio.to_thread(record, trap, "r.jsonl", agents=changed)
+    app = PlayApp(
+        {"random": RandomAgent()}.__getitem__, records=Records.read(file), clock=ManualClock(), plays_on="random",
+        plays=trap.folder / "plays",
+    )  # fmt: skip
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "end", "space")
+        screen = play_screen(app)
+        assert "the record ends here" in str(screen.query("AgentPanel .status").first().render())
+        assert not screen.pace.playing
+        await press(pilot, "t", "t")  # by hand, and then handed on to who was named
+        assert screen.match.sessions[0].agents["player"].spec == "random"
+        await press(pilot, "n")
+        assert screen.match.last > 1
+    assert trap.is_untouched()
+
+
+def test_what_a_person_names_goes_on(trap: Trap) -> None:
+    """The command that is printed names everything that a fresh process must be told."""
+    run = trap.folder / "run"
+    run.mkdir()
+    config = make_config(settings=["gate=evil:gate"]).model_dump(mode="json")
+    (run / "config.json").write_text(json.dumps(config))
+    assert resume_command(run) == f"msgrpo --allow evil:gate train --resume --out {run}"
+    with pytest.raises(MsgrpoError) as said:
+        command = ["--allow", "evil:gate", "train", "--resume", "--out", str(run)]
+        CliRunner().invoke(make_app(), command, catch_exceptions=False)
+    assert "it ran" in str(said.value)  # a person has named it, so it was imported
+    assert trap.marker.exists()
