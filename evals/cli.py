@@ -142,16 +142,33 @@ def _print_board(board: Any, as_json: bool) -> None:
 
 
 @commands.command()
-def verify(files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), or folders of them.")]) -> None:
+def verify(
+    files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), or folders of them.")],
+    ask: Annotated[int, typer.Option(min=0, help="Turns of each record about which --agent is asked again.")] = 0,
+    agent: Annotated[str | None, typer.Option(help="Who is asked: endpoint:URL#model, adapter:DIR, nano …")] = None,
+) -> None:
     """Simulate every recorded episode again, without any model; the first difference is an error.
 
-    What cannot be checked is named: episodes of the suite that are missing, and seeds that belong to no suite.
+    The moves of random and optimal are computed again, too. What cannot be checked is named. Exits with 1 where
+    something that was asked for is missing, or is there twice.
     """
-    from evals.record import records_in
-    from evals.verify import verify
+    import asyncio
 
+    from evals.record import records_in
+    from evals.verify import ask_again, verify
+    from msgrpo_agent.specs import make_agent
+
+    if bool(ask) != (agent is not None):
+        raise UsageError("--ask and --agent belong together: a record's own agent is never asked", fix="--agent nano")
+    complete = True
     for file in records_in(files):
-        out.print(f"{file}: {verify(file).told}", soft_wrap=True, markup=False, highlight=False)
+        found = verify(file)
+        complete = complete and found.is_complete
+        out.print(f"{file}: {found.told}", soft_wrap=True, markup=False, highlight=False)
+        if agent is not None:
+            out.print(f"  {asyncio.run(ask_again(file, make_agent(agent), ask)).told}", markup=False, highlight=False)
+    if not complete:
+        raise typer.Exit(1)
 
 
 @commands.command()
@@ -186,7 +203,14 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
         out.print(f"{one.agent}: {one.elo:+.0f} Elo [{one.low:+.0f}, {one.high:+.0f}]", markup=False, highlight=False)
     left_out = sum(one.failed for one in results)
     if left_out:
-        say(f"{left_out} starts are left out: an endpoint gave no answer; the same command plays them again")
+        say(
+            f"{left_out} starts are left out, since a game of theirs has no result; the same command plays them again"
+        )
+        for one in filter(lambda one: one.failed, results):
+            low, high = one.bounds
+            say(
+                f"  {one.first} against {one.second}: with them the points would lie between {low:.3f} and {high:.3f}"
+            )
     say(f"records and match.json: {folder}")
 
 

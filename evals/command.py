@@ -23,8 +23,8 @@ from rich.text import Text
 from evals import leaderboard, match, page, plays, tables
 from evals.budget import Budget
 from evals.record import Price, folder_name
-from evals.run import CONCURRENCY, Progress, evaluate
-from evals.suites import DEFAULT, QUICK, episode_seeds, suite
+from evals.run import Progress, evaluate
+from evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
 from msgrpo_agent.agent import Agent, Sampling
 from msgrpo_agent.errors import RecordError, UsageError, nearest
 from msgrpo_agent.files import replace_text

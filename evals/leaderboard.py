@@ -7,11 +7,11 @@ from itertools import combinations
 
 from pydantic import BaseModel
 
-from evals.plays import Series
+from evals.plays import SOUND_FROM, Series
 from evals.provenance import made
 from evals.ranking import Overall, ranking
 from evals.rows import Pair, Retelling, Row, failures, pair_of, retellings, row_of
-from evals.suites import SUITE_VERSION
+from evals.suites import CONCURRENCY, SUITE_VERSION
 from msgrpo_agent.games import recorded_scenario
 
 
@@ -59,6 +59,13 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
                 f"{play.label} in {play.scenario}: {counted + others} episodes have ended, and the first {counted} "
                 f"of the suite count; short episodes end first, so the other {others} do not."
             )
+        if play.is_biased:
+            least = SOUND_FROM * (play.at_once or CONCURRENCY)
+            yield (
+                f"{play.label} in {play.scenario}: no interval and no comparison, since it was broken off "
+                f"after {len(play.finished)} episodes in order. Short episodes end first, so so few of them are "
+                f"biased; from {least} on (twice those that are played at once) that is gone. The same command goes on."
+            )
         row = [turn.regret is not None for turn in play.turns]
         if any(row) and not all(row):
             yield f"{play.label} in {play.scenario}: {sum(row)} of {len(row)} moves were judged, the others are older"
@@ -76,14 +83,16 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
             yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
         seeds, drawn = {found.start for size in sizes for found in size}, recorded_scenario(scenario)
         boards = {drawn.start_key(seed) for seed in seeds}
-        if len(boards) < len(seeds) and not drawn.one_start:
+        if not drawn.holds_out and not drawn.one_start:
+            yield f"{scenario}: nothing is held out, because a start is a deal: training draws from the same starts"
+        elif len(boards) < len(seeds) and not drawn.one_start:
             yield f"{scenario}: the {len(seeds)} starts hold {len(boards)} different boards; the others are repeats"
 
 
 def _with_unfinished(play: Series) -> str:
     """What the episodes without a result could change."""
     unfinished = len(play.unfinished)
-    said = f"{unfinished} episodes have no result, because the endpoint failed"
+    said = f"{unfinished} episodes have no result, because the endpoint or the game failed"
     if not recorded_scenario(play.scenario).goal:
         return f"{said}; the return leaves them out."
     won, total = sum(bool(e.success) for e in play.finished.values()), len(play.finished) + unfinished

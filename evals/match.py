@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evals.record import RecordFile, folder_name
-from evals.run import CONCURRENCY
-from evals.stats import bootstrap_mean
-from evals.suites import EpisodeSeeds, episode_seeds
+from evals.plays import check_consistent
+from evals.record import RecordFile, as_recorded, folder_name
+from evals.stats import bootstrap_mean, ends
+from evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
@@ -47,10 +47,16 @@ class Result:
     wins: int
     draws: int
     losses: int
-    failed: int  # starts that are left out, because an endpoint gave no answer
+    failed: int  # starts that are left out, because one of their games has no result
     score: float
     low: float
     high: float
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The score if every start that is left out had been lost, and if it had been won."""
+        whole = self.starts + self.failed
+        return self.score * self.starts / whole, (self.score * self.starts + self.failed) / whole
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,9 @@ async def _play_all(
             known = set()
             for episode in read_episodes(file):
                 _check_same(episode, scenario, agents, pair, file)
+                check_consistent(episode)
+                if episode.error is None and _key(episode) in known:
+                    raise RecordError(f"{file} holds one game twice: start {episode.start_seed}")
                 if episode.error is None:
                     known.add(_key(episode))
             for seeds in episode_seeds(scenario, starts):
@@ -149,7 +158,7 @@ def _check_same(
         ("rules", rules, scenario.rules_hash),
         ("agents", sorted(episode.agents.values()), sorted(pair)),
         *(
-            (f"settings of {spec}", episode.settings.get(player), agents[spec].settings())
+            (f"settings of {spec}", episode.settings.get(player), as_recorded(agents[spec].settings()))
             for player, spec in episode.agents.items()
             if spec in agents
         ),
@@ -243,7 +252,7 @@ def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int,
     generator = np.random.default_rng(0)
     counts = generator.multinomial(len(starts), [1 / len(starts)] * len(starts), size=RESAMPLES // 5)
     drawn = np.array([rated(dict(zip(starts, map(float, row), strict=True))) for row in counts])
-    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    low, high = np.quantile(drawn, ends(len(starts)), axis=0)
     found = [Rating(agent, *map(float, (best[i], low[i], high[i]))) for agent, i in place.items()]
     return sorted(found, key=lambda rating: -rating.elo)
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from evals.record import as_recorded
 from evals.suites import EpisodeSeeds
 from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import GameError, RecordError
@@ -32,7 +33,7 @@ class Partial:
 
     def __init__(self, record: Path, settings: dict[str, Any], done: Set[EpisodeSeeds]) -> None:
         self.path = record.with_suffix(".turns")
-        self._settings = json.loads(json.dumps(settings))
+        self._settings = as_recorded(settings)
         self._prefix: dict[str, str] = {}
         self._begun: Begun = defaultdict(list)
         self._file: int | None = None

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evals.record import Price, Run, folder_name, records_in, run_of, seeds_of
-from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
-from evals.verify import game_steps, verify
+from evals.record import Price, Run, folder_name, read_run, records_in, run_of, seeds_of
+from evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, places_in_suite
+from evals.verify import COMPUTED, game_steps, verify
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import RecordError
 from msgrpo_agent.game import Outcome
@@ -23,6 +23,7 @@ from msgrpo_agent.prompt import PromptTemplate
 from msgrpo_agent.text import printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
+SOUND_FROM = 2  # times the episodes at once: a beginning of so many is no longer biased by their lengths
 PROMPT = ("template", "prompt")  # the settings that say how a model is asked
 
 
@@ -42,6 +43,7 @@ class Series:
     left_out: dict[EpisodeSeeds, Episode] = field(default_factory=dict)  # results that `complete_beginning` took away
     unfinished: set[EpisodeSeeds] = field(default_factory=set)  # of the complete beginning: failed, without result
     repeats: int = 1  # episodes from each start
+    at_once: int = 0  # episodes that were played at once, where that is known
     name: str = ""  # what a table calls the agent
     runs: list[Run] = field(default_factory=list)  # the evaluations that it is from
 
@@ -57,6 +59,17 @@ class Series:
             return ""
         prompt = self.settings.get("prompt")
         return printable(str(prompt.get("name", "?"))) if isinstance(prompt, dict) else PromptTemplate().name
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether what has ended is so little of an evaluation that was broken off that its mean says nothing.
+
+        A complete beginning ends before the first episode that has not ended, which is a long one. Simulated, that
+        bias is gone from about twice as many episodes as are played at once.
+        """
+        ended = len(self.finished) + len(self.unfinished)
+        broken_off = bool(self.left_out) or (self.asked is not None and ended < self.asked)
+        return broken_off and ended < SOUND_FROM * (self.at_once or CONCURRENCY)
 
     @property
     def by_start(self) -> dict[int, list[Episode]]:
@@ -97,7 +110,7 @@ def load(
     versions: set[int] = set()
     twice = duels = 0
     elsewhere = _without_ports(folders)
-    for run, line, episode in _recorded(folders, check):
+    for run, line, episode in _recorded(folders, check, notes):
         if agents is not None and not set(agents).intersection(episode.agents.values()):
             continue
         if scenarios is not None and episode.scenario not in scenarios:
@@ -107,7 +120,7 @@ def load(
         if len(episode.agents) != 1:
             duels += 1
             continue
-        _check_consistent(episode)
+        check_consistent(episode)
         play = _play_of(episode, plays, elsewhere)
         if run is not None:
             (spec,) = episode.agents.values()  # as this run called it: an endpoint may have been on another port
@@ -117,6 +130,7 @@ def load(
             play.interrupted = max(play.interrupted, run.interrupted(spec))
             play.repeats = max(play.repeats, run.repeats.get(spec, {}).get(play.scenario, 1))
             play.name = run.names.get(spec, play.name)
+            play.at_once = max(play.at_once, run.at_once.get(spec, 0))
             if run not in play.runs:
                 play.runs.append(run)
         if episode.error is not None:
@@ -148,15 +162,21 @@ def load(
 
 
 def _silent(folders: Sequence[Path], agents: Sequence[str] | None, scenarios: Sequence[str] | None) -> Iterator[str]:
-    """Who was asked, and has a record without an episode: nobody goes missing from a table without a word."""
-    for file in _files(folders):
-        run = run_of(file) if not file.stat().st_size else None
-        for spec, asked in run.asked.items() if run else ():
-            if folder_name(spec) != file.parent.name or (agents is not None and spec not in agents):
-                continue
+    """Who was asked, and has no episode: nobody, and no scenario, goes missing from a table without a word."""
+    files = list(_files(folders))
+    runs = {file.parents[1]: run for file in files if len(file.parents) > 1 and (run := read_run(file.parents[1]))}
+    for folder in folders:
+        if folder.is_dir() and (run := read_run(folder.resolve())):
+            runs[folder.resolve()] = run
+    for root, run in runs.items():
+        for spec, asked in run.asked.items():
             for scenario, episodes in asked.items():
-                if folder_name(scenario) == file.stem and (scenarios is None or scenario in scenarios):
-                    yield f"{printable(spec)} has ended none of {episodes} episodes of {printable(scenario)}"
+                wanted = (agents is None or spec in agents) and (scenarios is None or scenario in scenarios)
+                file = root / folder_name(spec) / f"{folder_name(scenario)}.jsonl"
+                covered = any(file.is_relative_to(folder.resolve()) or folder.resolve() == file for folder in folders)
+                if wanted and covered and (not file.is_file() or not file.stat().st_size):
+                    gone = "" if file.is_file() else ", and there is no record of it"
+                    yield f"{printable(spec)} has ended none of {episodes} episodes of {printable(scenario)}{gone}"
 
 
 def complete_beginning(play: Series) -> int:
@@ -181,7 +201,7 @@ def complete_beginning(play: Series) -> int:
     return len(foreign)
 
 
-def _check_consistent(episode: Episode) -> None:
+def check_consistent(episode: Episode) -> None:
     """Raise RecordError for a result that its own turns deny: all that can be seen without playing it again."""
     if episode.error is not None:
         return
@@ -193,10 +213,11 @@ def _check_consistent(episode: Episode) -> None:
             problem = f"says the return {total:g}, its rewards add up to {rewards:g}"
     if scenario.goal != (episode.success is not None) or episode.outcome is Outcome.PLAYING:
         problem = f"says success {episode.success} and outcome {episode.outcome}"
-    elif scenario.goal and episode.success != (sum(episode.returns.values()) > 0):
-        problem = f"says success {episode.success} with the return {sum(episode.returns.values()):g}"
     if game_steps(episode) > scenario.step_limit:
         problem = f"has {game_steps(episode)} steps, the limit is {scenario.step_limit}"
+    for player, spec in episode.agents.items():
+        if spec in COMPUTED and ("template" in episode.settings.get(player, {}) or speaks(episode, player)):
+            problem = f"says that {spec} has played, and holds answers in words"
     if problem:
         raise RecordError(
             f"an episode of {episode.scenario} (start {episode.start_seed}) {problem}",
@@ -204,12 +225,32 @@ def _check_consistent(episode: Episode) -> None:
         )
 
 
-def _recorded(folders: Sequence[Path], check: bool) -> Iterator[tuple[Run | None, int, Episode]]:
-    """Every episode below `folders`, each file once, with the `run.json` of its evaluation and its line."""
+def speaks(episode: Episode, player: str) -> bool:
+    """Whether a player's turns hold answers in words."""
+    return any(turn.answer is not None for turn in episode.turns_of(player))
+
+
+def _check_names(run: Run) -> None:
+    """Raise RecordError for a table's name that makes one agent another: all are measured against these two."""
+    for spec, name in run.names.items():
+        if name in COMPUTED and name != spec:
+            raise RecordError(
+                f"run.json calls the agent {spec} {name}, who all are measured against",
+                fix="give it another name: msgrpo eval --name",
+            )
+
+
+def _recorded(folders: Sequence[Path], check: bool, notes: list[str]) -> Iterator[tuple[Run | None, int, Episode]]:
+    """Every episode below `folders`, each file once, with the `run.json` of its evaluation and its line.
+
+    With `check` each file is simulated first, and what cannot be checked of it is added to `notes`.
+    """
     for file in _files(folders):
         run = run_of(file)
-        if check:
-            verify(file)
+        if run is not None:
+            _check_names(run)
+        if check and (found := verify(file)).remarks:
+            notes.append(f"{file.name} of {file.parent.name}: {'; '.join(found.remarks)}")
         for line, episode in enumerate(read_episodes(file), start=1):
             yield run, line, episode
 

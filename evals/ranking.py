@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from evals.plays import Series
-from evals.stats import resampled_means
+from evals.stats import ends, resampled_means
 from msgrpo_agent.games import recorded_scenario
 
 RESAMPLES, LEVEL, SEED = 4000, 0.95, 0
@@ -40,22 +40,23 @@ class Overall(BaseModel):
 def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     """The agents that played every scenario that can be ranked, the best first; and what was left out."""
     tables: list[tuple[str, dict[Key, Series]]] = []
-    notes, ends = [], ((LOW, ""), (HIGH, ""))
+    notes, brackets = [], ((LOW, ""), (HIGH, ""))
+    plays = [play for play in plays if not play.is_biased]
     for scenario in dict.fromkeys(play.scenario for play in plays if play.finished):
         here = {(play.label, play.prompt): play for play in plays if play.scenario == scenario and play.finished}
         by_spec = {play.agent: key for key, play in here.items()}
         if LOW not in by_spec or HIGH not in by_spec or recorded_scenario(scenario).plain:
             continue  # retellings are compared with the plain game, in a table of their own
         tables.append((scenario, here))
-        ends = by_spec[LOW], by_spec[HIGH]
+        brackets = by_spec[LOW], by_spec[HIGH]
     agents = [key for key in (tables[0][1] if tables else {}) if all(key in table for _, table in tables)]
     missing = {key for _, table in tables for key in table} - set(agents)
     notes += [
         f"{label} is not in the overall score: it has not played every scenario" for label, _ in sorted(missing)
     ]
-    if len(agents) < 3 or not set(ends) <= set(agents):
+    if len(agents) < 3 or not set(brackets) <= set(agents):
         return [], notes
-    low, high = map(agents.index, ends)
+    low, high = map(agents.index, brackets)
     shares = [(scenario, _shares(table, agents, low, high, [SEED, i])) for i, (scenario, table) in enumerate(tables)]
     counted = [share for _, share in shares if share is not None]
     notes += [
@@ -67,29 +68,26 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
         return [], notes
     found, draws = np.mean([means for means, _ in counted], axis=0), np.mean([drawn for _, drawn in counted], axis=0)
     draws = draws[~np.isnan(draws).any(axis=1)]
+    quantiles = ends(min(len(play.by_start) for _, table in tables for play in table.values()), LEVEL)
     rows = []
     for i, (label, prompt) in enumerate(agents):
-        apart = [np.quantile(draws[:, i] - draws[:, j], _ends()) for j in range(len(agents))]
+        apart = [np.quantile(draws[:, i] - draws[:, j], quantiles) for j in range(len(agents))]
         worse_than = sum(high < 0 for _, high in apart)
         better_than = sum(low > 0 for low, _ in apart)
-        ends = np.quantile(draws[:, i], _ends())
+        low_end, high_end = np.quantile(draws[:, i], quantiles)
         rows.append(
             Overall(
                 agent=label,
                 prompt=prompt,
                 share=float(found[i]),
-                low=float(ends[0]),
-                high=float(ends[1]),
+                low=float(low_end),
+                high=float(high_end),
                 rank=1 + worse_than,
                 last_rank=len(agents) - better_than,
                 scenarios=len(counted),
             )
         )
     return sorted(rows, key=lambda row: -row.share), notes
-
-
-def _ends() -> list[float]:
-    return [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
 
 
 def _shares(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 from collections import Counter
@@ -19,21 +20,27 @@ from evals.suites import SUITE_VERSION, EpisodeSeeds
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError
 from msgrpo_agent.files import replace_text
-from msgrpo_agent.text import Clean
+from msgrpo_agent.rollout import GAME_FAULT
+from msgrpo_agent.text import Clean, printable_data
 
 RUN_FILE = "run.json"
 OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
-LASTING = ("context_length", "bad_request", "content_filter")  # failures that the episode's own prompt causes
+# Failures that come again: the episode's own prompt, or the game's own code, is their cause.
+LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)
+MANY = 10**9  # of anything that a run asks for
 LONGEST_NAME = 80  # characters of a folder's name; file systems take 255 bytes
 
 
 def records_in(paths: Sequence[Path]) -> list[Path]:
     """The files among `paths` and all records in the folders among them, without what training writes there."""
+    odd = [path for path in paths if not path.is_dir() and not path.is_file()]
+    if odd:
+        raise RecordError(f"{odd[0]} is neither a file nor a folder that can be read")
     found = [
         file
         for path in paths
         for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])
-        if file == path or file.name not in OF_TRAINING
+        if file == path or (file.name not in OF_TRAINING and file.is_file())
     ]
     if not found:
         listed = ", ".join(map(str, paths))
@@ -44,6 +51,12 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
 def seeds_of(episode: Episode) -> EpisodeSeeds:
     """An episode's identity within its scenario."""
     return EpisodeSeeds(episode.start_seed, episode.chance_seed, episode.sampling_seed)
+
+
+def as_recorded(settings: dict[str, Any]) -> dict[str, Any]:
+    """An agent's settings as a record gives them back: JSON has no tuples, and what is written is cleaned."""
+    found: dict[str, Any] = printable_data(json.loads(json.dumps(settings)))
+    return found
 
 
 def folder_name(spec: str) -> str:
@@ -136,6 +149,7 @@ class Record(RecordFile):
         self.recorded: set[EpisodeSeeds] = set()  # that have a line, with a result or without
         self.failures: Counter[EpisodeSeeds] = Counter()
         self._forgiven = forgiven
+        settings = as_recorded(settings)
         try:
             for episode in read_episodes(path):
                 self._check(episode, settings)
@@ -181,6 +195,7 @@ class Price(BaseModel):
         return (self.prompt * read + self.completion * written) / 1e6
 
 
+Asked = Annotated[int, Field(ge=0, le=MANY)]
 FREE = Price(prompt=0, completion=0)
 
 
@@ -196,11 +211,12 @@ class Run(BaseModel):
 
     suite_version: int
     prices: dict[str, Price] = {}
-    asked: dict[str, dict[str, int]] = {}  # agent -> scenario -> episodes
+    asked: dict[str, dict[str, Asked]] = {}  # agent -> scenario -> episodes
+    at_once: dict[str, Asked] = {}  # agent -> the most episodes that were played at once
     forgiven: dict[str, int] = {}  # record -> leading lines whose failures use no attempts up
     started: dict[str, int] = {}  # agent -> starts of the evaluation
     ended: dict[str, int] = {}  # agent -> those of them that came to their end
-    repeats: dict[str, dict[str, Annotated[int, Field(ge=1)]]] = {}  # agent -> scenario -> episodes from each start
+    repeats: dict[str, dict[str, Annotated[int, Field(ge=1, le=1000)]]] = {}  # agent -> scenario -> episodes a start
     names: dict[str, Clean] = {}  # agent -> what tables call it
     commands: list[Command] = []  # what was started, in order
 

@@ -142,6 +142,10 @@ def row_of(play: Series) -> Row:
         _add_success(row, episodes, play)
     if play.repeats > 1:
         _add_spread(row, play)
+    if play.is_biased:
+        row.return_low = row.return_high = math.nan
+        if row.success_rate is not None:
+            row.success_low = row.success_high = math.nan
     return row
 
 
@@ -198,9 +202,9 @@ def exact_optimum(episode: Episode) -> float | None:
 
 
 def pair_of(a: Series, b: Series) -> Pair | None:
-    """The paired comparison of two plays; None where they share no finished episode."""
+    """The paired comparison of two plays; None where they share no finished episode, or one is a biased beginning."""
     shared = [seeds for seeds in a.finished if seeds in b.finished]
-    if not shared:
+    if not shared or a.is_biased or b.is_biased:
         return None
     first, second = ([play.finished[seeds] for seeds in shared] for play in (a, b))
     success_a, success_b = ([bool(e.success) for e in episodes] for episodes in (first, second))

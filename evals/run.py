@@ -15,7 +15,7 @@ from pathlib import Path
 from evals.budget import Budget
 from evals.partial import Partial
 from evals.record import FREE, Command, Price, Record, Run, changing_run, folder_name
-from evals.suites import EpisodeSeeds, suite_seeds
+from evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
 from msgrpo_agent.agent import Agent, LanguageAgent
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import EndpointError, UsageError
@@ -23,7 +23,6 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.judge import add_regrets
 from msgrpo_agent.rollout import new_episode, play_on
 
-CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
 ATTEMPTS = 3  # an episode that failed this often by its own fault (one attempt a start) is given up
 FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
 
@@ -224,7 +223,7 @@ async def evaluate(
                 run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
         for agent, records in plan:
             progress.begin(agent, episodes * repeats * len(records))
-            _note_start(out, agent, records, episodes, repeats)
+            _note_start(out, agent, records, episodes, repeats, concurrency)
             jobs = (job for one in records for job in _open_jobs(*one, episodes, repeats, progress, retry_failed))
             ended = False
             try:
@@ -261,7 +260,12 @@ def _check_repeats(
 
 
 def _note_start(
-    out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record, Partial]], episodes: int, repeats: int
+    out: Path,
+    agent: Agent,
+    records: Sequence[tuple[Scenario, Record, Partial]],
+    episodes: int,
+    repeats: int,
+    concurrency: int,
 ) -> None:
     """Write down what is asked for, so that a table can say how much of it is there."""
     with changing_run(out) as run:
@@ -270,6 +274,7 @@ def _note_start(
             asked[scenario.id] = max(episodes * repeats, asked.get(scenario.id, 0))
             again = run.repeats.setdefault(agent.spec, {})
             again[scenario.id] = max(repeats, again.get(scenario.id, 1))
+        run.at_once[agent.spec] = max(concurrency, run.at_once.get(agent.spec, 0))
         run.started[agent.spec] = run.started.get(agent.spec, 0) + 1
 
 
@@ -382,6 +387,6 @@ def _stop_if_hopeless(agent: Agent, counts: Sequence[int], episode: Episode, max
             f"{episode.error_message}",
             kind="too_many_failures",
             fatal=True,
-            fix="see what is wrong with the endpoint, then start the same command again: finished episodes stay, and "
-            "those that failed are played again",
+            fix="see what is wrong with the endpoint or the game, then start the same command again: finished "
+            "episodes stay, and those that failed are played again",
         )

@@ -22,6 +22,8 @@ PAPER = ("frozen-lake", "frozen-lake-slippery", "snake", "snake-poison-apple")
 TOLD = ("frozen-lake", "snake", "snake-poison-apple")  # of which the suite `semantic` has all retellings
 SUITES = ("paper", "all", "transfer", "semantic")
 
+CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
+
 
 class EpisodeSeeds(NamedTuple):
     """What makes an episode the same for every agent: start, luck, and the agent's own dice."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -29,7 +31,7 @@ def cells(row: Row) -> list[str]:
     """A row as text, in the order of SCORES and ANSWERS; – where there is nothing to say."""
     success = "–"
     if row.success_rate is not None and row.success_low is not None and row.success_high is not None:
-        success = f"{row.success_rate:.1%} [{row.success_low:.1%}, {row.success_high:.1%}]"
+        success = f"{row.success_rate:.1%} {interval(row.success_low, row.success_high, '.1%')}"
     failures = ", ".join(f"{kind} {count}" for kind, count in row.failures.items())
     if row.retries:
         failures = f"{failures or 0}, {row.retries} retried"
@@ -39,7 +41,7 @@ def cells(row: Row) -> list[str]:
     return [
         named(row.agent, row.prompt),
         str(row.episodes) if row.asked in (None, row.episodes) else f"{row.episodes} of {row.asked}",
-        f"{row.return_mean:+.3f} [{row.return_low:+.3f}, {row.return_high:+.3f}]",
+        f"{row.return_mean:+.3f} {interval(row.return_low, row.return_high)}",
         success,
         "–" if row.optimum_share is None else f"{row.optimum_share:.1%}",
         f"{row.steps_mean:.1f}" + ("" if row.regret_mean is None else f" (lost {row.regret_mean:.3f} a move)"),
@@ -51,6 +53,11 @@ def cells(row: Row) -> list[str]:
         "–" if row.cost_usd is None else f"${row.cost_usd:.4f}" + (" +?" if row.usage_missing else ""),
         f"{row.seconds_per_step:.3f}" if row.seconds_per_step is not None else "–",
     ]
+
+
+def interval(low: float, high: float, form: str = "+.3f") -> str:
+    """An interval, or that there is none."""
+    return "[no interval]" if math.isnan(low) or math.isnan(high) else f"[{low:{form}}, {high:{form}}]"
 
 
 def named(agent: str, prompt: str) -> str:
@@ -75,7 +82,7 @@ def retold_cells(row: Retelling) -> list[str]:
         f"{row.scenario}{SIGN}{row.telling}",
         f"{row.plain:.3f}",
         f"{row.told:.3f}",
-        f"{row.difference:+.3f} [{row.low:+.3f}, {row.high:+.3f}]",
+        f"{row.difference:+.3f} {interval(row.low, row.high)}",
     ]
 
 
@@ -100,7 +107,7 @@ def pair_cells(pair: Pair) -> list[str]:
         pair.b,
         str(pair.episodes),
         f"{pair.difference:+.3f}",
-        f"[{pair.low:+.3f}, {pair.high:+.3f}]",
+        interval(pair.low, pair.high),
         "–" if pair.mcnemar_p is None else f"{pair.mcnemar_p:.3g}",
         "–" if pair.detectable is None else f"{pair.detectable:.3f}",
     ]
@@ -204,8 +211,16 @@ def csv_text(board: Leaderboard) -> str:
     writer.writeheader()
     for row in board.rows:
         failures = " ".join(f"{kind}={count}" for kind, count in row.failures.items())
-        writer.writerow(row.model_dump() | {"failures": failures})
+        writer.writerow(_no_formula(row.model_dump() | {"failures": failures}))
     return out.getvalue()
+
+
+def _no_formula(row: dict[str, Any]) -> dict[str, Any]:
+    """A spreadsheet takes text that begins so for a formula, and runs it: a quote before it keeps it text."""
+    return {
+        name: f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
+        for name, value in row.items()
+    }
 
 
 def csv_pairs(board: Leaderboard) -> str:
@@ -213,5 +228,5 @@ def csv_pairs(board: Leaderboard) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, list(Pair.model_fields), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(pair.model_dump() for pair in board.pairs)
+    writer.writerows(_no_formula(pair.model_dump()) for pair in board.pairs)
     return out.getvalue()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -10,14 +12,19 @@ from pathlib import Path
 
 from evals.record import run_of, seeds_of
 from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
+from msgrpo_agent.agent import Agent, LanguageAgent
 from msgrpo_agent.episode import Episode, Turn, read_episodes
 from msgrpo_agent.errors import MsgrpoError, RecordError
-from msgrpo_agent.game import Game, Outcome
+from msgrpo_agent.game import Game, Outcome, Scenario
 from msgrpo_agent.games import recorded_scenario
 from msgrpo_agent.judge import judged
 from msgrpo_agent.parse import parse_action
 from msgrpo_agent.prompt import PromptTemplate, recorded_template
-from msgrpo_agent.rollout import observation_of
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo_agent.rollout import observation_of, replay, view_of
+
+# The players whose every move follows from the game and the seeds: verifying plays them again.
+COMPUTED: dict[str, Agent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
 
 
 def nth(path: Path, number: int) -> Episode:
@@ -38,13 +45,30 @@ class Verified:
     misjudged: int = 0  # episodes with a regret that is not what the judge says now
     foreign: int = 0  # finished episodes with seeds of no suite
     missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
+    unplayed: dict[str, int] = field(
+        default_factory=dict
+    )  # scenario -> episodes that were asked for and are not there
+    twice: int = 0  # lines that repeat an episode
+    computed: int = 0  # turns of players whose every move follows from the seeds, played again
+    starts: int = 0  # of a match, whose other seat has no line
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that was asked for is there, once."""
+        return not (self.missing or self.unplayed or self.twice or self.starts)
 
     @property
     def told(self) -> str:
         """All of it in a sentence."""
         if not self.episodes:
-            return "no episode has ended yet"
-        parts = [f"{self.episodes} episodes replay to what they say"]
+            return "; ".join(["no episode has ended yet", *self.remarks])
+        again = f" ({self.computed} moves of random and optimal were played again)" if self.computed else ""
+        return "; ".join([f"{self.episodes} episodes replay to what they say{again}", *self.remarks])
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of a table must know."""
+        parts = []
         if self.unchecked_prompts:
             parts.append(f"the prompts of {self.unchecked_prompts} are of another version and could not be checked")
         if self.misjudged:
@@ -53,9 +77,15 @@ class Verified:
             parts.append(f"{self.failed} have no result, because the endpoint gave none; nothing here can check that")
         if self.foreign:
             parts.append(f"the seeds of {self.foreign} belong to no suite, so nothing says how they were chosen")
+        if self.twice:
+            parts.append(f"TWICE: {self.twice} lines repeat an episode")
+        if self.starts:
+            parts.append(f"INCOMPLETE: {self.starts} starts of the match have one seat only")
         for scenario, count in self.missing.items():
             parts.append(f"INCOMPLETE: {count} earlier episodes of the suite's {scenario} are missing")
-        return "; ".join(parts)
+        for scenario, count in self.unplayed.items():
+            parts.append(f"INCOMPLETE: {count} episodes of {scenario} were asked for and are not there")
+        return parts
 
 
 def verify(path: Path) -> Verified:
@@ -70,6 +100,7 @@ def verify(path: Path) -> Verified:
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
     failed: dict[str, set[EpisodeSeeds]] = {}
     agents: set[str] = set()
+    pairs: Counter[tuple[str, EpisodeSeeds]] = Counter()  # of a match: both seats of a start
     seen: dict[object, int] = {}  # a match plays each start with the seats swapped, too
     for number, episode in enumerate(read_episodes(path), start=1):
         found.episodes = number
@@ -83,13 +114,17 @@ def verify(path: Path) -> Verified:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
         found.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
         found.misjudged += not _judged_so(episode)
+        found.computed += sum(episode.agents[turn.player] in COMPUTED for turn in episode.turns)
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
+        pairs[episode.scenario, seeds_of(episode)] += len(episode.agents) > 1
         before = seen.setdefault((episode.scenario, seeds_of(episode), *episode.agents.items()), number)
         finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
+        found.twice += before != number
         if run is not None and before != number:
             raise RecordError(f"{path}: episode {number} is episode {before} once more")
+    found.starts = sum(number == 1 for number in pairs.values())
     if not found.episodes and (run is None or path.stat().st_size):
         raise RecordError(f"{path} holds no episode")
     for scenario_id in {**finished, **failed}:
@@ -105,6 +140,9 @@ def verify(path: Path) -> Verified:
         found.foreign += len(foreign)
         if places and (gaps := max(places.values()) + 1 - len(places)):
             found.missing[scenario_id] = gaps
+        of_agents = [run.asked.get(agent, {}).get(scenario_id, 0) for agent in agents] if run else []
+        if of_agents and (unplayed := max(of_agents) - len(places) - found.missing.get(scenario_id, 0)) > 0:
+            found.unplayed[scenario_id] = unplayed
     return found
 
 
@@ -155,6 +193,7 @@ def _differences(episode: Episode) -> Iterator[str]:
         if step != game.steps or sorted(turn.player for turn in turns) != sorted(game.to_move):
             yield f"step {step}: expected a turn of {', '.join(sorted(game.to_move))} at step {game.steps}"
             return
+        yield from _not_theirs(episode, scenario, game, turns)
         yield from _of_step(game, turns, last)
     for turn in last.values():
         yield from _late_left(turn)
@@ -166,6 +205,19 @@ def _differences(episode: Episode) -> Iterator[str]:
     simulated = (str(game.outcome), game.success, dict(game.returns))
     if recorded != simulated and episode.turns:
         yield f"(outcome, success, returns) {recorded}, now {simulated}"
+
+
+def _not_theirs(episode: Episode, scenario: Scenario, game: Game, turns: list[Turn]) -> Iterator[str]:
+    """Where a player whose moves follow from the seeds has not moved so: another one has played under that name."""
+    for turn in turns:
+        player = COMPUTED.get(episode.agents[turn.player])
+        if player is None:
+            continue
+        view = view_of(game, scenario, turn.player, episode.sampling_seed)
+        chosen = asyncio.run(player.act(view)).action
+        if chosen != turn.action:
+            name = episode.agents[turn.player]
+            yield f"step {turn.step}: {name} would have played {chosen}, the record says {turn.action}"
 
 
 def _of_step(game: Game, turns: list[Turn], last: dict[str, Turn]) -> Iterator[str]:
@@ -195,6 +247,47 @@ def _late_left(turn: Turn | None) -> Iterator[str]:
     """What a turn says was paid later, and was not."""
     if turn is not None and abs(turn.late) > 1e-9:
         yield f"step {turn.step}: {turn.player} has {turn.late:g} more in later reward than the game pays"
+
+
+@dataclass
+class Asked:
+    """How often an agent, asked again, chose the recorded action; `temperature` is the recorded one."""
+
+    turns: int = 0
+    agree: int = 0
+    temperature: float | None = None
+
+    @property
+    def told(self) -> str:
+        warm = self.temperature not in (None, 0)
+        why = f"; recorded at temperature {self.temperature:g}, at which answers differ by themselves" if warm else ""
+        return f"asked again, the agent chose the recorded action in {self.agree} of {self.turns} turns{why}"
+
+
+async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
+    """Ask an agent, whom a person has named, about `count` recorded turns, spread over the record.
+
+    A language model answers at temperature 0, in the recorded words of the prompt. Raises RecordError where there is
+    no turn to ask about, EndpointError where there is no answer.
+    """
+    found = Asked()
+    episodes = [episode for episode in read_episodes(path) if episode.error is None and len(episode.agents) == 1]
+    places = [(episode, i) for episode in episodes for i in range(len(episode.turns))]
+    if not places:
+        raise RecordError(f"{path} holds no finished turn of a single player to ask about")
+    for episode, i in places[:: max(1, len(places) // count)][:count]:
+        scenario, turn = recorded_scenario(episode.scenario), episode.turns[i]
+        game = replay(scenario, episode, turn.step)
+        view = view_of(game, scenario, turn.player, episode.sampling_seed, episode.turns[:i])
+        settings = episode.settings.get(turn.player, {})
+        if isinstance(agent, LanguageAgent):
+            agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0})
+            agent.template = recorded_template(settings) or agent.template
+        sampling = settings.get("sampling")
+        found.temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
+        found.turns += 1
+        found.agree += (await agent.act(view)).action == turn.action
+    return found
 
 
 def as_text(episode: Episode) -> str:

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -22,8 +21,11 @@ from typing import get_args
 
 import numpy as np
 
-from msgrpo_agent.errors import GameError
+from msgrpo_agent.errors import GameError, GameFaultError, where_raised
 from msgrpo_agent.game import SPLITS, Game, Outcome, Role, Scenario, stream
+from msgrpo_agent.limits import TookTooLongError, within
+from msgrpo_agent.rollout import GAME_S, is_interrupt, observation_of
+from msgrpo_agent.text import printable
 
 RULES: dict[str, str] = {
     "runs": "mend what the game raises; only GameError is an answer to a wrong move",
@@ -31,6 +33,7 @@ RULES: dict[str, str] = {
     "actions": "players and actions are those of the scenario; legal(player) names some of the actions, never none",
     "text": "observe() returns text that is not empty, and changes nothing by being called",
     "rewards": "_advance() returns one finite number for every player, also for those who did not move",
+    "returns": "leave returns to Game: it adds up what _advance() pays",
     "refusals": "leave the checks of Game.step as they are: implement _advance, do not override step",
     "limit": "leave steps and step_limit to Game: an episode ends at the limit at the latest",
     "seeds": "draw every random number from stream(seed, purpose): no global generator, no clock, no hash()",
@@ -111,11 +114,14 @@ def _breaches(scenario: Scenario, seed: int, play: int) -> Iterator[_BrokenError
             part(scenario, generator)
         except _BrokenError as broken:
             yield broken
-        except Exception as error:  # whatever a user's game raises is what is to be reported
-            frames = traceback.extract_tb(error.__traceback__)
-            at = frames[-1]
-            text = f"{type(error).__name__}: {error} ({at.filename}:{at.lineno}, in {at.name})"
-            yield _BrokenError("runs", text)
+        except GameFaultError as fault:
+            yield _BrokenError(fault.rule, fault.message)
+        except TookTooLongError as error:
+            yield _BrokenError("runs", f"it took longer than {GAME_S:g} s: {where_raised(error)}")
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # what a user's game raises is to be reported
+            if is_interrupt(error):
+                raise
+            yield _BrokenError("runs", where_raised(error))
 
 
 def _require(holds: bool, rule: str, what: str) -> None:
@@ -124,34 +130,50 @@ def _require(holds: bool, rule: str, what: str) -> None:
 
 
 def _splits(scenario: Scenario, generator: np.random.Generator) -> None:
-    train, val, test = ({scenario.start_key(s) for s in islice(scenario.starts(split), 10)} for split in SPLITS)
-    alone = len(train | val | test) == 1
+    with within(GAME_S, f"the game {scenario.id}"):
+        train, val, test = ({scenario.start_key(s) for s in islice(scenario.starts(split), 10)} for split in SPLITS)
+    alone = len(train | val | test) == 1 or not scenario.holds_out
     _require(alone or not train & (val | test), "splits", "training shares a start with validation or test")
 
 
 def _play(scenario: Scenario, generator: np.random.Generator) -> None:
     start, chance = (int(x) for x in generator.integers(2**31, size=2))
-    game = scenario.new(start, chance)
-    _check_start(scenario, game, start, chance)
-    twin = scenario.new(start, chance)
-    for _ in range(min(STEPS_PLAYED, scenario.step_limit + 2)):
-        if game.outcome is not Outcome.PLAYING:
-            break
-        _check_state(scenario, game)
-        moves = _random_moves(game, generator)
-        fork = game.copy()
-        before = _seen(game)
-        _check_luck(game, chance + 1)
-        fork.step(moves)
-        _require(_seen(game) == before, "copies", f"stepping a copy changed the original at step {game.steps}")
-        rewards = game.step(moves)
-        _check_rewards(game, rewards)
-        for other, rule in ((twin, "seeds"), (fork, "copies")):
-            same = other.step(moves) == rewards if other is twin else True
-            what = "a game with the same seeds" if rule == "seeds" else "a copy"
-            same = same and _seen(other) == _seen(game) and other.outcome is game.outcome
-            _require(same, rule, f"{what} went another way at step {game.steps}")
-    _check_end(scenario, game)
+    name = f"the game {scenario.id}"
+    with within(GAME_S, name):
+        game = scenario.new(start, chance)
+        _check_start(scenario, game, start, chance)
+        twin = scenario.new(start, chance)
+    for number in range(min(STEPS_PLAYED, scenario.step_limit + 2)):
+        with within(GAME_S, name):
+            if game.outcome is not Outcome.PLAYING:
+                break
+            _require(game.steps == number, "limit", f"it says that {game.steps} steps were played after {number}")
+            _check_step(scenario, game, twin, generator, chance)
+    with within(GAME_S, name):
+        _check_end(scenario, game)
+
+
+def _check_step(scenario: Scenario, game: Game, twin: Game, generator: np.random.Generator, chance: int) -> None:
+    """One step of a game, of its twin with the same seeds, and of a copy."""
+    _check_state(scenario, game)
+    moves = _random_moves(game, generator)
+    fork = game.copy()
+    before = _seen(game)
+    _check_luck(game, chance + 1)
+    fork.step(moves)
+    _require(_seen(game) == before, "copies", f"stepping a copy changed the original at step {game.steps}")
+    gathered = dict(game.returns)
+    rewards = game.step(moves)
+    for player, reward in rewards.items():
+        told = math.isclose(game.returns[player], gathered[player] + reward, abs_tol=1e-9)
+        _require(
+            told, "returns", f"{player} has {game.returns[player]} at step {game.steps}, the rewards say otherwise"
+        )
+    for other, rule in ((twin, "seeds"), (fork, "copies")):
+        same = other.step(moves) == rewards if other is twin else True
+        what = "a game with the same seeds" if rule == "seeds" else "a copy"
+        same = same and _seen(other) == _seen(game) and other.outcome is game.outcome
+        _require(same, rule, f"{what} went another way at step {game.steps}")
 
 
 def _seen(game: Game) -> tuple[object, ...]:
@@ -192,8 +214,10 @@ def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> Non
 
 def _check_state(scenario: Scenario, game: Game) -> None:
     for player in game.players:
+        text = observation_of(game, player)
+        _require(bool(text.strip()), "text", f"{player} sees nothing at step {game.steps}")
         text = game.observe(player)
-        _require(isinstance(text, str) and bool(text.strip()), "text", f"{player} sees nothing at step {game.steps}")
+        _require(printable(text) == text, "text", f"{player} sees what no screen can show: {text[:60]!r}")
         _require(text == game.observe(player), "text", f"observing twice shows two things at step {game.steps}")
     moving = game.to_move
     _require(bool(moving) and set(moving) <= set(game.players), "actions", f"to move are {moving}")
@@ -239,12 +263,6 @@ def _check_luck(game: Game, chance: int) -> None:
     _require(same, "new luck", f"a copy of a game with new luck goes another way at step {game.steps}")
 
 
-def _check_rewards(game: Game, rewards: Mapping[str, float]) -> None:
-    _require(set(rewards) == set(game.players), "rewards", f"they are for {sorted(rewards)}, not for every player")
-    finite = all(math.isfinite(reward) for reward in rewards.values())
-    _require(finite, "rewards", f"one is not finite: {dict(rewards)}")
-
-
 def _check_end(scenario: Scenario, game: Game) -> None:
     if game.outcome is Outcome.PLAYING:
         _require(game.steps < game.step_limit, "limit", f"it goes on after {game.steps} steps")
@@ -270,7 +288,9 @@ def trace(scenario: Scenario, seed: int) -> str:
     generator = stream(seed, "trace")
     for start in range(3):
         game = scenario.new(seed + start, seed + start)
-        while game.outcome is Outcome.PLAYING and game.steps < STEPS_PLAYED:
+        for _ in range(STEPS_PLAYED):
+            if game.outcome is not Outcome.PLAYING:
+                break
             found.update(repr((_seen(game), game.board())).encode())
             game.step(_random_moves(game, generator))
         found.update(repr(_seen(game)).encode())
@@ -280,9 +300,18 @@ def trace(scenario: Scenario, seed: int) -> str:
 def _in_another_process(scenario: Scenario, name: str, seed: int) -> Iterator[_BrokenError]:
     command = [sys.executable, "-c", _TRACE, name, str(seed)]
     for hashes in ("1", "2"):
-        done = subprocess.run(
-            command, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                command,
+                env=os.environ | {"PYTHONHASHSEED": hashes},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=4 * GAME_S,
+            )
+        except subprocess.TimeoutExpired:
+            yield _BrokenError("processes", f"another process has not ended after {4 * GAME_S:g} s")
+            return
         if done.returncode:
             yield _BrokenError("processes", f"another process fails: {done.stderr.strip().splitlines()[-1:]}")
         elif done.stdout.strip() != trace(scenario, seed):

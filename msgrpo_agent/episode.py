@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -113,6 +113,8 @@ def told(error: ValidationError) -> str:
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
+            raise RecordError(f"{path} is no file")
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from msgrpo_agent.text import printable
 
+LONGEST_REASON = 500  # characters of what somebody's exception says
+
 
 class MsgrpoError(Exception):
     """What a person caused or can correct. The command line prints it without a traceback and exits with 2.
@@ -31,6 +33,17 @@ class UsageError(MsgrpoError):
 
 class GameError(MsgrpoError):
     """A game was used against its contract (a step after the end, an unknown player)."""
+
+
+class GameFaultError(GameError):
+    """A game's own code failed, or gave what no game may give: it costs the episode and nothing else.
+
+    `rule` is the part of the contract (`contract.RULES`) that it breaks.
+    """
+
+    def __init__(self, message: str, *, rule: str = "runs") -> None:
+        super().__init__(message)
+        self.rule = rule
 
 
 class ModelError(MsgrpoError):
@@ -77,11 +90,17 @@ def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
     except MsgrpoError:
         raise
     except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        at = f"{last.filename}:{last.lineno}"
-        if isinstance(error, SyntaxError) and error.filename:
-            at = f"{error.filename}:{error.lineno}"
-        raise UsageError(f"{failed}: {type(error).__name__}: {error} ({at})", fix=fix) from error
+        raise UsageError(f"{failed}: {where_raised(error)}", fix=fix) from error
+
+
+def where_raised(error: BaseException) -> str:
+    """An exception in one line: its type, what it says, the file and the line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+    if isinstance(error, SyntaxError) and error.filename:
+        at = f"{error.filename}:{error.lineno}"
+    said = " ".join(str(error).split())[:LONGEST_REASON]
+    return f"{type(error).__name__}{f': {said}' if said else ''} ({at})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

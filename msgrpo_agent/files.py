@@ -1,7 +1,10 @@
-"""Files that are whole, or as they were before."""
+"""Files that are whole, or as they were before: after a kill, and after a power cut."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from pathlib import Path
 
 
@@ -11,13 +14,53 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def replace_bytes(file: Path, data: bytes) -> None:
-    """Write a file beside its place and move it there: killed on the way, what was there before stays.
+    """Write a file beside its place, sync it, and move it there: cut off on the way, what was there before stays.
 
-    Raises OSError where it cannot be written; then nothing is left of it.
+    Several writers may do so at once: each has a file of its own, and the last one's stays. Raises OSError where it
+    cannot be written; then nothing is left of it.
     """
-    part = file.with_name(f".{file.name}.part")
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=PART, dir=file.parent)
+    part = Path(name)
     try:
-        part.write_bytes(data)
+        with os.fdopen(descriptor, "wb") as handle:
+            os.fchmod(handle.fileno(), 0o666 & ~_umask())  # as open() would make it
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
         part.replace(file)
+        sync_folder(file.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+PART = ".part"  # how the name of a file ends that is being written
+
+
+def is_part(file: Path) -> bool:
+    """Whether it is what a killed writer left of a file."""
+    return file.name.startswith(".") and file.name.endswith(PART)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some network file systems sync no folders: the files themselves are synced
+        return
+    finally:
+        os.close(descriptor)
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file, which may be larger than the memory."""
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _umask() -> int:
+    """The process's mask, read without being changed for other threads where Linux tells it."""
+    for line in Path("/proc/self/status").read_text().splitlines() if Path("/proc/self/status").exists() else ():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from msgrpo_agent.errors import GameError, UsageError, nearest
+from msgrpo_agent.errors import GameError, GameFaultError, UsageError, nearest
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -57,6 +58,12 @@ class Board:
     roles: Mapping[str, Role] = field(default_factory=dict)
     chains: tuple[tuple[Place, ...], ...] = ()
     facing: Mapping[Place, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises GameFaultError for cells that are not one character each, which no screen can show."""
+        odd = next((cell for row in self.cells for cell in row if len(cell) != 1 or not cell.isprintable()), None)
+        if odd is not None:
+            raise GameFaultError(f"a cell of the board is {odd!r}, not one character", rule="board")
 
     def text(self) -> str:
         """The board with axis labels, y on the left and x below, one space between cells."""
@@ -172,11 +179,29 @@ class Game(ABC):
         for player, action in actions.items():
             if action is not None and action not in self.legal(player):
                 raise GameError(f"{action!r} of {player} is no action now; legal: {', '.join(self.legal(player))}")
-        rewards = self._advance(actions)
+        rewards = self._paid(self._advance(actions))
         self.steps += 1
         for player, reward in rewards.items():
             self.returns[player] += reward
         return rewards
+
+    def _paid(self, rewards: Any) -> dict[str, float]:
+        """The rewards as plain numbers, whatever library they come from.
+
+        Raises GameFaultError unless they are one finite number for every player.
+        """
+        if not isinstance(rewards, Mapping) or set(rewards) != set(self.players):
+            seen = sorted(map(str, rewards)) if isinstance(rewards, Mapping) else repr(rewards)[:80]
+            raise GameFaultError(
+                f"the rewards are for {seen}, not for each of {', '.join(self.players)}", rule="rewards"
+            )
+        try:
+            paid = {player: float(rewards[player]) for player in self.players}
+        except (TypeError, ValueError) as error:
+            raise GameFaultError(f"a reward is no number: {str(error)[:200]}", rule="rewards") from error
+        if not all(map(math.isfinite, paid.values())):
+            raise GameFaultError(f"a reward is not finite: {paid}", rule="rewards")
+        return paid
 
     def copy(self) -> Game:
         """An independent game in the same state with the same luck ahead."""
@@ -209,7 +234,8 @@ class Scenario:
     `family` says which game it is (`frozen-lake`, `snake`); `players` and `actions` are those of its games; a game
     with too many actions to list has none here, and each state names its legal ones;
     `one_start` says that every start is the same, `goal` that a game has a goal: success pays, failure does not;
-    `luck_in_start` that what a player sees first depends on the luck as well (hands of cards).
+    `luck_in_start` that what a player sees first depends on the luck as well; `hidden` that players see different
+    things (hands of cards). Both leave nothing to hold out: see `holds_out`.
     `reference(game, player)` gives the best actions that are known, for the agent `optimal`; `describe(game, player)`
     says something true about the state, for a model to learn from (`msgrpo nano teach`); `judge(game, player)` says
     what every action is worth (`judge.py`). `plain` names
@@ -227,6 +253,7 @@ class Scenario:
     one_start: bool = False
     goal: bool = False
     luck_in_start: bool = False
+    hidden: bool = False
     reference: Callable[[Any, str], Sequence[str]] | None = field(default=None, repr=False)
     describe: Callable[[Any, str], str] | None = field(default=None, repr=False)
     judge: Judge | None = field(default=None, repr=False)
@@ -234,6 +261,15 @@ class Scenario:
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
         return self.make(start_seed, chance_seed)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether training, validation and test have different starts.
+
+        Not where there is one start. And not where a start is a deal: split by what the first player holds, training
+        would know a king only, and every result would be of cards that were never seen.
+        """
+        return not (self.one_start or self.luck_in_start or self.hidden)
 
     def start_key(self, start_seed: int) -> str:
         """A hash of the board that a seed draws: the same for all scenarios of a family that draw the same one.
@@ -257,8 +293,8 @@ class Scenario:
         Random draws coincide often (of 300 random 4x4 lakes 217 are distinct), and scenarios of a family share their
         boards; so training, validation and test are kept apart by the board's hash, for the whole family. Where
         there are few starts, chance could leave a split empty; there every fifth in the order of their hashes is for
-        test and the next one for validation (of two starts, one for both). A scenario with one start has nothing to
-        hold out: all splits have it.
+        test and the next one for validation (of two starts, one for both). Where nothing is held out, all splits have
+        all starts.
 
         Raises UsageError for an unknown split.
         """
@@ -267,7 +303,7 @@ class Scenario:
         return (seed for seed in count(first_seed) if self._in_split(seed, split))
 
     def _in_split(self, start_seed: int, split: Split) -> bool:
-        if self.one_start:
+        if not self.holds_out:
             return True
         key = self.start_key(start_seed)
         if not self._few_starts:
@@ -282,9 +318,12 @@ class Scenario:
 
     @cached_property
     def _few_starts(self) -> dict[str, int]:
-        """The places of all starts in the order of their hashes, where there are at most FEW; else nothing."""
+        """The places of all starts in the order of their hashes, where there are at most FEW, or where the hashes
+        leave a split without a start, so that looking for one would never end; else nothing.
+        """
         found = sorted({self.start_key(seed) for seed in range(PROBED)})
-        return {key: place for place, key in enumerate(found)} if len(found) <= FEW else {}
+        few = len(found) <= FEW or len({split_of(key) for key in found}) < len(SPLITS)
+        return {key: place for place, key in enumerate(found)} if few else {}
 
 
 def split_of(key: str) -> Split:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 
 from msgrpo_agent.agent import Agent, Decision, OnText, View
 from msgrpo_agent.episode import Episode, Turn, versions
-from msgrpo_agent.errors import EndpointError
+from msgrpo_agent.errors import EndpointError, GameFaultError, where_raised
 from msgrpo_agent.game import Game, Outcome, Scenario
+from msgrpo_agent.limits import TookTooLongError, within
 from msgrpo_agent.prompt import Past
 from msgrpo_agent.rewards import Shaping
+from msgrpo_agent.text import printable
 
 NO_SHAPING = Shaping()
+GAME_FAULT = "game_fault"  # the kind of an episode's error
+GAME_S = 60.0  # seconds that one call of a game may take
+LONGEST_STATE = 100_000  # characters of an observation
+HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
 
 
 def derive_seed(*parts: object) -> int:
@@ -45,9 +54,43 @@ def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int, tur
 
 
 def observation_of(game: Game, player: str) -> str:
-    """What a player sees, and which actions are legal now where not all are."""
+    """What a player sees, and which actions are legal now where not all are; as it can be printed.
+
+    Raises GameFaultError where that is no text, or one that nobody could read.
+    """
     seen, legal = game.observe(player), game.legal(player)
-    return seen if legal == game.actions else f"{seen}\nLegal now: {', '.join(legal)}."
+    if not isinstance(seen, str):
+        raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")
+    if len(seen) > LONGEST_STATE:
+        said = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
+        raise GameFaultError(said, rule="text")
+    return printable(seen if legal == game.actions else f"{seen}\nLegal now: {', '.join(legal)}.")
+
+
+@contextmanager
+def games_code(name: str, limit_s: float = 0.0) -> Iterator[None]:
+    """A game's own code: whatever it raises within, and taking longer than `limit_s` (GAME_S without), becomes one
+    GameFaultError that names the file and the line.
+    """
+    try:
+        with within(limit_s or GAME_S, f"the game {name}"):
+            yield
+    except GameFaultError as fault:
+        raise GameFaultError(f"the game {name}: {fault.message}") from fault
+    except TookTooLongError as error:
+        said = f"the game {name} took longer than {limit_s or GAME_S:g} s: {where_raised(error)}"
+        raise GameFaultError(said) from None
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if is_interrupt(error):
+            raise
+        raise GameFaultError(f"the game {name} failed: {where_raised(error)}") from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is a person's Ctrl-C, and no KeyboardInterrupt that a game raises by itself."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    raised_there = "KeyboardInterrupt" in (last.line or "") and last.name not in HANDLERS
+    return isinstance(error, KeyboardInterrupt) and (type(error) is not KeyboardInterrupt or not raised_there)
 
 
 def apply_turn(
@@ -101,8 +144,14 @@ async def decide(
 ) -> dict[str, Decision]:
     """All who are to move answer at the same time, none sees another's choice."""
     hooks = on_text or {}
-    answers = await asyncio.gather(*(agents[p].act(view, on_text=hooks.get(p)) for p, view in views.items()))
-    return dict(zip(views, answers, strict=True))
+    asked = [asyncio.ensure_future(agents[p].act(view, on_text=hooks.get(p))) for p, view in views.items()]
+    try:
+        return dict(zip(views, await asyncio.gather(*asked), strict=True))
+    except BaseException:  # what the others would still answer is paid for and in no record
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        raise
 
 
 async def play_episode(
@@ -116,11 +165,16 @@ async def play_episode(
 ) -> Episode:
     """Play from the start to the end.
 
-    An endpoint's failure is never turned into a move: the episode ends with `error` set and has no result.
-    A fatal one (wrong key, unknown model) is raised.
+    A failure, of an endpoint or of the game's own code, is never turned into a move: the episode ends with `error`
+    set and has no result. A fatal one (wrong key, unknown model) is raised.
     """
-    game = scenario.new(start_seed, chance_seed)
     episode = new_episode(scenario, agents, start_seed, chance_seed, sampling_seed)
+    try:
+        with games_code(scenario.id):
+            game = scenario.new(start_seed, chance_seed)
+    except GameFaultError as fault:
+        episode.error, episode.error_message = GAME_FAULT, fault.message
+        return episode
     await play_on(game, episode, scenario, agents, shaping)
     return episode
 
@@ -134,18 +188,25 @@ async def play_on(
     after_step: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
     """Play from where the game stands to its end, and write the turns into the episode."""
-    while game.outcome is Outcome.PLAYING:
-        seed = episode.sampling_seed
-        views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in game.to_move}
-        try:
+    seed, name = episode.sampling_seed, scenario.id
+    try:
+        for played in count(game.steps):
+            with games_code(name):
+                if game.outcome is not Outcome.PLAYING:
+                    break
+                if played > scenario.step_limit:
+                    raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
+                views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in game.to_move}
             decisions = await decide(agents, views)
-        except EndpointError as error:
-            if error.fatal:
-                raise
-            episode.error, episode.error_message = error.kind, error.message
-            break
-        apply_turn(episode, game, views, decisions, shaping)
-        after_step(episode)
+            with games_code(name):
+                apply_turn(episode, game, views, decisions, shaping)
+            after_step(episode)
+    except EndpointError as error:
+        if error.fatal:
+            raise
+        episode.error, episode.error_message = error.kind, error.message
+    except GameFaultError as fault:
+        episode.error, episode.error_message = GAME_FAULT, fault.message
 
 
 def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:

@@ -28,7 +28,7 @@ def is_allowed(name: str) -> bool:
 
 
 def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(setting, name) of all that a run's settings name and that would run somebody's code or ask somebody's server."""
+    """(setting, name) of all in a run's settings that would run somebody's code or ask somebody's server."""
     from msgrpo_agent.games import names_code
 
     for key in SETTINGS:

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -21,8 +22,8 @@ from pydantic_core import from_json
 
 from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from msgrpo_agent.text import printable
 from serve.adapters import check_fits, read_adapter, same_base
+from serve.vllm_command import is_loopback, is_model_name
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -70,6 +71,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
+            self._check_host(scope)
             self._check_key(scope)
             _check_path(scope)
             receive, send = await self._check_loading(scope, receive, send)
@@ -78,12 +80,25 @@ class Guard:
             return
         await self.app(scope, receive, send)
 
+    def _check_host(self, scope: Scope) -> None:
+        """Without a key a page of any site could ask, once its name leads to this machine (DNS rebinding): there only
+        loopback's own names are answered.
+        """
+        if self._key is not None or scope["path"] == OPEN_PATH:
+            return
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        host = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:]*)(:\d+)?", given[0]) if len(given) == 1 else None
+        if host is None or not is_loopback(host[1].strip("[]").lower()):
+            raise RefusedError(421, "a server without a key answers to localhost and 127.0.0.1 only")
+
     def _check_key(self, scope: Scope) -> None:
         if self._key is None or scope["path"] == OPEN_PATH:
             return
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        if scheme.lower() != b"bearer" or not secrets.compare_digest(hashlib.sha256(token).digest(), self._key):
+        if scheme.lower() != b"bearer" or not secrets.compare_digest(
+            hashlib.sha256(token.strip(b" \t")).digest(), self._key
+        ):
             raise RefusedError(401, "this server needs its key: Authorization: Bearer …")
 
     async def _check_loading(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
@@ -123,8 +138,10 @@ class Guard:
             unknown = ", ".join(sorted(set(request) - _LOAD_FIELDS))
         except (ValueError, KeyError, TypeError) as error:
             raise RefusedError(400, "give lora_name and lora_path as JSON") from error
-        if unknown or not isinstance(name, str) or not name or printable(name) != name:
-            raise RefusedError(400, f"give lora_name, a text, and lora_path, not {unknown or repr(name)[:80]}")
+        if unknown or not isinstance(name, str) or not is_model_name(name):
+            raise RefusedError(
+                400, f"give lora_name, a model's name, and lora_path, not {unknown or repr(name)[:80]}"
+            )
         folder = (self._root / asked).resolve()  # an absolute path stays what it is
         if not folder.is_relative_to(self._root):
             raise RefusedError(403, "that folder is not below the one that adapters may be loaded from")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from serve.vllm_command import DRAIN_S, Launch, child_environment
 
 STOP_S = 15.0  # the longest that stopping may take
 _POLL_S = 0.2
+TAKEN_S = 15.0  # that another program may answer at our port before that is an error
 LONGEST_ANSWER = 2**20  # bytes of what a server says about itself
 
 
@@ -40,6 +43,7 @@ class Server:
         self._began_ns = 0
         self._memory: frozenset[str] = frozenset()
         self._scratch = ""
+        self._port: socket.socket | None = None  # that nobody else of us starts at it, while this is held
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +59,7 @@ class Server:
     def start(self) -> None:
         """Start the child; its output goes to the log file, which is written anew."""
         program = Path(supervisor.__file__)
+        self._port = hold_port(self.launch.port)
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             output = self.log.open("wb")
@@ -78,7 +83,7 @@ class Server:
 
         Raises ServeError with the telling lines of the log when vLLM ends first.
         """
-        child = self._running()
+        child, taken_at = self._running(), math.inf
         while child.poll() is None:
             # Another server that starts at the same port may answer before ours fails: theirs is not our readiness.
             if supervisor.listens(child.pid, self.launch.port) and answers(self.launch.host, self.launch.port):
@@ -91,6 +96,13 @@ class Server:
                 with contextlib.suppress(BrokenPipeError):  # it ended just now: the next wait says so
                     child.stdin.write(supervisor.READY)
                 return
+            if not supervisor.listens(child.pid, self.launch.port) and is_taken(self.launch.host, self.launch.port):
+                taken_at = min(taken_at, time.monotonic())
+                if time.monotonic() - taken_at > TAKEN_S:  # vLLM has bound the port, and would wait for ever
+                    raise ServeError(
+                        f"another program has taken port {self.launch.port} meanwhile",
+                        fix=f"try --port {self.launch.port + 1}",
+                    )
             on_stage(stage(self.log.read_text(errors="replace")))
             time.sleep(_POLL_S)
         raise failure(f"vLLM did not start (exit status {child.returncode})", self.log)
@@ -107,6 +119,8 @@ class Server:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let requests in flight end for DRAIN_S, then end everything; a Ctrl-C meanwhile ends everything at once."""
+        if self._port is not None:
+            self._port.close()
         child = self._supervisor
         if child is None:
             return
@@ -129,6 +143,38 @@ class Server:
         if self._supervisor is None:
             raise ServeError("the server was not started")
         return self._supervisor
+
+
+def hold_port(port: int) -> socket.socket:
+    """Keep other servers of ours from starting at this port, until it is closed or this process ends.
+
+    vLLM binds its port at once and listens at it half a minute later: till then two of them could bind the same one,
+    and the second would wait for ever. The name is the kernel's own; no file is left by a kill. Raises ServeError.
+    """
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        held.bind(f"\0msgrpo-serve-{port}")
+    except OSError as error:
+        held.close()
+        raise ServeError(
+            f"another msgrpo serve runs, or is starting, at port {port}",
+            fix=f"try --port {port + 1}; msgrpo serve --status --port {port} asks what runs there",
+        ) from error
+    return held
+
+
+def is_taken(host: str, port: int) -> bool:
+    """Whether somebody accepts connections at host:port."""
+    try:
+        with socket.create_connection((reachable(host), port), timeout=1):
+            return True
+    except (OSError, UnicodeError):
+        return False
+
+
+def reachable(host: str) -> str:
+    """The address at which this machine reaches a server that listens at `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def answers(host: str, port: int) -> bool:
@@ -157,8 +203,7 @@ def models(host: str, port: int, key: str | None = None) -> dict[str, str | None
 
 
 def _get(host: str, port: int, path: str, key: str | None = None) -> tuple[int, bytes]:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    connection = http.client.HTTPConnection(reachable, port, timeout=5)
+    connection = http.client.HTTPConnection(reachable(host), port, timeout=5)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()

@@ -14,6 +14,7 @@ inodes of mapped shared memory are read from /proc: psutil names mapped files by
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import shutil
@@ -27,6 +28,7 @@ from types import FrameType
 import psutil
 
 READY = b"r"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _SHARED_MEMORY = "/dev/shm/"  # where Linux keeps it
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _GONE_S = 5.0  # how long killed processes may take to disappear
@@ -104,7 +106,9 @@ def supervise(command: list[str], drain_s: float, scratch: str) -> int:
     began_ns = os.stat(scratch).st_ctime_ns
     try:
         environment = os.environ | {"TMPDIR": scratch}
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, env=environment, process_group=0, preexec_fn=_end_with_parent
+        )
         became_ready = _next_byte(child) == READY
         memory = shared_memory(me, began_ns)
         if became_ready and _next_byte(child) == b"":
@@ -117,6 +121,11 @@ def supervise(command: list[str], drain_s: float, scratch: str) -> int:
         end_session(me, began_ns, memory)
         shutil.rmtree(scratch, ignore_errors=True)
     return child.wait() if child is not None else -signal.SIGTERM
+
+
+def _end_with_parent() -> None:
+    """In the child: the kernel kills it when this process is killed, which then cannot end it itself."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _stop_now(number: int, frame: FrameType | None) -> None:

@@ -207,8 +207,14 @@ def _check_names(names: list[str]) -> None:
                 f"two models would be named {name!r}",
                 fix="name them apart: --adapter NAME=DIR, --name NAME for the base",
             )
-        if not name or name.startswith("-") or any(c.isspace() or c in "#\"'" for c in name):
+        if not is_model_name(name):
             raise UsageError(f"{name!r} is no model name", fix="use letters, digits and . _ - /")
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model can be called so: a client, a URL and a folder must be able to hold it."""
+    odd = any(c.isspace() or c in "#\"'" or not c.isprintable() for c in name)
+    return bool(name) and not name.startswith("-") and ".." not in name.split("/") and not odd
 
 
 def _check_extra(extra: tuple[str, ...]) -> None:

@@ -100,6 +100,49 @@ class Infinite(Walk):
         return {"player": super()._advance(actions)["player"] + float("inf")}
 
 
+class Words(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        return super()._advance(actions) | {"player": "one"}  # type: ignore[dict-item]
+
+
+class SetsReturns(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        self.returns["player"] = 50.0
+        return super()._advance(actions)
+
+
+class Speechless(Walk):
+    def observe(self, player: str) -> str:
+        return None  # type: ignore[return-value]
+
+
+class Endless3MB(Walk):
+    def observe(self, player: str) -> str:
+        return "x" * 3_000_000
+
+
+class Escapes(Walk):
+    def observe(self, player: str) -> str:
+        return super().observe(player) + "\x1b[2J"
+
+
+class Exits(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        raise SystemExit(3)
+
+
+class Interrupts(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+
+class TakesBack(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        rewards = super()._advance(actions)
+        self.steps -= 1
+        return rewards
+
+
 class Silent(Walk):
     def observe(self, player: str) -> str:
         return super().observe(player) if self.steps == 0 else " "
@@ -244,12 +287,20 @@ BREACHES = [
     (Restless, {}, "luck", "depends on the chance seed"),
     (OtherLimit, {}, "start", "step limit is 5, the scenario's 6"),
     (Begun, {}, "start", "not at its start"),
-    (NoReward, {}, "rewards", "not for every player"),
-    (Infinite, {}, "rewards", "one is not finite"),
+    (NoReward, {}, "rewards", "not for each of player"),
+    (Infinite, {}, "rewards", "is not finite"),
+    (Words, {}, "rewards", "is no number"),
+    (SetsReturns, {}, "returns", "the rewards say otherwise"),
+    (Speechless, {}, "text", "no text"),
+    (Endless3MB, {}, "text", "3,000,000 characters"),
+    (Escapes, {}, "text", "what no screen can show"),
+    (Exits, {}, "runs", "SystemExit: 3"),
+    (Interrupts, {}, "runs", "KeyboardInterrupt"),
+    (TakesBack, {}, "limit", "0 steps were played after 1"),
     (Silent, {}, "text", "sees nothing at step 1"),
     (Ragged, {}, "board", r"its rows have \[1, 2\] cells"),
     (NoLegend, {}, "board", "the legend lacks"),
-    (Wide, {}, "board", "not every cell is one character"),
+    (Wide, {}, "board", "not one character"),
     (Enemy, {}, "board", r"there are no roles \['enemy'\]"),
     (TakesAnything, {}, "refusals", "step takes"),
     (NeverOver, {}, "refusals", "goes on after the end"),

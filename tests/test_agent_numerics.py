@@ -239,7 +239,31 @@ SYSTEM = "be brief. {% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}
 SWITCH = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if enable_thinking %}<think>{% endif %}A:"
 
 
-@pytest.mark.parametrize("template", [TRIMS, LOOKS, LOSES, SYSTEM, SWITCH])
+HIDES = "{% for m in messages %}{% if 'hole' not in m['content'] %}{{ m['content'] }}{% endif %}{% endfor %}A:"
+BOMB = "{{ 'a' * 20000000000 }}{{ messages[0]['content'] }}"
+LONG = "{% for i in range(90000) %}some words of text {% endfor %}{{ messages[0]['content'] }}"
+NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
+ESCAPE = "{{ raise_exception('x\x1b[2J') }}"
+PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}A:"
+
+
+@pytest.mark.parametrize("template", ["", "A:", LOSES, HIDES, BOMB, LONG, NESTED, ESCAPE, PARTS, "{{ x|attr('y') }}"])
+def test_a_template_that_runs_away_or_hides_the_prompt_is_one_clear_error(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model would play blind, or nothing would ever come back; the message holds no escape code."""
+    from msgrpo_agent.models import chat
+    from msgrpo_agent.prompt import Prompt
+
+    monkeypatch.setattr(chat, "RENDER_S", 1.0)
+    _, tokenizer = load_base("nano")
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="the chat template of .* cannot be used") as said:
+        ChatFormat(tokenizer).ids([Prompt("the rules\n", "a hole and a goal")])
+    assert "\x1b" not in str(said.value)
+
+
+@pytest.mark.parametrize("template", [TRIMS, LOOKS, SYSTEM, SWITCH])
 def test_prompts_are_rendered_as_the_template_renders_them(template: str) -> None:
     from msgrpo_agent.prompt import Prompt
 

@@ -171,10 +171,10 @@ def test_uniforms_are_fixed_by_seed_and_position() -> None:
 def test_an_adapter_without_its_weights_never_plays_as_its_base(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "fl", rank=8)
     write_safetensors(folder / ADAPTER_WEIGHTS, {})
-    with pytest.raises(ModelError, match="missing adapter keys"):
+    with pytest.raises(ModelError, match="no rank, or no layer"):
         load_adapted(folder)
     (folder / ADAPTER_WEIGHTS).write_bytes(b"torn")
-    with pytest.raises(ModelError, match="does not fit its base"):
+    with pytest.raises(ModelError, match="cannot be read"):
         load_adapted(folder)
 
 

@@ -1,8 +1,8 @@
 """What a record, a run's folder or a study names is data: it is never asked, loaded or imported by itself.
 
 The fault: one press of space on somebody's unfinished record sent the API key to the URL that the record names. Its
-siblings, found since: `train --resume` imported the game and the gate of a foreign run and sent the servers' key to its
-`rollouts`; `lab` did both for a study; a DQN's zip and replay buffer were unpickled (`test_train_dqn.py`).
+siblings, found since: `train --resume` imported the game and the gate of a foreign run and sent the servers' key to
+its `rollouts`; `lab` did both for a study; a DQN's zip and replay buffer were unpickled (`test_train_dqn.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from msgrpo_agent.cli import make_app
-from msgrpo_agent.errors import MsgrpoError, UsageError
+from msgrpo_agent.errors import UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.references import RandomAgent
 from msgrpo_agent.rollout import play_episode
@@ -65,7 +65,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
             found.asked.append(f"{self.path} {self.headers.get('Authorization')}")
             self.send_error(500)
 
-        do_GET = do_POST = answer  # noqa: N815
+        do_GET = do_POST = answer
 
         def log_message(self, format: str, *args: object) -> None:
             """Not to the terminal."""
@@ -85,9 +85,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
 
 def record(trap: Trap, name: str, **changes: object) -> Path:
     """A record that breaks off after one step, changed as somebody may change it."""
-    episode = asyncio.run(
-        play_episode(LAKE, {"player": RandomAgent()}, start_seed=3, chance_seed=3, sampling_seed=3)
-    )
+    episode = asyncio.run(play_episode(LAKE, {"player": RandomAgent()}, start_seed=3, chance_seed=3, sampling_seed=3))
     held = episode.model_dump(mode="json")
     held |= {"turns": held["turns"][:1], "outcome": "playing", "success": None, "returns": {"player": 0.0}}
     held |= {"error": "timeout", "error_message": "no answer"} | changes
@@ -115,7 +113,7 @@ def spread(trap: Trap) -> None:
     for name, line in {
         "game": f'scenario = "{trap.game}"\nseeds = 1\n[arms.a]\n',
         "gate": 'scenario = "frozen-lake"\nseeds = 1\n[arms.a]\ngate = "evil:gate"\n',
-        "url": f'scenario = "frozen-lake"\nseeds = 1\n[settings]\nrollouts = "{trap.url}"\nadapters = "a"\n[arms.a]\n',
+        "url": f'scenario = "frozen-lake"\nseeds = 1\n[arms.a]\nrollouts = "{trap.url}"\nadapters = "a"\n',
     }.items():
         (trap.folder / f"study-{name}.toml").write_text(f'question = "?"\n{line}')
 
@@ -191,8 +189,6 @@ def test_what_a_person_names_goes_on(trap: Trap) -> None:
     config = make_config(settings=["gate=evil:gate"]).model_dump(mode="json")
     (run / "config.json").write_text(json.dumps(config))
     assert resume_command(run) == f"msgrpo --allow evil:gate train --resume --out {run}"
-    with pytest.raises(MsgrpoError) as said:
-        command = ["--allow", "evil:gate", "train", "--resume", "--out", str(run)]
-        CliRunner().invoke(make_app(), command, catch_exceptions=False)
-    assert "it ran" in str(said.value)  # a person has named it, so it was imported
+    result = CliRunner().invoke(make_app(), ["--allow", "evil:gate", "train", "--resume", "--out", str(run)])
+    assert "it ran" in str(result.exception)  # a person has named it, so it was imported
     assert trap.marker.exists()

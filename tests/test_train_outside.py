@@ -141,7 +141,7 @@ def test_turns_with_another_history_are_in_another_state() -> None:
             update={"completion": completion}
         )
 
-    group = Group(origin, [[turn(1, 2, reward=1)], [turn(1, 3, reward=0)]], torch.zeros(2), torch.zeros(2))
+    group = Group(lambda j: origin, [[turn(1, 2, reward=1)], [turn(1, 3, reward=0)]], torch.zeros(2), torch.zeros(2))
     (one,), (other,) = group.trajectories()
     assert one.state != other.state
 

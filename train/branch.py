@@ -22,7 +22,7 @@ from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, new_episode, play_on, replay
-from train.collect import POLICY, Group, OnEnded, Start, seated, seats_in, silent, together
+from train.collect import POLICY, Group, OnEnded, Start, beginning, seated, seats_in, silent, together
 from train.config import TrainConfig
 from train.credit import Trajectories, action_gains, by_state
 from train.ranks import ALONE, Ranks
@@ -44,7 +44,7 @@ def forks(episodes: Sequence[Episode], config: TrainConfig, step: int, starts: S
     found = []
     for g, ((scenario, start), seats) in enumerate(zip(starts, seats_in(starts, config, step), strict=True)):
         of_start = episodes[g * config.group_size : (g + 1) * config.group_size]
-        found_in = (Group.of(scenario.new(start, 0), of_start, player, g) for player in seats)
+        found_in = (Group.of(beginning(scenario), of_start, player, g) for player in seats)
         groups = [group for group in found_in if group is not None]
         places = [
             (*place, i) for i, group in enumerate(groups) if (place := disputed(group.trajectories(), config.gamma))
@@ -96,10 +96,15 @@ async def _from(fork: Fork, agents: Mapping[str, Agent], chance: int, sampling: 
     return episode
 
 
+def _at(fork: Fork, episode: Episode) -> Game:
+    """The state from which an episode went on."""
+    return fork.game
+
+
 def branch_groups(episodes: Sequence[Episode], size: int, found: Sequence[Fork]) -> list[Group]:
     """The episodes that went on from each fork, compared with each other."""
     groups = (
-        Group.of(fork.game, episodes[i * size : (i + 1) * size], player, fork.place)
+        Group.of(partial(_at, fork), episodes[i * size : (i + 1) * size], player, fork.place)
         for i, fork in enumerate(found)
         for player in fork.seats
     )

@@ -9,26 +9,28 @@ that: every random draw is a function of (run seed, update, …).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from msgrpo_agent.errors import RunError
+from msgrpo_agent.files import digest, replace_text, sync_folder
 
 KEEP = 2
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Progress:
     """Where a run stands: updates done, start seed to go on from, and the counters that its summary needs."""
 
-    step: int = 0
-    next_start: int = 0
+    step: Annotated[int, Field(ge=0)] = 0
+    next_start: Annotated[int, Field(ge=0)] = 0
     seconds: float = 0.0
     flat_groups: int = 0
     temperature: float | None = None  # of the next rollouts, where it is adapted
@@ -53,12 +55,15 @@ def save(run: Path, state: State) -> Path:
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        held = {"progress": vars(state.progress), "adapter": state.adapter, "optimizer": state.optimizer}
-        torch.save(held, part / "state.pt")
-        (part / "sha256").write_text(_digest(part / "state.pt"))
-        _sync(part / "state.pt")
+        held = {"progress": asdict(state.progress), "adapter": state.adapter, "optimizer": state.optimizer}
+        with (part / "state.pt").open("wb") as file:
+            torch.save(held, file)
+            file.flush()
+            os.fsync(file.fileno())
+        replace_text(part / "sha256", digest(part / "state.pt"))
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
+        sync_folder(folder.parent)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         shutil.rmtree(part, ignore_errors=True)
         raise RunError(
@@ -70,27 +75,29 @@ def save(run: Path, state: State) -> Path:
     return folder
 
 
-def load_latest(run: Path) -> tuple[dict[str, Any] | None, list[Path]]:
+def load_latest(run: Path) -> tuple[State | None, list[Path]]:
     """The newest checkpoint that is whole, and those passed over because they are not."""
     damaged: list[Path] = []
     for folder in reversed(_folders(run)):
         try:
-            if (folder / "sha256").read_text() == _digest(folder / "state.pt"):
-                return torch.load(folder / "state.pt", weights_only=True, map_location="cpu"), damaged
-        except (OSError, UnicodeDecodeError):
-            pass  # reported below, as any other damage
+            if (folder / "sha256").read_text() == digest(folder / "state.pt"):
+                return _state(torch.load(folder / "state.pt", weights_only=True, map_location="cpu")), damaged
+        except Exception:  # whatever a file holds that somebody changed: it is reported below, as any other damage
+            pass
         damaged.append(folder)
     return None, damaged
 
 
+def _state(held: Any) -> State:
+    """Raises ValueError, TypeError or KeyError for what is no state."""
+    if not isinstance(held, dict) or not all(isinstance(held[part], dict) for part in ("adapter", "optimizer")):
+        raise TypeError("a state holds progress, adapter and optimizer")
+    if not all(isinstance(tensor, torch.Tensor) for tensor in held["adapter"].values()):
+        raise TypeError("an adapter is made of tensors")
+    return State(TypeAdapter(Progress).validate_python(held["progress"]), held["adapter"], held["optimizer"])
+
+
 def _folders(run: Path) -> list[Path]:
-    return sorted(p for p in (run / "checkpoints").glob("step-*") if p.suffix != ".part")
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _sync(file: Path) -> None:
-    with file.open("rb") as handle:
-        os.fsync(handle.fileno())
+    """All checkpoints, in the order of their updates: a million comes after 999,999."""
+    found = [path for path in (run / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))

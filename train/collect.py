@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
 
 from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel, Sampling
 from msgrpo_agent.episode import Episode, Turn
+from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, play_episode
@@ -30,31 +32,36 @@ def silent(done: int, planned: int, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """G trajectories from one state, `origin`: for each, the turns of one player; and what they are worth.
+    """G trajectories from one state: for each, the turns of one player; and what they are worth.
 
     Episodes in which the player had no turn (the other lost before) are not among them: nothing in them was this
-    player's doing. `place` is the start's number in the update: groups of one start may share their episodes.
+    player's doing; nor are those that the game's own fault ended. `origin(j)` is the state in which trajectory j
+    began: where luck lies in the start (a deal), each has one of its own. `place` is the start's number in the
+    update: groups of one start may share their episodes.
 
     In a game of several players the policy plays all of them, and each player's trajectories are a group: in a
     zero-sum game the mean over both seats is always 0 and says nothing.
     """
 
-    origin: Game
+    origin: Callable[[int], Game]
     turns: list[list[Turn]]
     returns_G: Tensor
     advantages_G: Tensor
     place: int = 0
 
     @classmethod
-    def of(cls, origin: Game, episodes: Sequence[Episode], player: str, place: int) -> Group | None:
+    def of(
+        cls, origin: Callable[[Episode], Game], episodes: Sequence[Episode], player: str, place: int
+    ) -> Group | None:
         """None where fewer than two episodes can be compared."""
-        turns = [turns for episode in episodes if (turns := episode.turns_of(player))]
-        if len(turns) < 2:
+        whole = [one for one in episodes if one.error is None and one.turns_of(player)]
+        if len(whole) < 2:
             return None
+        turns = [episode.turns_of(player) for episode in whole]
         returns = composite_returns(
             [[turn.paid for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
         )
-        return cls(origin, turns, returns, group_advantages(returns), place)
+        return cls(lambda j: origin(whole[j]), turns, returns, group_advantages(returns), place)
 
     def trajectories(self) -> list[list[Step]]:
         """The turns as far as credit goes."""
@@ -83,6 +90,7 @@ class Play:
 
 
 Start = tuple[Scenario, int]
+MOST_LOST = 0.25  # of the episodes that a run plays at once: more without a result end it
 POLICY = "policy"  # what the trained agent is called in an episode
 
 
@@ -196,11 +204,35 @@ async def play_groups(
     return await play_episodes(agent, ranks.share(plays), Shaping(config.format_penalty), ended, opponent)
 
 
+def beginning(scenario: Scenario) -> Callable[[Episode], Game]:
+    """The state in which an episode began; made once for all that share it."""
+
+    @cache
+    def new(start_seed: int, chance_seed: int) -> Game:
+        return scenario.new(start_seed, chance_seed)
+
+    return lambda episode: new(episode.start_seed, episode.chance_seed if scenario.luck_in_start else 0)
+
+
+def whole(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that have a result.
+
+    A game's own fault costs its episode. Raises RunError, with the last fault, where it has cost more than a quarter.
+    """
+    lost = [episode for episode in episodes if episode.error is not None]
+    if len(lost) > MOST_LOST * len(episodes):
+        raise RunError(
+            f"{len(lost)} of {len(episodes)} episodes have no result, the last: {lost[-1].error_message}",
+            fix=f"find the fault with: msgrpo games check {shlex.quote(lost[-1].scenario)}",
+        )
+    return [episode for episode in episodes if episode.error is None]
+
+
 def grouped(episodes: Sequence[Episode], config: TrainConfig, step: int, starts: Sequence[Start]) -> list[Group]:
     """Compare the episodes of each start within their group, each of the policy's seats by itself."""
     size = config.group_size
     found = (
-        Group.of(scenario.new(start, 0), episodes[g * size : (g + 1) * size], player, g)
+        Group.of(beginning(scenario), episodes[g * size : (g + 1) * size], player, g)
         for g, ((scenario, start), seats) in enumerate(zip(starts, seats_in(starts, config, step), strict=True))
         for player in seats
     )

@@ -85,6 +85,7 @@ class TrainConfig(BaseModel):
     ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
     adapters: str | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory, for the vLLM child")
+    max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer, of the vLLM child")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
     prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
 

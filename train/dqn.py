@@ -164,7 +164,7 @@ def _new(environments: VecMonitor, tuning: Tuning, out: Path, seed: int) -> DQN:
 
 
 def _load(model: DQN, checkpoint: Path) -> None:
-    """Give a new model the weights, optimizer, replay buffer and counters of a checkpoint: arrays, nothing pickled."""
+    """Give a new model what a checkpoint holds: weights, optimizer, replay buffer, counters; nothing is unpickled."""
     try:
         model.set_parameters(checkpoint / WEIGHTS, device="cpu")
         buffer = model.replay_buffer

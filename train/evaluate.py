@@ -18,7 +18,7 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.run_log import METRICS, read_rows
 from train.checkpoint import Progress
-from train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent
+from train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent, whole
 from train.config import TrainConfig
 from train.curve import draw_curve
 from train.display import counter
@@ -30,17 +30,19 @@ HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the s
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One score an episode, on the validation starts: success where the scenario has a goal, else the return."""
+    """One score an episode, on the validation starts: success where the scenario has a goal, else the return.
+
+    None stands for an episode that has no result, because the game itself failed.
+    """
 
     score: str
-    values: list[float]
+    values: list[float | None]
     invalid: float
 
     def summary(self) -> dict[str, float]:
-        n, mean = len(self.values), sum(self.values) / len(self.values)
-        low, high = (
-            wilson(round(sum(self.values)), n) if self.score == "success" else bootstrap_mean(self.values, seed=0)
-        )
+        known = [value for value in self.values if value is not None]
+        n, mean = len(known), sum(known) / len(known)
+        low, high = wilson(round(sum(known)), n) if self.score == "success" else bootstrap_mean(known, seed=0)
         return {self.score: mean, f"{self.score}_low": low, f"{self.score}_high": high, "invalid": self.invalid}
 
 
@@ -60,12 +62,14 @@ def evaluate(
     ]
     playing = play_episodes(agent, ranks.share(plays), Shaping(), ended, opponent)
     episodes = ranks.gather(asyncio.run(playing))
-    turns = own_turns(episodes)
-    values = [episode.score for episode in episodes]
-    if config.opponent is not None:  # what the policy's seat got; the mean of both would be 0
-        values = [episode.returns[play.seats[0]] for play, episode in zip(plays, episodes, strict=True)]
+    turns = own_turns(whole(episodes))
+    values: list[float | None] = [
+        # against an opponent what the policy's seat got: the mean of both would be 0, and success is nobody's
+        None if one.error is not None else one.score if config.opponent is None else one.returns[play.seats[0]]
+        for play, one in zip(plays, episodes, strict=True)
+    ]
     invalid = sum(turn.failure is not None for turn in turns) / max(len(turns), 1)
-    return Evaluation("success" if scenario.goal else "return", values, invalid)
+    return Evaluation("success" if scenario.goal and config.opponent is None else "return", values, invalid)
 
 
 class Evaluations:
@@ -125,7 +129,15 @@ def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Eval
     """Compare the first and the last evaluation, draw the curve, write `summary.json`."""
     before, after = evaluations.done[0], evaluations.done[progress.step]
     score = before["score"]
-    change = paired_difference(after["values"], before["values"], seed=0)
+    both = zip(after["values"], before["values"], strict=True)
+    pairs = [(now, then) for now, then in both if now is not None and then is not None]
+    if not pairs:
+        raise RunError(
+            "no validation start has a result both before and after training",
+            fix=f"find the game's fault with: msgrpo games check {config.scenarios[0].id}",
+        )
+    now, then = zip(*pairs, strict=True)
+    change = paired_difference(now, then, seed=0)
     summary = {
         "scenario": config.scenario,
         "base": config.base,
@@ -140,7 +152,7 @@ def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Eval
         "flat_groups": progress.flat_groups,
     }
     if score == "success":
-        summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in after["values"]], [v > 0 for v in before["values"]])
+        summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in now], [v > 0 for v in then])
     draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
     replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

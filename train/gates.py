@@ -46,15 +46,19 @@ def true_words(group: Group) -> bool:
 
     All episodes of a group begin in the same state, so their first thoughts speak of one and the same board.
     """
-    first = [turns[0] for turns in group.turns if turns]
-    true = sum(truth(Words.read(turn.answer or ""), group.origin, turn.player).whole for turn in first)
+    first = [turns[0] for turns in group.turns]
+    true = sum(truth(Words.read(t.answer or ""), group.origin(j), t.player).whole for j, t in enumerate(first))
     return 2 * true > len(first)
 
 
-def accepted(groups: Sequence[Group], spec: str | None) -> list[Group]:
-    """The groups that the gate lets through. Raises UsageError where it fails, or returns anything but a bool."""
+def accepted(groups: Sequence[Group], spec: str | None) -> list[int]:
+    """The places of the groups that the gate lets through.
+
+    Of several ranks the first one asks for all: a gate need not be a pure function, and two verdicts about one group
+    would be two updates. Raises UsageError where it fails, or returns anything but a bool.
+    """
     gate = gate_named(spec)
-    return [group for group in groups if _passes(gate, group, spec)]
+    return [place for place, group in enumerate(groups) if _passes(gate, group, spec)]
 
 
 def _passes(gate: Gate, group: Group, spec: str | None) -> bool:

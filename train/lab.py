@@ -39,10 +39,13 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
+from evals.match import points_of
 from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RunError, UsageError, nearest
 from msgrpo_agent.files import replace_text
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.specs import make_agent
 from msgrpo_agent.trust import check_named
 from train.collect import opponent_of
 from train.config import MANY, TrainConfig, first_fault, make_config, names_of
@@ -64,6 +67,7 @@ class Study(BaseModel):
     settings: dict[str, Any] = {}
     arms: dict[str, dict[str, Any]] = {}
     test_episodes: int = Field(200, ge=1, le=MANY, strict=True)
+    test_opponent: str | None = None  # in a game of two; without: optimal where there is a reference, else random
 
     @model_validator(mode="after")
     def _arms_are_runs(self) -> Self:
@@ -82,6 +86,13 @@ class Study(BaseModel):
             if first != names_of(self.scenario)[0]:
                 raise ValueError(f"arm {name} begins with {first}: it would be tested on another scenario")
         return self
+
+    def opponent(self) -> str | None:
+        """Who sits opposite in the test of a game of two; None in a game of one."""
+        scenario = get_scenario(names_of(self.scenario)[0])
+        if len(scenario.players) == 1:
+            return None
+        return self.test_opponent or ("random" if scenario.reference is None else "optimal")
 
     def config(self, arm: str, seed: int) -> TrainConfig:
         """The whole settings of one run."""
@@ -125,6 +136,7 @@ class Job:
     seed: int
     folder: Path
     config: TrainConfig
+    opponent: str | None = None  # of its test, in a game of two
 
     @property
     def test(self) -> Path:
@@ -141,18 +153,34 @@ class Job:
         train = [*msgrpo, "train", "--config", str(settings), "--out", str(self.folder), "--resume", "--json"]
         evaluate = [*msgrpo, "eval", f"adapter:{self.folder}", "--scenario", self.config.scenarios[0].id, "--json"]
         evaluate += ["--episodes", str(episodes), "--out", str(self.test)]
+        evaluate += ["--opponent", self.opponent] if self.opponent else []
         evaluate += ["--temperature", str(self.config.temperature), "--max-tokens", str(self.config.max_tokens)]
         trained, tested = (self.folder / "summary.json").exists(), len(self.test_values()) == episodes
         return [*([] if trained else [train]), *([] if trained and tested else [evaluate])]
 
     def test_values(self) -> list[float]:
-        """The score of every test episode so far, in the suite's order.
+        """The score of every test start so far, in the suite's order; against an opponent the points of both seats
+        (1 a win, ½ a draw).
 
         The folder holds this adapter's test and no other, under whatever path the study had when it was played.
         """
+        if self.opponent is not None:
+            return self._points(self.opponent)
         files = sorted(self.test.glob("*/*.jsonl"))
         episodes = {e.start_seed: e for file in files for e in read_episodes(file) if e.error is None}
         return [episode.score for _, episode in sorted(episodes.items())]
+
+    def _points(self, opponent: str) -> list[float]:
+        found: dict[int, float] = {}
+        for file in self.test.glob("match/*.jsonl"):
+            for episode in read_episodes(file):
+                mine = next((spec for spec in episode.agents.values() if spec != opponent), None)
+                if mine is not None:
+                    starts = len(list(read_episodes(file)))
+                    points, _ = points_of(file, (mine, opponent), self.config.scenarios[0], starts)
+                    found |= {number: sum(both) / 2 for number, both in points.items()}
+                    break
+        return [value for _, value in sorted(found.items())]
 
 
 def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
@@ -164,6 +192,8 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
         config = study.config(arm, 0)
         gate_named(config.gate)
         opponent_of(config)
+    if (opposite := study.opponent()) is not None:
+        make_agent(opposite)  # a wrong name ends the study before it trains
     try:
         out.mkdir(parents=True, exist_ok=True)
         return _run(study, out, workers, say)
@@ -178,7 +208,7 @@ def _run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
     with _alone(out, say) as lock:
         _same_study(study, out)
         jobs = [
-            Job(arm, seed, out / arm / f"seed-{seed}", study.config(arm, seed))
+            Job(arm, seed, out / arm / f"seed-{seed}", study.config(arm, seed), study.opponent())
             for seed in range(study.seeds)
             for arm in study.arms
         ]

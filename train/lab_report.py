@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evals.stats import crossed_bootstrap, seeds_alike
+from evals.stats import FEW_SEEDS, crossed_interval, seeds_alike
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.files import replace_bytes
 from msgrpo_agent.run_log import METRICS, read_rows
@@ -47,7 +47,7 @@ def reported(
 
 
 def _crossed(values: Sequence[Sequence[float]]) -> dict[str, Any]:
-    return {"mean": float(np.mean(values)), "interval": crossed_bootstrap(values, seed=0)}
+    return {"mean": float(np.mean(values)), "interval": crossed_interval(values, seed=0)}
 
 
 def _at(curves: Sequence[Curve], axis: str, limit: float) -> dict[str, Any]:
@@ -127,11 +127,20 @@ def caption(report: Mapping[str, Any]) -> str:
     after = f" (after {', '.join(f'{step:.0f}' for step in updates.pop())} updates)" if len(updates) == 1 else ""
     return (
         f"{study['scenario']}, {seeds} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
-        "over seeds and starts (with few seeds too narrow on their side). *Alike: p*: how often seeds of one quality "
-        "would be as far apart (permutation within the starts). "
+        f"{behind(done)}. *Alike: p*: how often seeds of one quality would be as far apart (permutation within the "
+        "starts). "
         f"At {budget['answers']:,.0f} answers and at {budget['seconds']:,.0f} seconds: the mean on the validation "
         f"starts, and the lowest and the highest seed; in a straight line between evaluations{after}."
     )
+
+
+def behind(seeds: int) -> str:
+    """What an interval of so many seeds stands on."""
+    if seeds == 1:
+        return "over the starts of one seed alone: another seed may lie outside"
+    if seeds < FEW_SEEDS:
+        return f"over {seeds} seeds and the starts, with Student's quantiles, since {seeds} seeds are few"
+    return f"over {seeds} seeds and the starts (bootstrap)"
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -14,8 +14,10 @@ import torch
 
 from msgrpo_agent import run_log
 from msgrpo_agent.agent import Agent
+from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.files import replace_text
+from msgrpo_agent.files import is_part, replace_text
+from msgrpo_agent.models.paths import ADAPTER_WEIGHTS
 from msgrpo_agent.rollout import derive_seed
 from msgrpo_agent.run_log import CONFIG
 from train import checkpoint
@@ -77,8 +79,8 @@ def _train(
     run = Run(out, policy, optimizer, restore(out, config, policy, optimizer, report, ranks))
     with closing(open_engine(config, scenario, policy, out, ranks, report)) as engine:
         model = engine.load(run.step)
+        evaluations = Evaluations(out, scenario, config, run.step, ranks, opponent)  # refuses before anything changes
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
-        evaluations = Evaluations(out, scenario, config, run.step, ranks, opponent)
         if ranks.first:
             run.mend()
         with closing(sinks), closing(Pace(config, ranks, opponent)) as pace, stop_requests(report) as stop:
@@ -104,6 +106,8 @@ def _train(
                     break
                 seconds = time.perf_counter() - began
                 run.advance(rollouts, seconds)
+                if rollouts.lost:
+                    report.note(f"update {run.step}: {_lost(rollouts.lost)}")
                 if not told:
                     report.note(evaluations.forecast(run.step, seconds))
                 played = describe(rollouts)
@@ -183,6 +187,8 @@ def _on_cpu(held: Any) -> Any:
 def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
     """The run's folder with its settings, and its sinks."""
     out.mkdir(parents=True, exist_ok=True)
+    for left in filter(is_part, out.iterdir()):  # by a killed run; this one holds the folder
+        left.unlink(missing_ok=True)
     run_log.forget_after(out, step)
     replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
     return open_sinks(out, config, step, report, logs)
@@ -200,7 +206,8 @@ def learn(
     """Select the episodes that teach, update on their turns, and say how long each part took."""
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(derive_seed("update", config.seed, step))
-    groups = accepted(rollouts.groups, config.gate)
+    passed = ranks.agree(accepted(rollouts.groups, config.gate) if ranks.first else [])
+    groups = [rollouts.groups[place] for place in passed]
     values = critic_values(policy, groups, config.gamma, ranks) if config.credit == "critic" and groups else None
     picked = pick(groups, config, generator, values)
     samples = [sample for one in picked for sample in one.samples()]
@@ -227,6 +234,11 @@ def learn(
     }
 
 
+def _lost(episodes: Sequence[Episode]) -> str:
+    """How many episodes the game's own faults have cost, and the last of them."""
+    return f"{len(episodes)} episodes are left out, because the game failed; the last: {episodes[-1].error_message}"
+
+
 def describe(rollouts: Rollouts) -> dict[str, float]:
     """What the update's rollouts looked like, before any selection."""
     turns = own_turns([*rollouts.episodes, *rollouts.branched])
@@ -239,6 +251,7 @@ def describe(rollouts: Rollouts) -> dict[str, float]:
         "rollout/turns": float(len(turns)),
         "rollout/entropy": entropy(rollouts),
         "rollout/tokens": float(sum(turn.completion_tokens for turn in turns)),
+        "rollout/lost": len(rollouts.lost) / (len(rollouts.lost) + len(rollouts.episodes) + len(rollouts.branched)),
         "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / max(len(rollouts.groups), 1),
     }
     ahead = looking_ahead(turns)
@@ -260,20 +273,30 @@ def restore(
         state, damaged = checkpoint.load_latest(out)
         for folder in damaged:
             report.note(f"the checkpoint {folder} is damaged and was passed over")
+        if state is None and (damaged or (out / ADAPTER_WEIGHTS).exists()):
+            raise RunError(
+                f"{out} holds a trained adapter and no checkpoint that can be gone on from: going on would begin at "
+                "0 and overwrite it",
+                fix=f"keep {out} and begin anew in another --out",
+            )
     state = ranks.agree(state)
     if state is None:
         return Progress()
-    progress = Progress(**state["progress"])
+    progress = state.progress
     policy.temperature = progress.temperature or config.temperature
     if progress.step > config.steps:
         raise UsageError(
             f"--out {out} has {progress.step} updates already, more than the {config.steps} asked for",
             fix=f"--steps {progress.step}, or more",
         )
-    policy.load_adapter_state(state["adapter"])
-    optimizer.load_state_dict(state["optimizer"])
+    policy.load_adapter_state(state.adapter)
+    optimizer.load_state_dict(state.optimizer)
     report.note(f"going on after update {progress.step}")
     return progress
+
+
+# How a RuntimeError says that memory is missing: the CPU's allocator, CUDA's, and libraries with one of their own.
+NO_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 @contextmanager
@@ -283,7 +306,7 @@ def enough_memory() -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not known and "can't allocate memory" not in str(error):
+        if not known and not any(words in str(error) for words in NO_MEMORY):
             raise
         raise RunError(
             f"there is not enough memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}",

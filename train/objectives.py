@@ -54,7 +54,7 @@ OBJECTIVES: Mapping[str, Callable[[Sequence[Turn], Game], float]] = {
 def combined(
     credit: Advantages,
     turns: Sequence[Sequence[Turn]],
-    origin: Game,
+    origin: Callable[[int], Game],
     returns_G: Tensor,
     scales: Mapping[str, float],
     weights: Weights,
@@ -63,7 +63,8 @@ def combined(
     if not scales:
         return credit
     values = {
-        name: torch.tensor([OBJECTIVES[name](one, origin) for one in turns], dtype=torch.float64) for name in scales
+        name: torch.tensor([OBJECTIVES[name](one, origin(j)) for j, one in enumerate(turns)], dtype=torch.float64)
+        for name in scales
     }
     share = shares({"return": returns_G, **values}, {"return": 1.0, **scales}, weights)
     others = sum((share[name] * group_advantages(value) for name, value in values.items()), torch.zeros(1))

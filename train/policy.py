@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from msgrpo_agent.errors import RunError
 from msgrpo_agent.files import replace_bytes, replace_text
 from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
 from msgrpo_agent.models.local import pad_id
@@ -70,6 +71,19 @@ class Policy:
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 
     def load_adapter_state(self, state: State) -> None:
+        """Take these weights over. Raises RunError unless they are all of the adapter's, and no others."""
+        own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        wrong = {
+            name
+            for name in own.keys() | state.keys()
+            if getattr(own.get(name), "shape", None) != getattr(state.get(name), "shape", None)
+        }
+        if wrong:
+            raise RunError(
+                f"these are not the adapter's weights: {len(wrong)} of {len(own)} layers differ in name or shape, "
+                f"like {min(wrong)}",
+                fix="the checkpoint was made by another version of PEFT, or with another rank or base",
+            )
         set_peft_model_state_dict(self.model, state)
 
     @contextmanager

@@ -21,7 +21,7 @@ from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import stream
 from train.branch import branch_groups, forks, play_forks
 from train.checkpoint import Progress
-from train.collect import Group, OnEnded, Start, grouped, play_groups, silent
+from train.collect import Group, OnEnded, Start, grouped, play_groups, silent, whole
 from train.config import TrainConfig
 from train.ranks import Ranks
 
@@ -33,6 +33,7 @@ class Rollouts:
     groups: list[Group]
     episodes: list[Episode]
     branched: list[Episode]  # that went on from the middle of one of the others
+    lost: list[Episode]  # that have no result, because the game itself failed
     next_start: int  # where the next update's starts begin
     staleness: int  # updates between the version that played and the one that learns
     played_s: float
@@ -70,11 +71,23 @@ class Pace:
             going_on = play_forks(model, self._config, step, found, sampling, self._ranks, ended, self._opponent)
             branched = self._ranks.gather(asyncio.run(going_on))
         waited = time.perf_counter() - began
+        played = [*episodes, *branched]
+        lost = [episode for episode in played if episode.error is not None]
+        whole(played)
         if self._config.ahead and step + 1 < self._config.steps:
             self._coming = _InThread(self._play(mine.next_start, step + 1, step, model, sampling, silent))
         groups = grouped(episodes, self._config, step, mine.starts)
         groups += branch_groups(branched, self._config.branch, found)
-        return Rollouts(groups, episodes, branched, mine.next_start, step - mine.version, mine.seconds, waited)
+        return Rollouts(
+            groups,
+            whole(episodes),
+            [episode for episode in branched if episode.error is None],
+            lost,
+            mine.next_start,
+            step - mine.version,
+            mine.seconds,
+            waited,
+        )
 
     def close(self) -> None:
         """Give up what is being played."""

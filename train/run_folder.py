@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pydantic_core import from_json
 
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.files import replace_text
+from msgrpo_agent.files import is_part, replace_text
 from msgrpo_agent.run_log import CONFIG, LOCK
 from msgrpo_agent.trust import check_named, foreign
 from train.config import TrainConfig, first_fault
@@ -24,6 +25,7 @@ MAY_CHANGE = (
     "ahead",
     "adapters",
     "gpu_share",
+    "max_model_len",
 )  # on resume: how long it runs, and where it plays
 BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", LOCK)  # what a run leaves that did not begin
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
@@ -33,7 +35,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
     """Refuse to touch a folder that holds another run, or anything that is no run."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
-    if not out.exists() or all(entry.name in BEFORE_A_RUN for entry in out.iterdir()):
+    if not out.exists() or all(entry.name in BEFORE_A_RUN or is_part(entry) for entry in out.iterdir()):
         return
     held = config_of(out, config.model_dump())
     if held is None:
@@ -64,8 +66,8 @@ def resume_command(out: Path) -> str:
 def config_of(out: Path, said: Mapping[str, Any]) -> TrainConfig | None:
     """The settings of the run in `out`; None where there is none.
 
-    `said` are the settings that a person gave themselves. Raises UsageError for a damaged file, and for one that names
-    code or a server that nobody else has named.
+    `said` are the settings that a person gave themselves. Raises UsageError for a damaged file, and for one that
+    names code or a server that nobody else has named.
     """
     file = out / CONFIG
     if not file.is_file():
@@ -88,11 +90,15 @@ def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """What the disk refuses, in whatever file of the run, is one clear error."""
+    """What the disk refuses, in whatever file of the run, is one clear error; what a network refuses is another."""
     try:
         yield
     except OSError as error:
-        raise RunError(
-            f"the run {out} cannot be read or written: {error}",
-            fix=f"is the disk full? Then make room and go on: {resume_command(out)}",
-        ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what, first = "the disk is full", "make room, then go on: "
+        elif error.filename is not None or error.errno in (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM):
+            what, first = "a file cannot be read or written", "once the cause is gone, go on: "
+        else:
+            what, first = "the system has refused something", "once the cause is gone, go on: "
+        said = str(error) or type(error).__name__
+        raise RunError(f"{what} in the run {out}: {said}", fix=first + resume_command(out)) from error

@@ -170,7 +170,7 @@ _THOUGHT = re.compile(
     r"(?: path (?P<path>[^.]*)\.)?(?: chances (?P<chances>[^.]*)\.)?"
 )
 _BESIDE = re.compile(r"(up|down|left|right)(?: (\(\d,\d\)))? ([a-z]+)")
-_CHANCE = re.compile(r"(up|down|left|right) (\d+)")
+_CHANCE = re.compile(r"(up|down|left|right) (\d{1,3})(?!\d)")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tui import film
 from tui.agents import HUMAN, Resolve
 from tui.choices import memory_file, missing_extra
 from tui.film import Film
-from tui.learning import Learning, sign
+from tui.learning import SIGNS, Learning, sign
 from tui.records import COLUMNS, FILTERS, Records
 from tui.series import Series
 from tui.session import Session, Setup
@@ -252,6 +252,7 @@ def print_run(run: Learning, console: Console) -> None:
         for row in run.update.groups:
             members = "".join(map(sign, sorted(row.members, key=lambda member: -member.advantage)))
             lines.append(f"  {row.start_seed:>8}  {members}")
+        lines.append(SIGNS)
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -199,6 +199,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
+SIGNS = (
+    "Each line is a group: the number of its start, then a sign for every episode, the best first. ▲ △ better than "
+    "the group's mean, ▼ ▽ worse, • · all were equal. Filled signs: the update learnt from the episode; hollow or "
+    "small ones: it did not see it."
+)
+
+
 def sign(member: Member) -> str:
     """▲ better than its group, ▼ worse, · the same; hollow where the update did not see it."""
     if member.advantage == 0:

@@ -19,7 +19,7 @@ from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import GameError, RecordError, UsageError
 from msgrpo_agent.game import Board, Game, Outcome, Scenario
 from msgrpo_agent.games import get_scenario, recorded_scenario
-from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
+from msgrpo_agent.rollout import NO_SHAPING, apply_turn, games_code, new_episode, observation_of, view_of
 from tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
 SPEED = 4.0  # steps a second, unless somebody asks for another
@@ -102,7 +102,8 @@ class Session:
         self.episode = new_episode(scenario, self.agents, seed, seed, seed)
         self.answers: dict[str, Decision] = {}
         self.cursor = 0
-        self._start(scenario.new(seed, seed))
+        with games_code(scenario.id):
+            self._start(scenario.new(seed, seed))
 
     def _start(self, game: Game) -> None:
         self._games = [game]
@@ -118,7 +119,9 @@ class Session:
         Its seats are empty: who is named in a record is never asked, and never loaded.
         """
         scenario = recorded_scenario(episode.scenario)
-        agents = {player: EmptySeat(spec, episode.settings.get(player, {})) for player, spec in episode.agents.items()}
+        agents = {
+            player: EmptySeat(spec, episode.settings.get(player, {})) for player, spec in episode.agents.items()
+        }
         if set(agents) != set(scenario.players):
             raise RecordError(f"the record's players are not {', '.join(scenario.players)}")
         session = cls(scenario, agents, episode.start_seed)
@@ -208,11 +211,13 @@ class Session:
         game = self.game.copy()
         views = {player: self.view(player) for player in self.game.to_move}
         decisions = {player: self.answers[player] for player in self.game.to_move}
-        apply_turn(self.episode, game, views, decisions, NO_SHAPING)
+        with games_code(self.scenario.id):
+            apply_turn(self.episode, game, views, decisions, NO_SHAPING)
         turns = {turn.player: turn for turn in self.episode.turns[-len(decisions) :]}
         for agent in self.agents.values():
             self._settings[agent.spec] = agent.settings()
-        self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
+        with games_code(self.scenario.id):
+            self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
         self.answers = {}
         self._sign()
         if followed:

@@ -8,8 +8,6 @@ search for the goal over places and directions.
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +16,14 @@ from typing import Any
 import gymnasium
 import minigrid  # noqa: F401 (registers its levels)
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, STATE_TO_IDX
+from minigrid.envs.babyai.core import roomgrid_level
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Board, Role, Scenario
 from msgrpo_agent.games.gymnasium_game import GoalGymGame, environment, view_board
+
+roomgrid_level.print = lambda *said: None  # it prints what it rejects, and a terminal app makes games in threads
 
 ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 LIMIT = 64  # steps, where a level asks for more
@@ -99,8 +100,7 @@ def minigrid_scenario(env_id: str, *, step_limit: int | None = None) -> Scenario
     make_env = environment(env_id, max_steps=limit)
 
     def make(start_seed: int, chance_seed: int) -> MiniGridGame:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it rejects
-            return MiniGridGame(make_env, seen, ACTIONS, limit, start_seed % 2**31, chance_seed)
+        return MiniGridGame(make_env, seen, ACTIONS, limit, start_seed % 2**31, chance_seed)
 
     rules, source = RULES.format(limit=limit), f"[MiniGrid] {env_id}"
     found = Scenario(

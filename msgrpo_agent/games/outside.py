@@ -29,6 +29,7 @@ from typing import Any
 from msgrpo_agent.errors import UsageError, users_code
 from msgrpo_agent.extras import needs
 from msgrpo_agent.game import Scenario
+from msgrpo_agent.text import printable
 from msgrpo_agent.trust import allow
 
 GROUP = "msgrpo.scenarios"
@@ -147,7 +148,11 @@ def _checked(found: Any, name: str, where: str) -> Scenario:
             f"{name!r}: {where} is a {type(found).__name__}",
             fix="it must be a msgrpo_agent.game.Scenario, or a function without arguments that returns one",
         )
-    return replace(found, id=name)
+    names = [*found.players, *found.actions]
+    odd = [one for one in names if not isinstance(one, str) or printable(one) != one]
+    if odd:
+        raise UsageError(f"{name!r}: {odd[0]!r} is no name of a player or an action that can be printed")
+    return replace(found, id=name, rules=printable(str(found.rules)), source=printable(str(found.source)))
 
 
 def _users(name: str) -> AbstractContextManager[None]:

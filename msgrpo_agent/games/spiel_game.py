@@ -98,10 +98,17 @@ class SpielGame(Game):
         if len(self.players) == 1:
             return nothing
         self._over, self._forfeited = True, failed[0]
-        worst = float(load(self.name).min_utility())
+        rules = load(self.name)
+        worst, utility = float(rules.min_utility()), rules.get_type().utility
+        kinds = pyspiel.GameType.Utility
         others = [player for player in self.players if player not in failed]
+        if utility == kinds.IDENTICAL:  # one team: who fails fails all
+            return {player: worst - self.returns[player] for player in self.players}
         lost = {player: worst - self.returns[player] for player in failed}
-        won = {player: -sum(lost.values()) / len(others) for player in others}
+        if utility not in (kinds.ZERO_SUM, kinds.CONSTANT_SUM):  # the others keep what they have
+            return nothing | lost
+        rest = float(rules.utility_sum()) - worst * len(failed)
+        won = {player: rest / len(others) - self.returns[player] for player in others}
         return nothing | lost | won
 
     @property
@@ -209,6 +216,7 @@ def spiel_scenario(name: str) -> Scenario:
         players_of(name),
         actions_of(name),
         one_start=alone,
+        hidden=kind.information != SEARCHED and not alone,
         reference=best if solvable else None,
         judge=judge_exactly if _small(game) else None,
     )

@@ -26,9 +26,10 @@ class TooLongError(BodyError):
 
 
 async def bound_body(response: Any) -> None:
-    """A hook of a client of httpx, or of its successor that openai uses: the body's bytes are counted as they come, inflated, and read as UTF-8.
+    """A hook of a client of httpx, or of its successor that openai uses: the body's bytes are counted as they come.
 
-    JSON is UTF-8 (RFC 8259), whatever a server calls its charset; some names are no text codec at all.
+    It is inflated here, and read as UTF-8: JSON is UTF-8 (RFC 8259), whatever a server calls its charset, and some
+    names are no text codec at all.
     """
     response.encoding = "utf-8"
     encoding = response.headers.pop("content-encoding", "identity").strip().lower()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
-from msgrpo_agent.errors import ModelError
+from msgrpo_agent.errors import LONGEST_REASON, ModelError
+from msgrpo_agent.limits import TookTooLongError, within
 from msgrpo_agent.prompt import Prompt
 
 _MARK = "\u241fcontent\u241f"
+RENDER_S = 10.0  # seconds of one prompt: templates take milliseconds
+LONGEST = 200_000  # characters that a template may add to a prompt
 PROVED_ON = 4  # prompts on which the short way is compared with the template's own rendering
 
 
@@ -30,9 +31,9 @@ class ChatFormat:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template",
                 fix="use an instruction-tuned model",
             )
-        self._head, mark, self._tail = self._rendered(Prompt("", _MARK)).partition(_MARK)
+        self._head, _, self._tail = self._rendered(Prompt("", _MARK)).partition(_MARK)
         self._to_prove = PROVED_ON
-        self._by_mark = bool(mark)
+        self._by_mark = True
 
     def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The token ids of each prompt, with the template's opening of the answer at the end."""
@@ -52,15 +53,23 @@ class ChatFormat:
         return text
 
     def _rendered(self, prompt: Prompt) -> str:
+        """The template's text of a prompt. A template is somebody's program, so its time and its text are bounded."""
+        asked = prompt.prefix + prompt.state
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                prompt.messages, tokenize=False, add_generation_prompt=True, **self.arguments
-            )
-        except (TypeError, ValueError, TemplateError) as error:
-            raise ModelError(
-                f"the chat template of {self.tokenizer.name_or_path!r} cannot be used: {error}",
-                fix=f"its arguments are {self.arguments}: change them with --set chat=JSON"
-                if self.arguments
-                else None,
-            ) from error
+            with within(RENDER_S, f"the chat template of {self.tokenizer.name_or_path!r}"):
+                text = self.tokenizer.apply_chat_template(
+                    prompt.messages, tokenize=False, add_generation_prompt=True, **self.arguments
+                )
+        except TookTooLongError:
+            raise self._unusable(f"it has not ended after {RENDER_S:g} s") from None
+        except Exception as error:  # whatever a program raises
+            raise self._unusable(f"{str(error) or type(error).__name__}"[:LONGEST_REASON]) from error
+        if not isinstance(text, str) or len(text) > len(asked) + len(prompt.system) + LONGEST:
+            raise self._unusable(f"it makes {len(text):,} characters of {len(asked):,}")
+        if prompt.state.strip() not in text:
+            raise self._unusable("it leaves the prompt out, or changes it")
         return text
+
+    def _unusable(self, why: str) -> ModelError:
+        fix = f"its arguments are {self.arguments}: change them with --set chat=JSON" if self.arguments else None
+        return ModelError(f"the chat template of {self.tokenizer.name_or_path!r} cannot be used: {why}", fix=fix)

@@ -15,7 +15,7 @@ import os
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -41,6 +41,7 @@ TELL_S = 0.05  # between two tellings of an answer that grows
 LONGEST_SAID = 4096  # characters of an error's body that are looked at
 LONGEST_NAME = 200  # characters of what a server calls itself
 _SECRET = re.compile(r"key|token|secret|sig|pass|auth|code", re.IGNORECASE)  # in a name of the URL's query
+_SECRET_FIELD = re.compile(r"(api[_-]?)?key|secret|password|authorization|(access|auth)[_-]?token", re.IGNORECASE)
 FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
 REFUSED_BODY = ("messages", "model", "prompt", "stream", "stream_options", "n")  # not to be changed
 OPENAI_HOST = "api.openai.com"
@@ -257,7 +258,7 @@ class EndpointModel:
             raise _BadBodyError(f"status 200, but the body is no JSON: {raw.http_response.text[:80]!r}") from error
 
     async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
-        """The same answer, put together from its pieces; `on_text` gets the text so far, now and then and at the end."""
+        """The same answer, put together from its pieces; `on_text` gets the text so far, now and then."""
         arguments = self._arguments(request | {"stream_options": {"include_usage": True}}) | {"stream": True}
         text, reasoning = _Growing(on_text), _Growing()
         finish, usage, failed = None, None, None
@@ -339,12 +340,29 @@ def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None
 
 def check_body(body: Mapping[str, Any]) -> None:
     """Raise UsageError for fields that would change what is asked, or of whom, behind the record's back."""
+    secret = [name for name in _names(body) if _SECRET_FIELD.fullmatch(name)]
+    if secret:
+        raise UsageError(
+            f"--body holds {secret[0]}, which would stand in every record",
+            fix=f"export the key as {' or '.join(KEY_VARIABLES)}, or give a --header",
+        )
     refused = [name for name in body if name in REFUSED_BODY]
     if refused:
         raise UsageError(
             f"--body may not set {', '.join(refused)}: the record would not say what was asked",
             fix="choose the model by --model, and leave the prompt to the template",
         )
+
+
+def _names(held: Any) -> Iterator[str]:
+    """Every name in nested data of JSON."""
+    if isinstance(held, Mapping):
+        for name, value in held.items():
+            yield str(name)
+            yield from _names(value)
+    elif isinstance(held, list):
+        for value in held:
+            yield from _names(value)
 
 
 async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
@@ -518,6 +536,11 @@ def classify(error: Exception) -> Failure:
     return Failure("bad_response", f"the answer cannot be read: {str(error)[:200]}")
 
 
+def speaks_of_context(said: str) -> bool:
+    """Whether a server says that a prompt is longer than its model's context."""
+    return _CONTEXT.search(said[:LONGEST_SAID]) is not None
+
+
 def _said(text: str) -> str:
     """What the server says, shortened, without the tags of an HTML page; error bodies have every shape."""
     return _shown(re.sub(r"\s+", " ", re.sub(r"<[^<>]*>", " ", text[:LONGEST_SAID])).strip()[:300])
@@ -548,7 +571,7 @@ def _of_status(status: int, said: str, wait: float | None) -> Failure:
         return Failure("unknown_model", message, retry=False, fatal=True)
     if status == 402 or (status == 429 and wait is None and _NO_QUOTA in said):
         return Failure("quota", message, retry=False, fatal=True, fix="the account has no quota left")
-    if status == 413 or (status in (400, 422) and _CONTEXT.search(said)):
+    if status == 413 or (status in (400, 422) and speaks_of_context(said)):
         return Failure("context_length", message, retry=False)
     if status == 400 and _FILTER.search(said):
         return Failure("content_filter", message, retry=False)

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
 import threading
+import urllib.error
+import urllib.request
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
 from pydantic import ValidationError
 from pydantic_core import from_json
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from msgrpo_agent.errors import ModelError
+from msgrpo_agent.errors import LONGEST_REASON, ModelError
+from msgrpo_agent.files import digest
 from msgrpo_agent.models.local import LocalModel
 from msgrpo_agent.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
 from msgrpo_agent.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
 from msgrpo_agent.models.paths import NANO as NANO
 from msgrpo_agent.models.paths import NANO_DIR as NANO_DIR
 from msgrpo_agent.models.paths import base_path as base_path
+from msgrpo_agent.models.paths import check_base, check_header, is_folder, own_code
 from msgrpo_agent.models.paths import read_adapter_config as read_adapter_config
 from msgrpo_agent.models.trunk import prepare
 from msgrpo_agent.prompt import PromptTemplate
 
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()
+HUB_S = 10.0  # for a first answer of the hub
 
 
 def default_device() -> torch.device:
@@ -44,17 +51,24 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" or base == NANO else "bfloat16"
     path = base_path(base)
-    if not Path(path).is_dir() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
+    if not is_folder(path) and (path.startswith((".", "/", "~")) or path.count("/") != 1):
         raise ModelError(
             f"the base model {base!r} is no folder and no hub name",
             fix="use nano, a folder with config.json and safetensors, or a name like Qwen/Qwen2.5-3B-Instruct",
         )
+    check_base(base)
     try:
+        if not is_folder(path):
+            _look_at_hub(path)
         with _LOADING:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+            )
     except Exception as error:  # a damaged folder raises nearly anything, in transformers and in safetensors
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
+        if (code := own_code(base)) is not None:
+            reason = f"it comes with code of its own ({code}), which is never run; without it: {reason}"
         raise ModelError(
             f"the base model {base!r} cannot be loaded: {reason}",
             fix="check the name and the network, or give the folder of a causal language model",
@@ -69,18 +83,100 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
 
     In bfloat16 merging would round small changes away, so there the adapter stays beside the weights.
     """
-    from peft import PeftModel
+    from peft import LoraConfig, PeftModel
 
     config = read_adapter_config(folder)
+    check_header(folder / ADAPTER_WEIGHTS)
+    lora = LoraConfig(**adapter_arguments(folder, config))
     model, tokenizer = load_base(config["base_model_name_or_path"], device=device, dtype=dtype)
     try:
         with _LOADING, warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")  # it would play as its base
-            adapted = PeftModel.from_pretrained(model, str(folder)).eval()
+            adapted = PeftModel.from_pretrained(model, str(folder), config=lora).eval()
     except Exception as error:  # as above, and peft
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise ModelError(f"the adapter {folder} does not fit its base: {reason}") from error
     return (adapted.merge_and_unload() if model.dtype == torch.float32 else adapted), tokenizer
+
+
+def _look_at_hub(name: str) -> None:
+    """Raise where a model is not on this disk and the hub cannot be reached: its client would try for minutes."""
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    request = urllib.request.Request(f"{constants.ENDPOINT}/api/models/{name}", method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_S):
+            return
+    except urllib.error.HTTPError:
+        return  # it answers; its client says what is wrong
+
+
+def adapter_arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an adapter's config makes its layers: a plain LoRA's, each value checked.
+
+    The layers are those that the weights name: a pattern from a file is no pattern that is run over anything. Raises
+    ModelError for a config that asks for more than that.
+    """
+    named = {key.rsplit(".lora_", 1)[0].removeprefix("base_model.model.") for key in _tensor_names(folder)}
+    said = {key: config[key] for key in PLAIN if key in config}
+    odd = [key for key in NOT_PLAIN if config.get(key)] + [
+        key for key, kind in PLAIN.items() if key in said and not (isinstance(said[key], kind) and _fits(said[key]))
+    ]
+    inits = config.get("init_lora_weights")
+    if config.get("peft_type", "LORA") != "LORA":
+        odd.append("peft_type")
+    if isinstance(inits, str) and inits.lower().startswith(CHANGES_BASE):
+        odd.append("init_lora_weights")
+    if odd or "r" not in said or not named:
+        seen = ", ".join(f"{key}={str(config.get(key))[:60]}" for key in odd) or "no rank, or no layer"
+        raise ModelError(
+            f"the adapter {folder} is no plain LoRA of this project's kind: {seen}",
+            fix="train one, or merge it into its base with the tool that made it",
+        )
+    return said | {"target_modules": sorted(named), "task_type": "CAUSAL_LM", "init_lora_weights": False}
+
+
+# A LoRA's own settings and their types; settings that make it something else; inits that change the base's weights.
+PLAIN: dict[str, Any] = {
+    "r": int,
+    "lora_alpha": (int, float),
+    "rank_pattern": dict,
+    "alpha_pattern": dict,
+    "use_rslora": bool,
+    "use_dora": bool,
+    "fan_in_fan_out": bool,
+}
+NOT_PLAIN = (
+    "modules_to_save",
+    "layer_replication",
+    "megatron_config",
+    "trainable_token_indices",
+    "lora_bias",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "eva_config",
+    "target_parameters",
+)
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+LARGEST = 8192  # rank, and alpha
+
+
+def _fits(value: Any) -> bool:
+    """Whether a number is one that a layer can have; of a pattern, all of them, and plain names beside them."""
+    if isinstance(value, bool):
+        return True
+    if isinstance(value, dict):
+        return all(re.fullmatch(r"[\w.]{1,200}", key) and _fits(held) for key, held in value.items())
+    return isinstance(value, (int, float)) and 0 < value <= LARGEST
+
+
+def _tensor_names(folder: Path) -> list[str]:
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="numpy") as tensors:
+            return [name for name in tensors.keys() if ".lora_" in name]  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the adapter {folder} cannot be read: {error}", fix="copy or train it again") from error
 
 
 def nano() -> LocalModel:
@@ -127,4 +223,4 @@ def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
 
 def _digest(file: Path) -> str:
     """Names weights in records: a folder that was trained again is another agent."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    return digest(file)[:12]

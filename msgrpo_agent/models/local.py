@@ -8,12 +8,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from msgrpo_agent.agent import Completion, OnText, Sampling
+from msgrpo_agent.errors import EndpointError
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.sampler import sample, uniforms
 from msgrpo_agent.models.shared_prefix import (
@@ -46,11 +47,18 @@ class _Waiting:
     answer: asyncio.Future[Completion]
 
 
+@dataclass
+class _Queue:
+    waiting: list[_Waiting] = field(default_factory=list)
+    flush: asyncio.Task[None] | None = None
+
+
 class LocalModel:
     """Lθ over a transformers causal LM (an adapter may be inside).
 
-    `complete` calls that wait at the same time are answered as one batch. Sampling is counter-based: the n-th
-    token of a turn depends on the turn's seed and n alone, never on what else is in the batch.
+    `complete` calls that wait at the same time, in one event loop, are answered as one batch; several loops take
+    turns. Sampling is counter-based: the n-th token of a turn depends on the turn's seed and n alone, and how many
+    there may be on its own prompt, never on what else is in the batch.
     """
 
     def __init__(
@@ -68,8 +76,7 @@ class LocalModel:
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, chat)
         self.max_batch = max_batch
-        self._waiting: list[_Waiting] = []
-        self._flush: asyncio.Task[None] | None = None
+        self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}  # of each event loop that waits for answers
         self._lock = threading.Lock()
         self.stop_ids = stop_ids(model, tokenizer)
         self.pad_id = pad_id(model, tokenizer)
@@ -85,20 +92,24 @@ class LocalModel:
     ) -> Completion:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(prompt, sampling, seed, tuple(actions), on_text, loop.create_future())
-        self._waiting.append(waiting)
-        if self._flush is None or self._flush.done():
-            self._flush = loop.create_task(self._answer_waiting())
+        queue = self._queues.setdefault(loop, _Queue())
+        queue.waiting.append(waiting)
+        if queue.flush is None or queue.flush.done():
+            queue.flush = loop.create_task(self._answer(queue))
         return await waiting.answer
 
     async def close(self) -> None:
-        if self._flush is not None and not self._flush.done():
-            await asyncio.wait([self._flush])
+        """Wait until the turns of this event loop are answered."""
+        queue = self._queues.pop(asyncio.get_running_loop(), None)
+        if queue is not None and queue.flush is not None and not queue.flush.done():
+            await asyncio.wait([queue.flush])
 
-    async def _answer_waiting(self) -> None:
+    async def _answer(self, queue: _Queue) -> None:
+        """Answer what waits in one event loop: its futures may be completed from nowhere else."""
         await asyncio.sleep(0)  # let every coroutine that is ready add its turn
-        while self._waiting:
-            batch = [w for w in self._waiting if not w.answer.cancelled()]
-            self._waiting = []
+        while queue.waiting:
+            batch = [w for w in queue.waiting if not w.answer.cancelled()]
+            queue.waiting = []
             groups: dict[tuple[str, Sampling], list[_Waiting]] = defaultdict(list)
             for waiting in batch:
                 groups[waiting.prompt.prefix, waiting.sampling].append(waiting)
@@ -117,7 +128,7 @@ class LocalModel:
 
         try:
             completions = await asyncio.to_thread(
-                self.generate,
+                self._completed,
                 [w.prompt for w in group],
                 sampling,
                 [w.seed for w in group],
@@ -131,7 +142,11 @@ class LocalModel:
                     waiting.answer.set_exception(error)
             return
         for waiting, completion in zip(group, completions, strict=True):
-            if not waiting.answer.done():
+            if waiting.answer.done():
+                continue
+            if isinstance(completion, EndpointError):
+                waiting.answer.set_exception(completion)
+            else:
                 waiting.answer.set_result(completion)
 
     def generate(
@@ -145,14 +160,70 @@ class LocalModel:
         abandoned: Callable[[], bool] = lambda: False,
     ) -> list[Completion]:
         """Answer prompts that share a prefix, as one batch. `abandoned` is asked before every token: a person who
-        leaves, or takes the seat over, does not wait for the rest of the answer."""
+        leaves, or takes the seat over, does not wait for the rest of the answer.
+
+        Raises EndpointError for a prompt that is longer than the model's context.
+        """
+        found = self._completed(prompts, sampling, seeds, actions=actions, stream=stream, abandoned=abandoned)
+        for one in found:
+            if isinstance(one, EndpointError):
+                raise one
+        return [one for one in found if isinstance(one, Completion)]
+
+    @property
+    def context(self) -> int:
+        """The most tokens that prompt and answer may have."""
+        base, _ = trunk_and_head(self.model)
+        return getattr(base.config, "max_position_embeddings", None) or sys.maxsize
+
+    def _completed(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        *,
+        actions: Sequence[tuple[str, ...]] | None = None,
+        stream: Any = None,
+        abandoned: Callable[[], bool] = lambda: False,
+    ) -> list[Completion | EndpointError]:
+        """The answers in the order of the prompts; in the place of one that is too long, why there is none."""
+        rows, asked = self.chat.ids(prompts), actions or [()] * len(prompts)
+        fitting = [i for i, row in enumerate(rows) if len(row) < self.context]
+        found: list[Completion | EndpointError] = [
+            EndpointError(
+                f"the prompt has {len(row)} tokens, the model's context {self.context}", kind="context_length"
+            )
+            for row in rows
+        ]
+        if fitting:
+            told = None if stream is None else (lambda row, text: stream(fitting[row], text))
+            answers = self._answered(
+                [rows[i] for i in fitting],
+                sampling,
+                [seeds[i] for i in fitting],
+                [asked[i] for i in fitting],
+                told,
+                abandoned,
+            )
+            for i, answer in zip(fitting, answers, strict=True):
+                found[i] = answer
+        return found
+
+    def _answered(
+        self,
+        rows: list[list[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        actions: Sequence[tuple[str, ...]],
+        stream: Any,
+        abandoned: Callable[[], bool],
+    ) -> list[Completion]:
         began = time.perf_counter()
-        rows = self.chat.ids(prompts)
         with self._lock, torch.inference_mode(), evaluating(self.model):
             generated = self._generate_ids(rows, sampling, seeds, stream, abandoned)
             probabilities = [
                 self._action_probabilities(row, ids, asked) if asked else None
-                for row, (ids, _), asked in zip(rows, generated, actions or [()] * len(rows), strict=True)
+                for row, (ids, _), asked in zip(rows, generated, actions, strict=True)
             ]
         elapsed = time.perf_counter() - began
         completions = []
@@ -184,8 +255,8 @@ class LocalModel:
     ) -> list[tuple[list[int], list[float]]]:
         base, head = trunk_and_head(self.model)
         distinct, row_of = distinct_rows(rows)
-        context = getattr(base.config, "max_position_embeddings", None) or sys.maxsize
-        longest = max(1, min(sampling.max_tokens, context - max(map(len, rows))))
+        room = [min(sampling.max_tokens, self.context - len(row)) for row in rows]  # of each answer
+        longest = max(room)
         shared = shareable_length(base, common_prefix_length(distinct), max(map(len, rows)) + longest)
         ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
         prefix = compute_prefix(base, rows[0][:shared])
@@ -218,11 +289,12 @@ class LocalModel:
                     out[i][1].append(logprob)
                     if stream is not None:
                         stream(i, self.tokenizer.decode(out[i][0], skip_special_tokens=True))
-            alive = alive & ~torch.isin(tokens, stops)
+            full = torch.tensor([n + 1 >= most for most in room], device=self.model.device)
+            alive = alive & ~torch.isin(tokens, stops) & ~full
             if not bool(alive.any()):
                 break
             ids = tokens[:, None]
-            place = place[:, -1:] + 1
+            place = (place[:, -1:] + 1).clamp(max=self.context - 1)  # rows that have ended go on beyond their room
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         return out
 

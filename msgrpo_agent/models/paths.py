@@ -9,6 +9,8 @@ from pydantic_core import from_json
 
 from msgrpo_agent.errors import ModelError
 
+LARGEST_CONFIG = 8 * 2**20  # bytes of a config
+LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
 NANO = "nano"
 NANO_DIR = Path(__file__).parents[1] / "nano"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,6 +34,65 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
+def _small(file: Path) -> bytes:
+    """A config file whole. Raises ModelError for one that is none by its size."""
+    if file.stat().st_size > LARGEST_CONFIG:
+        raise ModelError(f"{file} has {file.stat().st_size:,} bytes; no config has more than {LARGEST_CONFIG:,}")
+    return file.read_bytes()
+
+
+def check_header(file: Path) -> None:
+    """Raise ModelError for a safetensors file whose list of tensors is longer than any model's."""
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+    if length > LARGEST_HEADER:
+        raise ModelError(f"{file} says that its list of tensors has {length:,} bytes; no model's has as many")
+
+
+def check_base(base: str) -> None:
+    """Raise ModelError for the folder of a base whose files are not what they should be: pickles, absurd headers.
+
+    Only the files are looked at; nothing is loaded. A hub name is left to the hub's client.
+    """
+    folder = Path(base_path(base))
+    if not is_folder(folder):
+        return
+    try:
+        config = from_json(_small(folder / "config.json"))
+        if (folder / "tokenizer_config.json").is_file():
+            _small(folder / "tokenizer_config.json")
+    except OSError as error:
+        raise ModelError(f"the base model {base!r} cannot be loaded: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"the base model {base!r} cannot be loaded: config.json is no JSON: {error}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        adapter = (folder / ADAPTER_CONFIG).is_file()
+        fix = f"it holds an adapter: adapter:{base}" if adapter else "give the folder of a causal language model"
+        raise ModelError(f"the base model {base!r} cannot be loaded: its config.json names no model_type", fix=fix)
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        pickled = sorted(file.name for end in ("*.bin", "*.pt", "*.pth") for file in folder.glob(end))
+        what = f"only pickled weights ({pickled[0]}), which can run code" if pickled else "no safetensors weights"
+        raise ModelError(
+            f"the base model {base!r} cannot be loaded: it holds {what}", fix="convert it to safetensors"
+        )
+    for file in weights:
+        check_header(file)
+
+
+def own_code(base: str) -> str | None:
+    """The files of code that a base's folder wants to be run, which they never are; None without any."""
+    folder = Path(base_path(base))
+    for name in ("config.json", "tokenizer_config.json"):
+        try:
+            named = from_json((folder / name).read_bytes()).get("auto_map")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if named:
+            return str(named)[:80]
+    return None
+
+
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The adapter's own config, after checking that the folder holds a complete adapter."""
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -41,7 +102,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
                 fix="train one: msgrpo train --out " + str(folder),
             )
     try:
-        config = from_json((folder / ADAPTER_CONFIG).read_bytes())
+        config = from_json(_small(folder / ADAPTER_CONFIG))
     except OSError as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} cannot be read: {error.strerror}") from error
     except ValueError as error:

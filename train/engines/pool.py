@@ -18,9 +18,10 @@ from typing import Any
 import httpx
 
 from msgrpo_agent.agent import Completion, OnText, Sampling
-from msgrpo_agent.errors import MsgrpoError, RunError
+from msgrpo_agent.errors import EndpointError, MsgrpoError, RunError
 from msgrpo_agent.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
 from msgrpo_agent.models.chat import ChatFormat
+from msgrpo_agent.models.endpoint import speaks_of_context
 from msgrpo_agent.prompt import Prompt
 from msgrpo_agent.text import printable
 
@@ -162,6 +163,8 @@ async def ask(
     }
     began = time.perf_counter()
     response = await post(client, remote, "/v1/completions", body)
+    if response.status_code in (400, 413, 422) and speaks_of_context(response.text):
+        raise EndpointError(f"{remote.url}: {response.text[:200]}", kind="context_length")
     if response.status_code != 200:
         final = 400 <= response.status_code < 500 and response.status_code not in (408, 425, 429)
         raise RemoteError(f"status {response.status_code}: {response.text}", final=final)
@@ -220,6 +223,9 @@ class VersionModel:
         if client is None:
             client = self._clients[loop] = self._pool.client(timeout=TURN_S + TOKEN_S * sampling.max_tokens)
         prompt_ids = self._chat.ids([prompt])[0]
+        if len(prompt_ids) >= self._context:  # as in process: it costs its episode and no server
+            too_long = f"the prompt has {len(prompt_ids)} tokens, the model's context {self._context}"
+            raise EndpointError(too_long, kind="context_length")
         longest = max(1, min(sampling.max_tokens, self._context - len(prompt_ids)))  # as in process
         sampling = sampling.model_copy(update={"max_tokens": longest})
         retries, deadline = 0, math.inf  # once no server was left for this turn

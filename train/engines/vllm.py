@@ -56,7 +56,8 @@ class VllmEngine:
         self._chat = ChatFormat(policy.tokenizer, config.chat)
         self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
         self._prompts = contract.canary_prompts(scenario)
-        self._context = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
+        positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
+        self._context = min(positions, config.max_model_len or sys.maxsize)
         self._folder = Path(config.adapters).expanduser() if config.urls and config.adapters else out / VERSIONS
         key = os.environ.get(KEY_VARIABLE)
         check_key(key)
@@ -117,6 +118,7 @@ class VllmEngine:
             runtime_adapters=self._folder,
             runtime_rank=config.lora_rank,
             gpu_share=config.gpu_share,
+            max_model_len=config.max_model_len,
             dtype=str(self._policy.model.dtype).removeprefix("torch."),
             key=os.environ.get(KEY_VARIABLE),
         )
@@ -158,9 +160,16 @@ class VllmEngine:
     def _write(self, name: str) -> None:
         part = self._folder / f".{name}.part"
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        self._policy.save_adapter(part)
-        os.replace(part, self._folder / name)
+        try:
+            part.mkdir()
+            self._policy.save_adapter(part)
+            os.replace(part, self._folder / name)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
+            raise RunError(
+                f"the folder of versions {self._folder} cannot be written: {error.strerror or error}",
+                fix="make room there, then the same command with --resume",
+            ) from error
 
     def _follow(self, urls: list[str], name: str) -> None:
         """Other ranks play where the first has proved the version."""

@@ -15,6 +15,7 @@ from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from msgrpo_agent.errors import MsgrpoError
 from msgrpo_agent.prompt import Prompt
 from tui.agents import LazyAgent
 from tui.asking import Asking
@@ -335,7 +336,13 @@ class MatchScreen(Screen[None]):
 
     def commit(self) -> None:
         over = [session.over for session in self.match.sessions]
-        self.match.commit()
+        try:
+            self.match.commit()
+        except MsgrpoError as error:  # the game's own code failed: what was played stays on the screen
+            self.pace.playing = False
+            self.notify(str(error), severity="error", timeout=20)
+            self.ended(error.message)
+            return
         for was, session in zip(over, self.match.sessions, strict=True):
             if session.over and not was:
                 self.note = self.host.finished(session)
