@@ -13,6 +13,7 @@ from rich.text import Text
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.output import Json, out, print_json, say
+from msgrpo_agent.text import printable
 
 commands = typer.Typer()
 
@@ -164,7 +165,7 @@ def verify(
     for file in records_in(files):
         found = verify(file)
         complete = complete and found.is_complete
-        out.print(f"{file}: {found.told}", soft_wrap=True, markup=False, highlight=False)
+        out.print(printable(f"{file}: {found.told}"), soft_wrap=True, markup=False, highlight=False)
         if agent is not None:
             out.print(f"  {asyncio.run(ask_again(file, make_agent(agent), ask)).told}", markup=False, highlight=False)
     if not complete:

@@ -62,9 +62,9 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
         if play.is_biased:
             least = SOUND_FROM * (play.at_once or CONCURRENCY)
             yield (
-                f"{play.label} in {play.scenario}: no interval and no comparison, since it was broken off "
-                f"after {len(play.finished)} episodes in order. Short episodes end first, so so few of them are "
-                f"biased; from {least} on (twice those that are played at once) that is gone. The same command goes on."
+                f"{play.label} in {play.scenario}: no interval and no comparison, since it was broken off after "
+                f"{len(play.finished)} episodes in order. Short episodes end first, so the mean of so few is biased; "
+                f"from {least} on (twice those that are played at once) it is not. The same command goes on."
             )
         row = [turn.regret is not None for turn in play.turns]
         if any(row) and not all(row):

@@ -187,8 +187,8 @@ class Record(RecordFile):
 class Price(BaseModel):
     """US$ per million tokens."""
 
-    prompt: float = Field(ge=0, allow_inf_nan=False)
-    completion: float = Field(ge=0, allow_inf_nan=False)
+    prompt: float = Field(ge=0, le=1e9, allow_inf_nan=False)
+    completion: float = Field(ge=0, le=1e9, allow_inf_nan=False)
 
     def of(self, read: int, written: int) -> float:
         """What these tokens cost, in US$."""
@@ -202,22 +202,24 @@ FREE = Price(prompt=0, completion=0)
 class Command(BaseModel):
     """A start of an evaluation: when (UTC), and the command line."""
 
-    at: str
-    line: str
+    at: Clean
+    line: Clean
 
 
 class Run(BaseModel):
     """`run.json`: what the records beside it belong to, and what was asked for. Keys are agents, or files."""
 
     suite_version: int
-    prices: dict[str, Price] = {}
-    asked: dict[str, dict[str, Asked]] = {}  # agent -> scenario -> episodes
-    at_once: dict[str, Asked] = {}  # agent -> the most episodes that were played at once
-    forgiven: dict[str, int] = {}  # record -> leading lines whose failures use no attempts up
-    started: dict[str, int] = {}  # agent -> starts of the evaluation
-    ended: dict[str, int] = {}  # agent -> those of them that came to their end
-    repeats: dict[str, dict[str, Annotated[int, Field(ge=1, le=1000)]]] = {}  # agent -> scenario -> episodes a start
-    names: dict[str, Clean] = {}  # agent -> what tables call it
+    prices: dict[Clean, Price] = {}
+    asked: dict[Clean, dict[Clean, Asked]] = {}  # agent -> scenario -> episodes
+    at_once: dict[Clean, Asked] = {}  # agent -> the most episodes that were played at once
+    forgiven: dict[Clean, int] = {}  # record -> leading lines whose failures use no attempts up
+    started: dict[Clean, int] = {}  # agent -> starts of the evaluation
+    ended: dict[Clean, int] = {}  # agent -> those of them that came to their end
+    repeats: dict[
+        Clean, dict[Clean, Annotated[int, Field(ge=1, le=1000)]]
+    ] = {}  # agent -> scenario -> episodes a start
+    names: dict[Clean, Clean] = {}  # agent -> what tables call it
     commands: list[Command] = []  # what was started, in order
 
     def interrupted(self, agent: str) -> int:
@@ -253,6 +255,8 @@ def read_run(out: Path) -> Run | None:
     """The `run.json` of a folder; None without one. Raises RecordError for a damaged one."""
     path = out / RUN_FILE
     if not path.is_file():
+        if os.path.lexists(path):
+            raise RecordError(f"{path} is no file that can be read", fix="remove it, or give another folder")
         return None
     try:
         return Run.model_validate_json(path.read_bytes())

@@ -9,7 +9,6 @@ and reports on all of them; `check_game` raises GameError at the first breach.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import subprocess
 import sys
@@ -21,10 +20,10 @@ from typing import get_args
 
 import numpy as np
 
-from msgrpo_agent.errors import GameError, GameFaultError, where_raised
+from msgrpo_agent.errors import GameError, GameFaultError, TookTooLongError, where_raised
 from msgrpo_agent.game import SPLITS, Game, Outcome, Role, Scenario, stream
-from msgrpo_agent.limits import TookTooLongError, within
-from msgrpo_agent.rollout import GAME_S, is_interrupt, observation_of
+from msgrpo_agent.limits import GAME_S, is_interrupt, within
+from msgrpo_agent.rollout import observation_of
 from msgrpo_agent.text import printable
 
 RULES: dict[str, str] = {
@@ -118,7 +117,7 @@ def _breaches(scenario: Scenario, seed: int, play: int) -> Iterator[_BrokenError
             yield _BrokenError(fault.rule, fault.message)
         except TookTooLongError as error:
             yield _BrokenError("runs", f"it took longer than {GAME_S:g} s: {where_raised(error)}")
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # what a user's game raises is to be reported
+        except BaseException as error:  # what a user's game raises is to be reported
             if is_interrupt(error):
                 raise
             yield _BrokenError("runs", where_raised(error))
@@ -162,13 +161,7 @@ def _check_step(scenario: Scenario, game: Game, twin: Game, generator: np.random
     _check_luck(game, chance + 1)
     fork.step(moves)
     _require(_seen(game) == before, "copies", f"stepping a copy changed the original at step {game.steps}")
-    gathered = dict(game.returns)
     rewards = game.step(moves)
-    for player, reward in rewards.items():
-        told = math.isclose(game.returns[player], gathered[player] + reward, abs_tol=1e-9)
-        _require(
-            told, "returns", f"{player} has {game.returns[player]} at step {game.steps}, the rewards say otherwise"
-        )
     for other, rule in ((twin, "seeds"), (fork, "copies")):
         same = other.step(moves) == rewards if other is twin else True
         what = "a game with the same seeds" if rule == "seeds" else "a copy"

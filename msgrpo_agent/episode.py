@@ -21,7 +21,8 @@ from msgrpo_agent.text import Clean, CleanData
 SCHEMA = 1
 ENGINES = ("torch", "transformers", "peft", "openai", "stable_baselines3", "minigrid", "open_spiel")  # what answers
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e15, le=1e15)]  # sums of them are numbers, too
+Name = Annotated[Clean, Field(max_length=4096)]
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -39,9 +40,7 @@ class Turn(BaseModel):
     reward: Finite = 0.0
     late: Finite = 0.0  # what came after it while only others moved
     shaping: Finite = 0.0
-    regret: float | None = Field(
-        None, ge=0, allow_inf_nan=False
-    )  # what it lost against the best action, where somebody judged it
+    regret: Annotated[Finite, Field(ge=0)] | None = None  # lost against the best action, where somebody judged it
     finish_reason: FinishReason | None = None
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
@@ -66,7 +65,7 @@ class Episode(BaseModel):
     start_seed: int = Field(ge=0)
     chance_seed: int = Field(ge=0)
     sampling_seed: int = Field(ge=0)
-    agents: dict[Clean, Clean]  # player -> agent spec
+    agents: dict[Clean, Name]  # player -> agent spec
     settings: dict[Clean, CleanData]  # player -> model, sampling, template hash
     prefix: dict[Clean, Clean] = {}  # player -> the fixed part of every prompt
     turns: list[Turn] = []

@@ -82,6 +82,10 @@ class ServeError(MsgrpoError):
     """vLLM cannot be started, or ended."""
 
 
+class TookTooLongError(BaseException):
+    """Somebody's code was over its limit (`limits.within`). No Exception: what is stopped must not catch it."""
+
+
 @contextmanager
 def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
     """Whatever a user's own code raises within, and SystemExit, becomes one UsageError with its file and line."""
@@ -91,6 +95,8 @@ def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{failed}: {where_raised(error)}", fix=fix) from error
+    except TookTooLongError as error:
+        raise UsageError(f"{failed}: it took too long: {where_raised(error)}", fix=fix) from None
 
 
 def where_raised(error: BaseException) -> str:
@@ -99,7 +105,10 @@ def where_raised(error: BaseException) -> str:
     at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
     if isinstance(error, SyntaxError) and error.filename:
         at = f"{error.filename}:{error.lineno}"
-    said = " ".join(str(error).split())[:LONGEST_REASON]
+    try:
+        said = " ".join(str(error)[: 2 * LONGEST_REASON].split())[:LONGEST_REASON]
+    except Exception:  # an exception's own text may fail, too
+        said = ""
     return f"{type(error).__name__}{f': {said}' if said else ''} ({at})"
 
 

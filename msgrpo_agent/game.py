@@ -20,11 +20,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from msgrpo_agent.errors import GameError, GameFaultError, UsageError, nearest
+from msgrpo_agent.limits import games_code
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 SALT = "msgrpo-2-5 "  # with it Gymnasium's two maps and the lakes without a hole are boards of training
 PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW different starts has few starts
+MOST_POINTS = 1e12  # of one reward: sums and squares of larger ones are no numbers any more
 MISTAKE, BLUNDER = 0.1, 0.3  # points of the return that a move loses
 MOVES = ("up", "down", "left", "right")
 # What a cell is to the one who looks, which a screen turns into a sign and a colour; `won` and `lost` say where
@@ -179,7 +181,10 @@ class Game(ABC):
         for player, action in actions.items():
             if action is not None and action not in self.legal(player):
                 raise GameError(f"{action!r} of {player} is no action now; legal: {', '.join(self.legal(player))}")
+        before = dict(self.returns)
         rewards = self._paid(self._advance(actions))
+        if self.returns != before:
+            raise GameFaultError("its returns were changed: they are the sum of what _advance pays", rule="returns")
         self.steps += 1
         for player, reward in rewards.items():
             self.returns[player] += reward
@@ -197,10 +202,14 @@ class Game(ABC):
             )
         try:
             paid = {player: float(rewards[player]) for player in self.players}
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise GameFaultError(f"a reward is no number: {str(error)[:200]}", rule="rewards") from error
+        if any(isinstance(reward, (str, bytes)) for reward in rewards.values()):
+            raise GameFaultError(f"a reward is no number: {str(dict(rewards))[:200]}", rule="rewards")
         if not all(map(math.isfinite, paid.values())):
             raise GameFaultError(f"a reward is not finite: {paid}", rule="rewards")
+        if any(abs(reward) > MOST_POINTS for reward in paid.values()):
+            raise GameFaultError(f"a reward is more than {MOST_POINTS:g} points: {paid}", rule="rewards")
         return paid
 
     def copy(self) -> Game:
@@ -260,7 +269,9 @@ class Scenario:
     plain: str | None = None
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
-        return self.make(start_seed, chance_seed)
+        """A fresh game. Raises GameFaultError, with file and line, where its own code fails."""
+        with games_code(self.id):
+            return self.make(start_seed, chance_seed)
 
     @property
     def holds_out(self) -> bool:
@@ -277,8 +288,9 @@ class Scenario:
         Without a board it is that of the text that the first player sees.
         """
         game = self.new(start_seed, 0)
-        board = game.board()
-        seen = game.observe(self.players[0]) if board is None else board.text()
+        with games_code(self.id):
+            board = game.board()
+            seen = game.observe(self.players[0]) if board is None else board.text()
         return hashlib.sha256(f"{SALT}{self.family}\n{seen}".encode()).hexdigest()
 
     @cached_property

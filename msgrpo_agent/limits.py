@@ -1,4 +1,4 @@
-"""A time limit for code that is not ours: a game's step, a chat template.
+"""Limits for code that is not ours: the time of a game's step or of a chat template, and what a game may raise.
 
     with within(60, "the game my_game.py:scenario"):
         game.step(...)
@@ -14,16 +14,17 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from msgrpo_agent.errors import GameFaultError, TookTooLongError, where_raised
+
+GAME_S = 60.0  # seconds that one call of a game may take
+HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
 LOOK_S = 0.25  # between two looks of the watcher
-
-
-class TookTooLongError(BaseException):
-    """Raised within a call that is over its limit. No Exception: code that is stopped must not catch it by chance."""
 
 
 @dataclass
@@ -100,3 +101,30 @@ def _stop_here(number: int, frame: FrameType | None) -> None:
     call = _calls.get(threading.get_ident())
     if call is not None and call.stopped:
         raise TookTooLongError
+
+
+@contextmanager
+def games_code(name: str) -> Iterator[None]:
+    """A game's own code: whatever it raises within, and taking longer than GAME_S, becomes one GameFaultError that
+    names the game, and the file and the line where that is known.
+    """
+    try:
+        with within(GAME_S, f"the game {name}"):
+            yield
+    except GameFaultError as fault:
+        if fault.message.startswith(f"the game {name}"):
+            raise
+        raise GameFaultError(f"the game {name}: {fault.message}", rule=fault.rule) from fault
+    except TookTooLongError as error:
+        raise GameFaultError(f"the game {name} took longer than {GAME_S:g} s: {where_raised(error)}") from None
+    except BaseException as error:  # nothing of ours is awaited within: a cancellation, too, is the game's own
+        if is_interrupt(error):
+            raise
+        raise GameFaultError(f"the game {name} failed: {where_raised(error)}") from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is a person's Ctrl-C, and no KeyboardInterrupt that a game raises by itself."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    raised_there = "KeyboardInterrupt" in (last.line or "") and last.name not in HANDLERS
+    return isinstance(error, KeyboardInterrupt) and (type(error) is not KeyboardInterrupt or not raised_there)

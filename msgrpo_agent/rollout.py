@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from msgrpo_agent.agent import Agent, Decision, OnText, View
 from msgrpo_agent.episode import Episode, Turn, versions
-from msgrpo_agent.errors import EndpointError, GameFaultError, where_raised
+from msgrpo_agent.errors import EndpointError, GameFaultError
 from msgrpo_agent.game import Game, Outcome, Scenario
-from msgrpo_agent.limits import TookTooLongError, within
+from msgrpo_agent.limits import games_code
 from msgrpo_agent.prompt import Past
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.text import printable
 
 NO_SHAPING = Shaping()
 GAME_FAULT = "game_fault"  # the kind of an episode's error
-GAME_S = 60.0  # seconds that one call of a game may take
 LONGEST_STATE = 100_000  # characters of an observation
-HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
 
 
 def derive_seed(*parts: object) -> int:
@@ -59,38 +55,14 @@ def observation_of(game: Game, player: str) -> str:
     Raises GameFaultError where that is no text, or one that nobody could read.
     """
     seen, legal = game.observe(player), game.legal(player)
+    if not legal:
+        raise GameFaultError(f"legal({player!r}) names no action", rule="actions")
     if not isinstance(seen, str):
         raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")
     if len(seen) > LONGEST_STATE:
         said = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
         raise GameFaultError(said, rule="text")
     return printable(seen if legal == game.actions else f"{seen}\nLegal now: {', '.join(legal)}.")
-
-
-@contextmanager
-def games_code(name: str, limit_s: float = 0.0) -> Iterator[None]:
-    """A game's own code: whatever it raises within, and taking longer than `limit_s` (GAME_S without), becomes one
-    GameFaultError that names the file and the line.
-    """
-    try:
-        with within(limit_s or GAME_S, f"the game {name}"):
-            yield
-    except GameFaultError as fault:
-        raise GameFaultError(f"the game {name}: {fault.message}") from fault
-    except TookTooLongError as error:
-        said = f"the game {name} took longer than {limit_s or GAME_S:g} s: {where_raised(error)}"
-        raise GameFaultError(said) from None
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        if is_interrupt(error):
-            raise
-        raise GameFaultError(f"the game {name} failed: {where_raised(error)}") from error
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Whether it is a person's Ctrl-C, and no KeyboardInterrupt that a game raises by itself."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    raised_there = "KeyboardInterrupt" in (last.line or "") and last.name not in HANDLERS
-    return isinstance(error, KeyboardInterrupt) and (type(error) is not KeyboardInterrupt or not raised_there)
 
 
 def apply_turn(

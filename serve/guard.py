@@ -87,6 +87,8 @@ class Guard:
         if self._key is not None or scope["path"] == OPEN_PATH:
             return
         given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if not given:  # HTTP/1.0; every browser names the host
+            return
         host = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:]*)(:\d+)?", given[0]) if len(given) == 1 else None
         if host is None or not is_loopback(host[1].strip("[]").lower()):
             raise RefusedError(421, "a server without a key answers to localhost and 127.0.0.1 only")

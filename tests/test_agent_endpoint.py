@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import itertools
 import json
 import math
+import resource
 import socket
+import time
+import zlib
 from typing import Any
 
 import pytest
@@ -639,3 +644,101 @@ def test_no_message_repeats_a_password(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         EndpointModel(url, "m")
     assert "SECRET" not in str(caught.value)
+
+
+def gzipped(size: int) -> Behaviour:
+    """A body of so many zeros, packed a thousand times smaller."""
+    packer = zlib.compressobj(9, wbits=31)
+    zeros = bytes(2**20)
+    packed = b"".join(packer.compress(zeros) for _ in range(size // 2**20)) + packer.flush()
+    return send(http(200, packed, {"content-encoding": "gzip"}))
+
+
+async def test_a_body_that_inflates_without_end_is_bounded_and_holds_nothing_up() -> None:
+    """300 MB took 34 s, a gigabyte of memory, and stopped everything else for seconds at a time."""
+    longest, last = 0.0, time.perf_counter()
+
+    async def beat() -> None:
+        nonlocal longest, last
+        while True:
+            longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+            await asyncio.sleep(0)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with FakeServer([gzipped(300 * 2**20)]) as server:
+        beating = asyncio.create_task(beat())
+        with pytest.raises(EndpointError, match="longer than 16 MiB") as caught:
+            await Client(server).ask()
+        beating.cancel()
+    assert (caught.value.kind, len(server.requests)) == ("bad_response", 1)  # asking again helps nobody
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_compressed_answer_is_an_answer(encoding: str) -> None:
+    text = json.dumps(chat("<action>up</action>")).encode()
+    packed = gzip.compress(text) if encoding == "gzip" else zlib.compress(text)
+    async with FakeServer([send(http(200, packed, {"content-encoding": encoding}))]) as server:
+        assert (await Client(server).ask()).text == "<action>up</action>"
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip", "x"])
+async def test_a_body_that_cannot_be_inflated_is_a_bad_response(encoding: str) -> None:
+    bad = send(http(200, b"no such thing", {"content-encoding": encoding}))
+    async with FakeServer([], then=bad) as server:
+        with pytest.raises(EndpointError) as caught:
+            await Client(server, retries=1).ask()
+    assert caught.value.kind == "bad_response"
+
+
+@pytest.mark.parametrize("piece", ["null", "[1]", "7", '"text"', "{" + '"n":' + "9" * 5000 + "}"])
+async def test_what_stands_for_a_chunk_in_a_stream_is_a_bad_response(piece: str) -> None:
+    """`null` and `[1]` crashed the client, and 5,000 digits were called a connection that failed."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    raw = send(head + f"data: {piece}\n\ndata: [DONE]\n\n".encode(), close=True)
+    async with FakeServer([], then=raw) as server:
+        with pytest.raises(EndpointError) as caught:
+            await Client(server, retries=1).ask(on_text=lambda text: None)
+    assert caught.value.kind == "bad_response"
+
+
+async def test_a_long_error_body_of_open_tags_is_looked_at_in_part() -> None:
+    """160 KB of `<` stopped the event loop for 14 s, at each of 11 tries."""
+    async with FakeServer([], then=reply(500, "<" * 1_000_000)) as server:
+        began = time.process_time()
+        with pytest.raises(EndpointError):
+            await Client(server).ask()
+    assert time.process_time() - began < 10
+
+
+async def test_a_stream_of_many_pieces_is_told_now_and_then() -> None:
+    """Telling all of the text after each piece is quadratic: 60,000 pieces took 40 s."""
+    told: list[str] = []
+    pieces = [{"choices": [{"delta": {"content": "abcd"}}]}] * 5000 + [{"choices": [{"finish_reason": "stop"}]}]
+    async with FakeServer([streamed(*pieces)]) as server:
+        got = await Client(server).ask(on_text=told.append)
+    assert got.text == "abcd" * 5000 == told[-1]
+    assert all(after.startswith(before) for before, after in itertools.pairwise(told))
+    assert len(told) < 1000
+
+
+@pytest.mark.parametrize("field", ["model", "system_fingerprint"])
+async def test_no_escape_code_reaches_the_record(field: str) -> None:
+    async with FakeServer([reply(200, chat("<action>up</action>") | {field: "x\x1b[2J"})]) as server:
+        got = await Client(server).ask()
+    assert "\x1b" not in str(got.model)
+    for body in ({"error": {"message": "x\x1b[2J", "code": "\x1b"}}, "x\x1b[2J"):
+        async with FakeServer([], then=reply(400, body)) as server:
+            with pytest.raises(EndpointError) as caught:
+                await Client(server).ask()
+        assert "\x1b" not in caught.value.message
+        assert "u001b" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "body", [{"api_key": "s"}, {"extra": {"Authorization": "s"}}, {"a": [{"access_token": "s"}]}]
+)
+def test_a_key_in_the_body_would_stand_in_every_record(body: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="would stand in every record"):
+        EndpointModel("http://127.0.0.1:1/v1", "m", body=body)
+    EndpointModel("http://127.0.0.1:1/v1", "m", body={"max_tokens": 3, "stop_token_ids": [1], "logit_bias": {"1": 2}})

@@ -258,7 +258,7 @@ def test_a_template_that_runs_away_or_hides_the_prompt_is_one_clear_error(
     monkeypatch.setattr(chat, "RENDER_S", 1.0)
     _, tokenizer = load_base("nano")
     tokenizer.chat_template = template
-    with pytest.raises(ModelError, match="the chat template of .* cannot be used") as said:
+    with pytest.raises(ModelError, match=r"the chat template of .* cannot be used") as said:
         ChatFormat(tokenizer).ids([Prompt("the rules\n", "a hole and a goal")])
     assert "\x1b" not in str(said.value)
 

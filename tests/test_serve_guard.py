@@ -545,3 +545,36 @@ async def test_a_folder_that_the_disk_refuses_is_one_clear_error(
 @pytest.mark.parametrize("body", [b"no json", b"\xff", b"[" * 60_000, b"[]", b"7", b"null", b'{"lora_path": "v1"}'])
 async def test_what_is_no_load_request_is_told_what_one_is(loading: Guard, body: bytes) -> None:
     assert await ask(loading, LOAD, body=body) == (400, "give lora_name and lora_path as JSON")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"127.0.0.1:8000", 200), (b"localhost", 200), (b"LOCALHOST:1", 200), (b"[::1]:8000", 200),
+        (b"127.9.9.9", 200),
+        (b"evil.example:8000", 421), (b"127.0.0.1.evil.example", 421), (b"localhost.evil.example", 421),
+        (b"", 421),
+        (b"127.0.0.1@evil.example", 421), (b"[::1", 421),
+    ],
+)  # fmt: skip
+async def test_a_server_without_a_key_answers_to_loopbacks_names_only(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, host: bytes, status: int
+) -> None:
+    """DNS rebinding: a page of any site, whose name suddenly leads to 127.0.0.1, could ask it."""
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    asked = {"type": "http.request", "body": b"", "more_body": False}
+    sent = await exchange(Guard(inside), "/v1/models", asked, headers=[(b"host", host)])
+    assert sent[0]["status"] == status
+
+
+async def test_a_space_behind_the_key_is_no_other_key(keyed: Guard) -> None:
+    status, _ = await ask(keyed, "/v1/models", key="Bearer s3cret ")
+    assert status == 200
+
+
+@pytest.mark.parametrize("name", ["../x", "#", "a b", "x\ny", "-x", ""])
+async def test_a_name_that_is_refused_at_the_start_is_refused_at_run_time(
+    loading: Guard, root: Path, name: str
+) -> None:
+    status, _ = await ask(loading, LOAD, body=json.dumps({"lora_name": name, "lora_path": "a"}).encode())
+    assert status == 400

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from msgrpo_agent.errors import ServeError
 from serve import server as server_module
 from serve import supervisor, terminal
 from serve.preflight import check_port, stage, telling_lines
-from serve.server import Server, models
+from serve.server import Server, hold_port, models
 from serve.vllm_command import Launch
 from tests.serve_fakes import fake_launch, free_port
 
@@ -292,3 +293,57 @@ def test_the_stage_is_read_from_the_last_line_that_tells() -> None:
     )
     assert stage(log + "nothing\n") == "starting the engine"
     assert stage(log + "(Worker pid=2) INFO 1 2 [x] Starting to load model nano...\n") == "loading the weights"
+
+
+def test_a_second_server_at_a_port_where_the_first_still_starts_is_refused(tmp_path: Path) -> None:
+    """vLLM binds at once and listens half a minute later: the second one waited for ever, with 3 GB."""
+    first = Server(fake_launch("starting"), tmp_path / "one.log")
+    first.start()
+    try:
+        second = Server(replace(fake_launch("starting"), port=first.launch.port), tmp_path / "two.log")
+        with pytest.raises(ServeError, match="another msgrpo serve runs, or is starting, at port"):
+            second.start()
+        assert not (tmp_path / "two.log").exists()
+    finally:
+        first.stop(at_once=True)
+    hold_port(first.launch.port).close()  # free again
+
+
+def test_a_port_that_another_program_takes_meanwhile_is_an_end_to_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "TAKEN_S", 0.5)
+    launch = replace(fake_launch(), command=[sys.executable, "-c", "import time; time.sleep(600)"])
+    with socket.create_server(("127.0.0.1", launch.port)), Server(launch, tmp_path / "vllm.log") as server:
+        server.start()
+        with pytest.raises(ServeError, match="another program has taken port"):
+            server.wait_ready()
+
+
+def test_kill_9_of_supervisor_and_parent_ends_what_they_started(tmp_path: Path) -> None:
+    """Nobody is left to end vLLM: the kernel does, and no whole server goes on answering."""
+    program = f"""
+import sys, time
+from pathlib import Path
+from serve.server import Server
+from tests.serve_fakes import fake_launch
+server = Server(fake_launch(), Path({str(tmp_path / "vllm.log")!r}))
+server.start()
+server.wait_ready()
+print(server.pid, server.launch.port, flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    session, port = map(int, parent.stdout.readline().split())
+    assert supervisor.listens(session, port)
+    os.kill(session, signal.SIGSTOP)  # it notices nothing any more
+    parent.kill()
+    parent.wait()
+    os.kill(session, signal.SIGKILL)
+    deadline = time.monotonic() + WITHIN_S
+    while supervisor.listens(session, port) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not supervisor.listens(session, port)
+    supervisor.end_session(session, 0)  # its worker, which is the real vLLM's to end
+    parent.stdout.close()

@@ -17,13 +17,16 @@ import torch
 
 from msgrpo_agent.agent import Completion, Sampling
 from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.errors import EndpointError, RunError, UsageError
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.loading import load_adapted, load_base
 from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.prompt import Prompt, PromptTemplate
 from msgrpo_agent.run_log import read_rows
+from serve.preflight import failure
+from serve.vllm_command import Request as Request_
+from serve.vllm_command import build
 from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
 from tests.train_helpers import Told
 from train import checkpoint, loop
@@ -632,3 +635,54 @@ def test_a_server_that_never_played_is_named_too(root: Path) -> None:
 def test_the_same_server_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
         make_config(given={"rollouts": "http://a:1,http://a:1/v1", "adapters": "x"})
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", None, "tool_calls"])
+def test_an_answer_that_a_server_has_broken_off_is_no_move(root: Path, reason: str | None) -> None:
+    """A draining vLLM ends what it was writing with `abort`: half an answer would have gone into the gradient."""
+    half = {"text": "u", "token_ids": [5], "logprobs": {"token_logprobs": [-0.1]}, "finish_reason": reason}
+    fake = FakeVllm(root)
+    with serving(fake) as urls, engine_at(urls, root) as (engine, _, _):
+        model = engine.load(0)
+        fake.faults = [reply(200, {"model": model.name, "choices": [half]})]
+        (found,) = answers(model, 1)
+    assert found.retries == 1
+    assert found.token_ids != (5,)
+
+
+def asked(model: pool.VersionModel, text: str) -> Completion:
+    async def ask() -> Completion:
+        try:
+            return await model.complete(Prompt("", text), Sampling(max_tokens=8), 1)
+        finally:
+            await model.close()
+
+    return asyncio.run(ask())
+
+
+def test_a_prompt_beyond_the_context_costs_its_episode_and_no_server(root: Path) -> None:
+    """A server that refuses it was taken for broken, and after three such turns no server was left."""
+    fake = FakeVllm(root)
+    with serving(fake) as urls, engine_at(urls, root) as (engine, _, _):
+        model = engine.load(0)
+        with pytest.raises(EndpointError, match="the model's context 2048") as caught:
+            asked(model, "a hole " * 3000)
+        assert caught.value.kind == "context_length"
+        fake.faults = [reply(400, {"error": {"message": "This model's maximum context length is 100 tokens."}})] * 4
+        for _ in range(4):
+            with pytest.raises(EndpointError) as refused:
+                asked(model, "short")
+            assert refused.value.kind == "context_length"
+        assert len(answers(model, 3)) == 3  # the server still plays
+
+
+def test_the_childs_context_can_be_bounded(root: Path, tmp_path: Path) -> None:
+    """The message of a GPU that is too small names an option of training that there is."""
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "ValueError: To serve one request, a KV cache is needed that is larger than the available memory\n"
+    )
+    assert "--set max_model_len=" in str(failure("vLLM did not start", log))
+    assert config_for(["http://127.0.0.1:1"], root, max_model_len=512).max_model_len == 512
+    request = Request_(base="nano", max_model_len=512, runtime_adapters=root)
+    assert build(request, "cpu").command[-20:].count("512") == 1

@@ -19,7 +19,8 @@ from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import GameError, RecordError, UsageError
 from msgrpo_agent.game import Board, Game, Outcome, Scenario
 from msgrpo_agent.games import get_scenario, recorded_scenario
-from msgrpo_agent.rollout import NO_SHAPING, apply_turn, games_code, new_episode, observation_of, view_of
+from msgrpo_agent.limits import games_code
+from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
 from tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
 SPEED = 4.0  # steps a second, unless somebody asks for another

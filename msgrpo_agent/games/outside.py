@@ -29,10 +29,12 @@ from typing import Any
 from msgrpo_agent.errors import UsageError, users_code
 from msgrpo_agent.extras import needs
 from msgrpo_agent.game import Scenario
+from msgrpo_agent.limits import within
 from msgrpo_agent.text import printable
 from msgrpo_agent.trust import allow
 
 GROUP = "msgrpo.scenarios"
+IMPORT_S = 60.0  # seconds that a game's file may take to be imported, libraries included
 HOW = "module:scenario, path/to/file.py:scenario, or the name of an entry point of the group " + GROUP
 
 
@@ -106,7 +108,7 @@ def _imported(module: str, name: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # behind all that is installed: a user's train.py does not stand in for ours
-    with _users(name):
+    with _users(name), within(IMPORT_S, f"the import of {name}"):
         return importlib.import_module(module)
 
 
@@ -122,7 +124,7 @@ def _from_file(file: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[known] = module  # dataclasses look their module up
     try:
-        with _users(name):
+        with _users(name), within(IMPORT_S, f"the import of {name}"):
             spec.loader.exec_module(module)
     except UsageError:
         del sys.modules[known]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgrpo_agent.errors import LONGEST_REASON, ModelError
-from msgrpo_agent.limits import TookTooLongError, within
+from msgrpo_agent.errors import LONGEST_REASON, ModelError, TookTooLongError
+from msgrpo_agent.limits import within
 from msgrpo_agent.prompt import Prompt
 
 _MARK = "\u241fcontent\u241f"

@@ -16,6 +16,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -42,6 +43,7 @@ LONGEST_SAID = 4096  # characters of an error's body that are looked at
 LONGEST_NAME = 200  # characters of what a server calls itself
 _SECRET = re.compile(r"key|token|secret|sig|pass|auth|code", re.IGNORECASE)  # in a name of the URL's query
 _SECRET_FIELD = re.compile(r"(api[_-]?)?key|secret|password|authorization|(access|auth)[_-]?token", re.IGNORECASE)
+MOST_MODELS = 20  # of a server that are named in an error
 FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
 REFUSED_BODY = ("messages", "model", "prompt", "stream", "stream_options", "n")  # not to be changed
 OPENAI_HOST = "api.openai.com"
@@ -94,7 +96,18 @@ class _BadBodyError(Exception):
 
 
 class _BrokenStreamError(Exception):
-    """Reading the next piece of a streamed answer failed; the cause says how."""
+    """Reading an answer, or its next piece, failed in the client; the cause says how."""
+
+
+@contextmanager
+def _client_faults() -> Iterator[None]:
+    """The client passes on whatever its transport and its parsers raise, of some bodies: that is a failed request."""
+    try:
+        yield
+    except (openai.OpenAIError, _BadBodyError, _BrokenStreamError, BodyError, TimeoutError):
+        raise
+    except Exception as error:
+        raise _BrokenStreamError(str(error) or type(error).__name__) from error
 
 
 class EndpointModel:
@@ -176,10 +189,11 @@ class EndpointModel:
             request = self._request(prompt, sampling, seed, wanted)
             try:
                 async with asyncio.timeout(self.timeouts.total_s):
-                    answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
+                    with _client_faults():
+                        answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
                 self._answered = True
                 return completion(answer, time.perf_counter() - began, tries, wanted)
-            except (openai.OpenAIError, _BadBodyError, _BrokenStreamError, TimeoutError) as error:
+            except (openai.OpenAIError, _BadBodyError, _BrokenStreamError, BodyError, TimeoutError) as error:
                 failure = classify(error)
             if wanted and failure.kind == "bad_request" and "logprob" in failure.message:
                 self._gives_logprobs = False  # this server has none: the answer matters more
@@ -200,7 +214,7 @@ class EndpointModel:
         own = FIRST_WAIT_S * 2 ** (tries - 1) * self._jitter.uniform(0.75, 1.0)
         wanted = max(own, failure.retry_after_s or 0.0)
         self.retrying += 1
-        self.trouble = f"{failure.message} (retry {tries} of {retries})"
+        self.trouble = printable(f"{failure.message} (retry {tries} of {retries})")
         try:
             await self._sleep(min(wanted, LONGEST_WAIT_S))
         finally:
@@ -211,8 +225,10 @@ class EndpointModel:
         if failure.kind != "unknown_model":
             return failure.error(tries)
         try:
-            known = ", ".join([model.id async for model in await self._client.models.list()])
-        except (openai.OpenAIError, AttributeError, TypeError, ValueError):
+            with _client_faults():
+                found = [str(model.id)[:LONGEST_NAME] async for model in await self._client.models.list()]
+            known = ", ".join(found[:MOST_MODELS]) + (" …" if found[MOST_MODELS:] else "")
+        except (openai.OpenAIError, _BrokenStreamError, BodyError, TimeoutError):
             known = ""
         fix = f"its models: {known}" if known else "check the URL (it usually ends in /v1) and the model's name"
         message = f"{self.url} does not serve the model {self.name!r}: {failure.message}"
@@ -387,14 +403,14 @@ def checked(body: Any) -> dict[str, Any]:
         raise _BadBodyError(f"status 200, but the body is no object: {str(body)[:80]!r}")
     choices = body.get("choices")
     if not choices:
-        raise _no_answer(body.get("error"), f"choices is {choices!r}")
+        raise _no_answer(body.get("error"), f"choices is {str(choices)[:80]!r}")
     choice = choices[0] if isinstance(choices, list) else None
     if not isinstance(choice, dict):
         raise _BadBodyError(f"status 200, but choices is {str(choices)[:80]!r}")
     if choice.get("error") or choice.get("finish_reason") in _UNFINISHED:
-        raise _no_answer(choice.get("error"), f"finish_reason is {choice.get('finish_reason')!r}")
+        raise _no_answer(choice.get("error"), f"finish_reason is {str(choice.get('finish_reason'))[:80]!r}")
     if not isinstance(choice.get("message"), dict) and choice.get("finish_reason") != "content_filter":
-        raise _BadBodyError(f"status 200, but the message is {choice.get('message')!r}")
+        raise _BadBodyError(f"status 200, but the message is {str(choice.get('message'))[:80]!r}")
     return body
 
 
@@ -509,9 +525,10 @@ def _over_actions(
         begins = text.removeprefix(head).partition("<")[0].strip().casefold()
         fits = [action for action in actions if begins and action.casefold().startswith(begins)]
         if text.startswith(head) and len(fits) == 1:
-            mass[fits[0]] += math.exp(float(alternative.get("logprob", -math.inf)))
+            logprob = float(alternative.get("logprob", -math.inf))
+            mass[fits[0]] += math.exp(logprob) if logprob <= 0 else math.nan  # no probability is above 1
     total = sum(mass.values())
-    return {action: m / total for action, m in mass.items()} if total > 0 else None
+    return {action: m / total for action, m in mass.items()} if total > 0 else None  # also where one is no number
 
 
 def classify(error: Exception) -> Failure:
@@ -526,11 +543,11 @@ def classify(error: Exception) -> Failure:
         return Failure("bad_response", str(error))
     if isinstance(error, (openai.APITimeoutError, TimeoutError)):
         return Failure("timeout", "no answer in time")
-    if isinstance(error, (openai.APIConnectionError, _BrokenStreamError)):
-        cause = error.__cause__ or error
+    if isinstance(error, (openai.APIConnectionError, _BrokenStreamError, BodyError)):
+        cause = error if isinstance(error, BodyError) else error.__cause__ or error
         if isinstance(cause, TooLongError):
             return Failure("bad_response", f"the answer is not read to its end: {cause}", retry=False)
-        if isinstance(cause, (BodyError, ValueError)):  # of a chunk that is no JSON
+        if isinstance(cause, (BodyError, ValueError, RecursionError)):  # of a chunk that is no JSON
             return Failure("bad_response", f"the answer cannot be read: {str(cause)[:200]}")
         return Failure("connection", f"connection failed: {str(cause) or type(cause).__name__}")
     return Failure("bad_response", f"the answer cannot be read: {str(error)[:200]}")

@@ -1,0 +1,502 @@
+"""Games, bases and adapters from elsewhere: whatever they do, it costs an episode or is one clear error."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import math
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msgrpo_agent import limits
+from msgrpo_agent.agent import Decision, OnText, Sampling, View
+from msgrpo_agent.contract import examine
+from msgrpo_agent.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
+from msgrpo_agent.game import Game, Scenario
+from msgrpo_agent.games import get_scenario
+from msgrpo_agent.games.outside import _checked
+from msgrpo_agent.limits import games_code, within
+from msgrpo_agent.models import loading
+from msgrpo_agent.models.loading import load_adapted, load_base
+from msgrpo_agent.models.local import LocalModel
+from msgrpo_agent.models.paths import ADAPTER_CONFIG, NANO_DIR
+from msgrpo_agent.prompt import Prompt
+from msgrpo_agent.references import RandomAgent
+from msgrpo_agent.rollout import GAME_FAULT, play_episode
+from tests.serve_fakes import nano_lora_shapes, write_adapter
+
+# ── games ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Walk(Game):
+    """Three steps, each pays 1."""
+
+    actions = ("on", "back")
+
+    def __init__(self, start_seed: int, chance_seed: int) -> None:
+        super().__init__(3)
+
+    def observe(self, player: str) -> str:
+        return f"step {self.steps}"
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        return {"player": 1.0}
+
+
+class Pays(Walk):
+    reward: Any = None
+
+    def _advance(self, actions: Mapping[str, str | None]) -> Any:
+        return {"player": self.reward} if not isinstance(self.reward, dict) else self.reward
+
+
+def paying(reward: Any) -> type[Walk]:
+    return type("Paying", (Pays,), {"reward": reward})
+
+
+class Raises(Walk):
+    fault: BaseException = ValueError("boom \x1b[2J")
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        raise self.fault
+
+
+def raising(fault: BaseException) -> type[Walk]:
+    return type("Raising", (Raises,), {"fault": fault})
+
+
+class Interrupts(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+
+class BadTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class SetsReturns(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        self.returns["player"] = 50.0
+        return super()._advance(actions)
+
+
+class NoMoves(Walk):
+    def legal(self, player: str) -> tuple[str, ...]:
+        return ()
+
+
+class Shows(Walk):
+    text: Any = None
+
+    def observe(self, player: str) -> Any:
+        return self.text
+
+
+def showing(text: Any) -> type[Walk]:
+    return type("Showing", (Shows,), {"text": text})
+
+
+class Endless(Walk):
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        self.steps = -1
+        return super()._advance(actions)
+
+
+class Begins(Walk):
+    def __init__(self, start_seed: int, chance_seed: int) -> None:
+        raise RuntimeError("no start")
+
+
+def scenario(game: type[Game], **more: Any) -> Scenario:
+    return Scenario("hostile", "hostile", "Walk.", 3, "[test]", game, actions=Walk.actions, **more)
+
+
+async def played(game: type[Game]) -> Any:
+    return await play_episode(scenario(game), {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0)
+
+
+@pytest.mark.parametrize(
+    ("game", "says"),
+    [
+        (paying(math.nan), "not finite"),
+        (paying(-math.inf), "not finite"),
+        (paying(None), "is no number"),
+        (paying("1"), "is no number"),
+        (paying({}), "not for each of player"),
+        (paying({"player": 1.0, "ghost": 1.0}), "not for each of player"),
+        (raising(ValueError("boom \x1b[2J")), "ValueError: boom"),
+        (raising(SystemExit(3)), "SystemExit: 3"),
+        (Interrupts, "KeyboardInterrupt"),
+        (raising(asyncio.CancelledError()), "CancelledError"),
+        (raising(BadTextError()), "BadTextError"),
+        (paying(1e300), "more than"),
+        (SetsReturns, "returns were changed"),
+        (NoMoves, "names no action"),
+        (showing(None), "no text"),
+        (showing(7), "no text"),
+        (showing("x" * 200_000), "200,000 characters"),
+        (Endless, "it goes on after"),
+        (Begins, "no start"),
+    ],
+)
+async def test_a_games_own_fault_costs_its_episode_and_is_named(game: type[Game], says: str) -> None:
+    episode = await played(game)
+    assert episode.error == GAME_FAULT
+    assert says in episode.error_message
+    assert "hostile" in episode.error_message
+    assert "\x1b" not in episode.error_message
+    if issubclass(game, Raises | Interrupts | Begins):
+        assert f"{Path(__file__).name}:" in episode.error_message  # file and line
+
+
+@pytest.mark.parametrize("reward", [np.float32(1), np.float64(1), np.int64(1), True, 1, np.array(1.0)])
+async def test_numbers_of_any_library_are_rewards(reward: Any) -> None:
+    """Every Gymnasium game returns them; they passed the check and ended a training in a traceback."""
+    episode = await played(paying(reward))
+    assert (episode.error, episode.returns) == (None, {"player": 3.0})
+    assert all(type(turn.reward) is float for turn in episode.turns)
+    assert examine(scenario(paying(reward)), plays=2).breaches == []
+    assert json.loads(episode.model_dump_json())["returns"] == {"player": 3.0}
+
+
+async def test_torchs_numbers_are_rewards() -> None:
+    import torch
+
+    assert (await played(paying(torch.tensor(1.0)))).returns == {"player": 3.0}
+
+
+async def test_escape_codes_and_halves_of_characters_do_not_leave_the_game() -> None:
+    episode = await played(showing("a\x1b[2J\ud800b"))
+    assert episode.error is None
+    assert {turn.state for turn in episode.turns} == {"a\ufffd[2J\ufffdb"}
+    episode.model_dump_json().encode()
+
+
+async def test_a_game_that_hangs_is_named_with_its_line_and_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GAME_S", 0.4)
+
+    class Hangs(Walk):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            while True:
+                try:
+                    time.sleep(60)
+                except Exception:
+                    continue
+            return {}
+
+    class Spins(Walk):
+        def observe(self, player: str) -> str:
+            while True:
+                pass
+
+    for game in (Hangs, Spins):
+        episode = await played(game)
+        assert episode.error == GAME_FAULT
+        assert "took longer than 0.4 s" in episode.error_message
+        assert f"{Path(__file__).name}:" in episode.error_message
+
+
+def test_a_persons_ctrl_c_is_no_fault_of_the_game() -> None:
+    class Handler:
+        def ask(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), games_code("x"):
+        Handler().ask()  # as a signal's handler does
+
+
+def test_the_other_seat_is_not_asked_on_where_one_has_failed() -> None:
+    """Its answer was paid for, and stood in no record."""
+    ended: list[str] = []
+
+    class Slow(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+            return await super().act(view)
+
+    class Fails(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            raise EndpointError("no answer", kind="timeout")
+
+    duel = get_scenario("snake-duel")
+    agents = dict(zip(duel.players, (Slow(), Fails()), strict=True))
+    episode = asyncio.run(play_episode(duel, agents, start_seed=0, chance_seed=0, sampling_seed=0))
+    assert (episode.error, ended) == ("timeout", ["cancelled"])
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_limit_stops_what_is_within_and_nothing_after_it(where: str) -> None:
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            with within(0.3, "a loop"):
+                while True:
+                    pass
+        except TookTooLongError:
+            found.append("stopped")
+        for _ in range(20):  # what was asked for late must not arrive here
+            time.sleep(0.02)
+        with within(5, "a short one"):
+            found.append("ended")
+
+    if where == "main":
+        work()
+    else:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(30)
+    assert found == ["stopped", "ended"]
+
+
+def test_what_cannot_be_stopped_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """A library's own loop looks at no signal: then a person is told whose it is, and where."""
+
+    def work() -> None:
+        with within(0.2, "the game g.py:scenario"):
+            try:
+                time.sleep(2.5)  # in a thread no signal wakes it
+            except TookTooLongError:
+                return
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert f"the game g.py:scenario does not come back at {__file__}" in capfd.readouterr().err
+
+
+def test_names_that_drive_a_terminal_are_no_names() -> None:
+    with pytest.raises(UsageError, match="can be printed"):
+        _checked(scenario(Walk, players=("a\x1b[2J",)), "x", "f.py")
+    found = _checked(Scenario("h", "h", "rules \x1b[2J", 3, "s\x1b", Walk, actions=Walk.actions), "x", "f.py")
+    assert "\x1b" not in found.rules + found.source
+
+
+# ── hands of cards ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("name", "cards"), [("kuhn_poker", 3), ("leduc_poker", 6)])
+def test_hands_of_cards_are_not_held_out(name: str, cards: int) -> None:
+    """Training held only kings, validation only jacks, the test only queens: the hash was of the first hand."""
+    pytest.importorskip("pyspiel")
+    poker = get_scenario(f"spiel:{name}")
+    assert not poker.holds_out
+    for split in ("train", "val", "test"):
+        starts = poker.starts(split)  # type: ignore[arg-type]
+        seen = {poker.start_key(next(starts)) for _ in range(200)}
+        assert len(seen) == cards
+    assert get_scenario("spiel:backgammon").holds_out
+    assert all(get_scenario(own).holds_out for own in ("frozen-lake", "snake", "snake-duel"))
+
+
+@pytest.mark.parametrize("boards", [33, 34, 40, 60])
+def test_no_split_is_empty_however_many_starts_there_are(boards: int) -> None:
+    """Of 3,000 families with 34 boards 13 had an empty split, and looking for its first start never ended."""
+
+    class Numbered(Walk):
+        def __init__(self, start_seed: int, chance_seed: int) -> None:
+            super().__init__(start_seed, chance_seed)
+            self.number = start_seed % boards
+
+        def observe(self, player: str) -> str:
+            return f"board {self.number}"
+
+    for family in range(400):
+        numbered = Scenario("n", f"family {family}", "", 3, "[test]", Numbered, actions=Walk.actions)
+        firsts = [next(numbered.starts(split)) % boards for split in ("train", "val", "test")]  # type: ignore[arg-type]
+        assert len(set(firsts)) == 3
+
+
+def test_one_team_loses_together_and_bystanders_keep_what_they_have() -> None:
+    """A partner's unparsed answer paid the others of a cooperative game."""
+    pytest.importorskip("pyspiel")
+    hanabi = get_scenario("spiel:tiny_hanabi").new(0, 0)
+    paid = hanabi.step(dict.fromkeys(hanabi.to_move))
+    assert len(set(paid.values())) == 1
+    kuhn = get_scenario("spiel:kuhn_poker").new(0, 0)
+    assert sum(kuhn.step(dict.fromkeys(kuhn.to_move)).values()) == 0
+    deal = get_scenario("spiel:negotiation").new(0, 0)
+    failed = deal.to_move[0]
+    others = {player: paid for player, paid in deal.step({failed: None}).items() if player != failed}
+    assert set(others.values()) == {0.0}
+
+
+# ── bases and adapters ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A copy of nano, to be changed."""
+    folder = tmp_path / "base"
+    shutil.copytree(NANO_DIR, folder, ignore=shutil.ignore_patterns("adapters"))
+    return folder
+
+
+def changed(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
+def test_a_bases_own_code_is_never_run_and_nobody_is_asked_whether_it_may(
+    where: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks on the terminal, and `y` ran it; an adapter that names such a base did as well."""
+
+    def nobody(*prompt: object) -> str:
+        raise AssertionError("somebody was asked")
+
+    monkeypatch.setattr(builtins, "input", nobody)
+    (base / "evil.py").write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w')\nclass Evil: pass\n")
+    own = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil", "AutoTokenizer": ["evil.Evil", None]}
+    kind = {"model_type": "evil"} if where == "config.json" else {"tokenizer_class": "Evil"}
+    changed(base / where, auto_map=own, **kind)
+    adapter = write_adapter(tmp_path / "adapter", base_model_name_or_path=str(base))
+    for load in (lambda: load_base(str(base)), lambda: load_adapted(adapter)):
+        if where == "config.json":  # for a tokenizer transformers has a class of its own
+            with pytest.raises(ModelError, match="code of its own"):
+                load()
+        else:
+            load()
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_what_is_no_base_is_said_in_a_sentence(base: Path, tmp_path: Path) -> None:
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    shutil.copy(base / "config.json", pickled)
+    (pickled / "pytorch_model.bin").write_bytes(b"x")
+    run = write_adapter(tmp_path / "run")
+    (run / "config.json").write_text('{"scenario": "snake"}')
+    long = base.parent / "long"
+    shutil.copytree(base, long)
+    (long / "model.safetensors").write_bytes(struct.pack("<Q", 2**40) + b"{}")
+    for name, says in {
+        str(pickled): "only pickled weights",
+        str(run): "names no model_type",
+        str(long): "list of tensors",
+        "x" * 950: "is no folder and no hub name",
+        "a/" + "x" * 5000: "cannot be loaded",
+        "/etc": "cannot be loaded",
+        "../../x": "is no folder and no hub name",
+    }.items():
+        with pytest.raises(ModelError, match=says):
+            load_base(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading.constants, "ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_base("somebody/some-model")
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"r": 10**9}, {"r": 0}, {"r": -1}, {"r": "8"}, {"r": 8.5}, {"lora_alpha": math.nan}, {"lora_alpha": 1e308},
+        {"rank_pattern": {"q_proj": 10**7}}, {"rank_pattern": {"(([a-z0-9_.])+)+!": 8}}, {"alpha_pattern": [1]},
+        {"layer_replication": [[0, 1]] * 2000}, {"modules_to_save": ["lm_head"]}, {"peft_type": "PROMPT_TUNING"},
+        {"peft_type": "XLORA"}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "corda"},
+        {"megatron_config": {"a": 1}},
+    ],
+)  # fmt: skip
+def test_an_adapter_that_asks_for_more_than_its_layers_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "fl", **config)
+    with pytest.raises(ModelError, match="no plain LoRA"):
+        load_adapted(folder)
+
+
+def test_a_pattern_from_a_file_is_not_run_over_the_layers(tmp_path: Path) -> None:
+    """`(([a-z0-9_.])+)+!` took more than a minute: the layers are those that the weights name."""
+    folder = write_adapter(tmp_path / "fl", target_modules="(([a-z0-9_.])+)+!")
+    model, _ = load_adapted(folder)
+    assert model is not None
+
+
+def test_an_adapter_of_other_names_or_a_config_of_megabytes_is_refused(tmp_path: Path) -> None:
+    shapes = {f"renamed.{name}": shape for name, shape in nano_lora_shapes().items()}
+    with pytest.raises(ModelError):
+        load_adapted(write_adapter(tmp_path / "renamed", shapes=shapes))
+    large = write_adapter(tmp_path / "large")
+    (large / ADAPTER_CONFIG).write_text(json.dumps({"x": "y" * 20_000_000}))
+    with pytest.raises(ModelError, match="no config has more"):
+        load_adapted(large)
+
+
+# ── the model in this process ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def model() -> LocalModel:
+    return loading.nano()
+
+
+def long(words: int) -> Prompt:
+    return Prompt("", " ".join(["hole"] * words))
+
+
+async def test_the_length_of_an_answer_depends_on_its_own_prompt_alone(model: LocalModel) -> None:
+    """Beside a prompt of 2,040 tokens an answer of 22 became one of 8."""
+    short = Prompt("", "a hole and a goal")
+    beyond = next(words for words in range(500, 4000) if len(model.chat.ids([long(words)])[0]) > model.context - 6)
+    sampling = Sampling(max_tokens=40)
+    alone = await model.complete(short, sampling, 3)
+    beside, full = await asyncio.gather(model.complete(short, sampling, 3), model.complete(long(beyond), sampling, 4))
+    assert alone.completion_tokens > 6
+    assert beside.token_ids == alone.token_ids
+    assert full.prompt_tokens + full.completion_tokens <= model.context
+    assert full.completion_tokens <= 6
+
+
+async def test_a_prompt_beyond_the_context_is_no_answer_and_its_neighbours_have_theirs(model: LocalModel) -> None:
+    short = Prompt("", "a hole and a goal")
+    found = await asyncio.gather(
+        model.complete(long(4000), Sampling(), 1), model.complete(short, Sampling(), 2), return_exceptions=True
+    )
+    assert isinstance(found[0], EndpointError)
+    assert found[0].kind == "context_length"
+    assert not isinstance(found[1], BaseException)
+
+
+def test_one_model_answers_two_event_loops_at_once(model: LocalModel) -> None:
+    """The second loop's answers were completed from the first one's thread, and never came."""
+    answers: dict[str, list[Any]] = {}
+
+    def ask(name: str) -> None:
+        async def many() -> None:
+            answers[name] = []
+            for seed in range(6):
+                got = await asyncio.gather(
+                    *(model.complete(Prompt("", f"{name} {i}"), Sampling(max_tokens=8), seed) for i in range(3))
+                )
+                answers[name] += [one.token_ids for one in got]
+            await model.close()
+
+        asyncio.run(many())
+
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [len(answers[name]) for name in ("one", "two")] == [18, 18]
+
+
+def test_a_fault_of_a_game_is_a_game_error() -> None:
+    with pytest.raises(GameFaultError, match="the game x failed: ZeroDivisionError"), games_code("x"):
+        print(1 // 0)

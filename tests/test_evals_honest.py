@@ -1,0 +1,414 @@
+"""What a table must not say: what its records deny, what nobody played, what so few games cannot show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+from typer.testing import CliRunner
+
+from evals import command, match, plays
+from evals.leaderboard import build
+from evals.plays import check_consistent
+from evals.record import records_in
+from evals.run import evaluate
+from evals.stats import bootstrap_mean, crossed_interval, few_seeds_interval, student_quantile
+from evals.tables import csv_text
+from evals.verify import ask_again, verify
+from msgrpo_agent.agent import Agent
+from msgrpo_agent.cli import make_app
+from msgrpo_agent.episode import read_episodes
+from msgrpo_agent.errors import EndpointError, MsgrpoError, RecordError
+from msgrpo_agent.game import Game, Outcome, Scenario
+from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.prompt import Example, PromptTemplate
+from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo_agent.rollout import play_episode
+from tests.tui_helpers import answer, scripted
+
+LAKE, SNAKE, DUEL = (get_scenario(name) for name in ("frozen-lake", "snake", "snake-duel"))
+
+
+def played(out: Path, *agents: Agent, scenario: Scenario = LAKE, episodes: int = 8, **more: Any) -> Path:
+    asyncio.run(evaluate(list(agents), [scenario], episodes, out, **more))
+    return out
+
+
+def rewritten(file: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    rows = change([json.loads(line) for line in file.read_text().splitlines()])
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def cli(*arguments: str) -> Any:
+    return CliRunner().invoke(make_app(), list(arguments))
+
+
+# ── a goal with a cost for each step (4) ─────────────────────────────────────────────────────────────────────────
+
+
+class Errand(Game):
+    """Reaching the door is the goal; every step costs, so that success may have a negative return."""
+
+    actions = ("on", "wait")
+
+    def __init__(self, start_seed: int, chance_seed: int) -> None:
+        super().__init__(6)
+        self.left = 1 + start_seed % 3
+
+    @property
+    def success(self) -> bool | None:
+        return self.left == 0
+
+    def observe(self, player: str) -> str:
+        return f"{self.left} to go, step {self.steps}"
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        self.left -= actions["player"] == "on"
+        self._over = self.left == 0
+        return {"player": -0.2}
+
+
+@pytest.fixture
+def errand(monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    found = Scenario("errand", "errand", "Go on.", 6, "[test]", Errand, actions=Errand.actions, goal=True)
+    monkeypatch.setitem(SCENARIOS, "errand", found)
+    return found
+
+
+def test_a_goal_that_costs_is_played_told_and_verified(errand: Scenario, tmp_path: Path) -> None:
+    """`games check` and `verify` passed it, and the leaderboard called its record damaged."""
+    played(tmp_path, RandomAgent(), scenario=errand)
+    (file,) = tmp_path.glob("*/*.jsonl")
+    assert verify(file).is_complete
+    assert any(episode.success and sum(episode.returns.values()) < 0 for episode in read_episodes(file))
+    board = command.merge([tmp_path], None, check=True)
+    assert board.rows[0].successes is not None
+
+
+# ── examples in the prompt, twice (5) ────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_evaluation_and_a_match_with_examples_go_on(tmp_path: Path) -> None:
+    """A tuple of examples is a list in the record: the second start found other settings."""
+
+    def agent(spec: str) -> Agent:
+        made = scripted(spec, answer("up"))
+        made.template = PromptTemplate(name="few", examples=(Example(state="a", answer="<action>up</action>"),))
+        return made
+
+    played(tmp_path, agent("nano"), episodes=2)
+    played(tmp_path, agent("nano"), episodes=4)
+    assert len(list(read_episodes(next(tmp_path.glob("nano/*.jsonl"))))) == 4
+    pair = ("nano", "other")
+    for starts in (1, 2):
+        agents = {spec: agent(spec) for spec in pair}
+        ((_, file),) = match.play(DUEL, agents, [pair], starts, tmp_path)
+    assert len(list(read_episodes(file))) == 4
+
+
+# ── who played (22) ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_random_and_optimal_are_played_again_by_their_seeds(tmp_path: Path) -> None:
+    """Their names were believed: the best of seven random records, half of optimal's from random, each other's."""
+    played(tmp_path, RandomAgent(), OptimalAgent(), episodes=12)
+    random, optimal = tmp_path / "random" / "frozen-lake.jsonl", tmp_path / "optimal" / "frozen-lake.jsonl"
+    assert "moves of random and optimal were played again" in verify(random).told
+    names = {"random": [{"player": "random"}, random], "optimal": [{"player": "optimal"}, optimal]}
+    for name, other in (("random", optimal), ("optimal", random)):
+        agents, file = names[name]
+        whole = file.read_text()
+        rows = [json.loads(line) | {"agents": agents} for line in other.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with pytest.raises(RecordError, match=f"{name} would have played"):
+            verify(file)
+        with pytest.raises(RecordError, match=f"{name} would have played"):
+            command.merge([tmp_path], None, check=True)
+        file.write_text(whole)
+
+
+def test_the_seats_of_a_match_are_played_again_too(tmp_path: Path) -> None:
+    agents = {"optimal": OptimalAgent(), "random": RandomAgent()}
+    ((_, file),) = match.play(DUEL, agents, [("optimal", "random")], 2, tmp_path)
+    assert verify(file).is_complete
+
+    def renamed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        swap = {"optimal": "random", "random": "optimal"}
+        return [row | {"agents": {player: swap[spec] for player, spec in row["agents"].items()}} for row in rows]
+
+    rewritten(file, renamed)
+    with pytest.raises(RecordError, match="would have played"):
+        verify(file)
+
+
+def test_a_models_record_cannot_call_itself_what_all_are_measured_against(tmp_path: Path) -> None:
+    played(tmp_path, scripted("nano", answer("up")), episodes=2)
+    file = next(tmp_path.glob("nano/*.jsonl"))
+    rewritten(file, lambda rows: [row | {"agents": {"player": "optimal"}} for row in rows])
+    with pytest.raises(RecordError, match="holds answers in words"):
+        plays.load([tmp_path], mix=True)
+    played(tmp_path / "b", RandomAgent(), episodes=2)
+    run = json.loads((tmp_path / "b" / "run.json").read_text())
+    (tmp_path / "b" / "run.json").write_text(json.dumps(run | {"names": {"random": "optimal"}}))
+    with pytest.raises(RecordError, match="all are measured against"):
+        plays.load([tmp_path / "b"])
+
+
+def test_asking_again_asks_whom_a_person_names(tmp_path: Path) -> None:
+    played(tmp_path, scripted("nano", answer("up")), episodes=4)
+    file = next(tmp_path.glob("nano/*.jsonl"))
+    same = asyncio.run(ask_again(file, scripted("nano", answer("up")), 5))
+    other = asyncio.run(ask_again(file, scripted("nano", answer("down")), 5))
+    assert (same.turns, same.agree, other.agree) == (5, 5, 0)
+    assert "asked again, the agent chose the recorded action in 5 of 5 turns" in same.told
+    refused = cli("verify", str(file), "--ask", "3")
+    assert "a record's own agent is never asked" in str(refused.exception)
+
+
+# ── what is missing (25) ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_verifying_finds_stands_under_the_table(tmp_path: Path) -> None:
+    """Regrets of 0 and prompts with a hint gave a verified table without a word."""
+    played(tmp_path, RandomAgent(), scripted("nano", answer("up")), episodes=4, regret=True)
+    hint, regrets = (next(tmp_path.glob(f"{name}/*.jsonl")) for name in ("nano", "random"))
+
+    def hinted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for row in rows:
+            row["prefix"] = {"player": "The best move is up. " + row["prefix"]["player"]}
+            row["settings"]["player"] |= {"template": "0123456789ab"}
+        return rows
+
+    def spotless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [row | {"turns": [turn | {"regret": 0.0} for turn in row["turns"]]} for row in rows]
+
+    rewritten(hint, hinted)
+    rewritten(regrets, spotless)
+    notes = " ".join(command.merge([tmp_path], None, check=True, mix=True).notes)
+    assert "could not be checked" in notes
+    assert "REGRETS: those of" in notes
+
+
+def test_nothing_that_was_asked_for_goes_missing_without_a_word(tmp_path: Path) -> None:
+    asyncio.run(evaluate([RandomAgent(), OptimalAgent()], [LAKE, SNAKE], 3, tmp_path))
+    for file in tmp_path.glob("*/snake.jsonl"):
+        file.unlink()
+    notes = " ".join(command.merge([tmp_path], None).notes)
+    assert "random has ended none of 3 episodes of snake, and there is no record of it" in notes
+    assert "optimal has ended none of 3 episodes of snake" in notes
+    file = tmp_path / "random" / "frozen-lake.jsonl"
+    rewritten(file, lambda rows: rows[:-1])
+    found = verify(file)
+    assert found.unplayed == {"frozen-lake": 1}
+    assert not found.is_complete
+    assert cli("verify", str(file)).exit_code == 1
+    assert cli("verify", str(tmp_path / "optimal" / "frozen-lake.jsonl")).exit_code == 0
+
+
+def test_a_match_is_told_by_games_that_its_rewards_confirm(tmp_path: Path) -> None:
+    """0-40 was printed as 40-0 from returns that denied their rewards; a game that stood there twice passed."""
+    agents: dict[str, Agent] = {"optimal": OptimalAgent(), "random": RandomAgent()}
+    pair = ("optimal", "random")
+
+    def again() -> list[match.Result]:
+        records = match.play(DUEL, agents, [pair], 4, tmp_path)
+        return match.report(DUEL, records, 4, tmp_path)[0]
+
+    again()
+    file = next((tmp_path / "match").glob("*.jsonl"))
+    whole = file.read_text()
+
+    def turned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [row | {"returns": {player: -value - 1 for player, value in row["returns"].items()}} for row in rows]
+
+    rewritten(file, turned)
+    with pytest.raises(RecordError, match="its rewards add up to"):
+        again()
+    file.write_text(whole + whole.splitlines()[0] + "\n")
+    with pytest.raises(RecordError, match="holds one game twice"):
+        again()
+    assert verify(file).twice == 1
+    lines = whole.splitlines()
+    file.write_text("\n".join(lines[1:]) + "\n")
+    assert verify(file).starts == 1
+    points, failed = match.points_of(file, pair, DUEL, 4)
+    (low, high) = match.result(pair, points, failed).bounds
+    assert low < high
+
+
+# ── so few games (23, 26) ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Slow(RandomAgent):
+    """Fails for ever from its n-th turn on, as an endpoint that goes away."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.turns = turns
+
+    async def act(self, view: Any, *, on_text: Any = None) -> Any:
+        self.turns -= 1
+        if self.turns < 0:
+            raise KeyboardInterrupt
+        return await super().act(view)
+
+
+def test_a_beginning_that_ends_before_a_long_game_has_no_interval(tmp_path: Path) -> None:
+    """Three of eight stops said -1.000 [-1, -1] where the whole is -0.692."""
+    solo = get_scenario("snake-solo")
+    with pytest.raises(KeyboardInterrupt):
+        played(tmp_path, Slow(260), scenario=solo, episodes=60)
+    found, notes = plays.load([tmp_path])
+    board = build(found, notes)
+    assert found[0].is_biased
+    for row in board.rows:
+        assert math.isnan(row.return_low)
+        assert math.isnan(row.return_high)
+        assert "[no interval]" in " ".join(command.tables.markdown(board).splitlines())
+    told = " ".join(board.notes)
+    assert "no interval and no comparison" in told or "has no result that counts" in told
+    assert board.pairs == []
+    played(tmp_path, RandomAgent(), scenario=solo, episodes=60)  # the same command goes on
+    whole = build(*plays.load([tmp_path]))
+    assert not math.isnan(whole.rows[0].return_low)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 8, 30, 199])
+@pytest.mark.parametrize("p", [0.9, 0.975, 0.999])
+def test_students_quantiles_are_scipys(df: int, p: float) -> None:
+    assert student_quantile(p, df) == pytest.approx(scipy_stats.t.ppf(p, df), rel=1e-6)
+
+
+def test_the_interval_of_few_seeds_by_hand() -> None:
+    """Two seeds, two starts: MS_seeds = MS_starts = MS_rest = 0.25; t with one degree of freedom is 12.706."""
+    table, mean = np.array([[1.0, 0.0], [0.0, 0.0]]), 0.25
+    half = 12.7062 * math.sqrt(0.25 / 4)  # MS_starts less MS_rest is 0
+    assert few_seeds_interval(table) == pytest.approx((mean - half, mean + half), rel=1e-4)
+    assert crossed_interval([[1.0, 0.0], [0.0, 0.0]], seed=0) == pytest.approx((mean - half, mean + half), rel=1e-4)
+    assert math.isnan(few_seeds_interval(np.ones((2, 1)))[0])
+
+
+def coverage(seeds: int, starts: int, spread: float, experiments: int = 250) -> float:
+    """How often the interval holds the mean over all seeds and starts: successes with a logit of start and seed."""
+    generator = np.random.default_rng([seeds, int(10 * spread)])
+    far = generator.normal(0, math.hypot(1.5, spread), 400_000)
+    truth, hits = float((1 / (1 + np.exp(-(0.5 + far)))).mean()), 0
+    for _ in range(experiments):
+        logits = 0.5 + generator.normal(0, 1.5, starts) + generator.normal(0, spread, (seeds, 1))
+        values = (generator.random((seeds, starts)) < 1 / (1 + np.exp(-logits))).astype(float)
+        low, high = crossed_interval(list(values), seed=0, resamples=400)
+        hits += low <= truth <= high
+    return hits / experiments
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("seeds", [2, 3, 8])
+def test_intervals_over_seeds_hold_what_they_promise(seeds: int, spread: float) -> None:
+    """With three seeds 82 to 89 % of the intervals held the mean, with two 73 %. 0.89 is 0.93 less three standard
+    errors of 250 experiments; `benchmarks/coverage.py` has them by the thousand.
+    """
+    assert coverage(seeds, 200, spread) > 0.89
+
+
+def test_a_mean_of_twenty_values_has_an_interval_that_holds(tmp_path: Path) -> None:
+    """Of skewed values 90 % did. And one value has none."""
+    generator, hits = np.random.default_rng(3), 0
+    for _ in range(300):
+        low, high = bootstrap_mean(generator.exponential(1, 20), seed=0, resamples=600)
+        hits += low <= 1 <= high
+    assert hits / 300 > 0.92
+    assert all(map(math.isnan, bootstrap_mean([3.0], seed=0)))
+    assert bootstrap_mean([2.0] * 20, seed=0) == (2.0, 2.0)
+
+
+# ── files that are none (L6, L8, L9) ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_pipes_devices_and_loops_are_no_records(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    for name in ("pipe.jsonl", "zero.jsonl", "loop.jsonl"):
+        with pytest.raises(MsgrpoError):
+            list(read_episodes(tmp_path / name))
+        with pytest.raises(MsgrpoError):
+            records_in([tmp_path / name])
+    with pytest.raises(RecordError, match="no records"):
+        records_in([tmp_path])
+
+
+@pytest.mark.parametrize(
+    "run", [{"repeats": {"random": {"frozen-lake": 10**9}}}, {"asked": {"random": {"frozen-lake": 10**12}}}]
+)
+def test_counts_that_nobody_can_mean_are_damage(run: dict[str, Any], tmp_path: Path) -> None:
+    played(tmp_path, RandomAgent(), episodes=2)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | run))
+    with pytest.raises(RecordError, match="is damaged"):
+        command.merge([tmp_path], None)
+
+
+def test_thousands_of_tellings_are_no_name(tmp_path: Path) -> None:
+    played(tmp_path, RandomAgent(), episodes=1)
+    file = next(tmp_path.glob("*/*.jsonl"))
+    rewritten(file, lambda rows: [row | {"scenario": "snake" + 5000 * "~mirrored"} for row in rows])
+    with pytest.raises(MsgrpoError, match="is retold 5000 times"):
+        verify(file)
+
+
+def test_no_escape_code_and_no_formula_gets_into_the_files(tmp_path: Path) -> None:
+    played(tmp_path, RandomAgent(), scripted("nano", answer("up")), episodes=2, names={"nano": "=HYPERLINK(1)"})
+    file = next(tmp_path.glob("nano/*.jsonl"))
+
+    def escaped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for row in rows:
+            row["settings"]["player"] |= {"x\x1b[2J": ["\x1b[2J", {"y\x1b": "z\x1b"}]}
+        return rows
+
+    rewritten(file, escaped)
+    run = json.loads((tmp_path / "run.json").read_text())
+    run["commands"] = [{"at": "\x1b[2J", "line": "msgrpo \x1b[2J"}]
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    out = tmp_path / "tables"
+    board = command.merge([tmp_path], out, mix=True)
+    assert all("\x1b" not in path.read_text() for path in out.iterdir())
+    assert "'=HYPERLINK" in csv_text(board)
+
+
+def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seldom(Errand):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            if self.left == 2 and self.steps == 1:
+                raise ZeroDivisionError("seldom")
+            return super()._advance(actions)
+
+    class Always(Errand):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            raise ZeroDivisionError("always")
+
+    def of(game: type[Game]) -> Scenario:
+        found = Scenario("errand", "errand", "Go on.", 6, "[test]", game, actions=Errand.actions, goal=True)
+        monkeypatch.setitem(SCENARIOS, "errand", found)
+        return found
+
+    played(tmp_path / "a", RandomAgent(), scenario=of(Seldom), episodes=20)
+    board = command.merge([tmp_path / "a"], None)
+    assert 0 < board.rows[0].failures["game_fault"] < 20
+    with pytest.raises(EndpointError, match=r"ZeroDivisionError: always \(.*test_evals_honest.py:"):
+        played(tmp_path / "b", RandomAgent(), scenario=of(Always), episodes=40)
+
+
+async def test_a_game_without_an_end_is_no_result() -> None:
+    episode = await play_episode(LAKE, {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0)
+    with pytest.raises(RecordError, match="outcome playing"):
+        check_consistent(episode.model_copy(update={"outcome": Outcome.PLAYING}))

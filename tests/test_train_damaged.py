@@ -1,0 +1,202 @@
+"""A run's folder that somebody changed, that a kill left in the middle, or that lost a part: named, and never
+overwritten.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import pickle
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from msgrpo_agent import files
+from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.files import digest, replace_bytes, replace_text
+from msgrpo_agent.models.paths import ADAPTER_WEIGHTS
+from msgrpo_agent.run_log import CONFIG, METRICS
+from tests.train_helpers import Told
+from train import checkpoint
+from train.checkpoint import Progress, State, load_latest
+from train.config import make_config
+from train.loop import enough_memory, train
+from train.run_folder import check_folder, writing
+
+TINY = ["groups=1", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=2", "steps=2", "checkpoint_every=1"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("damaged") / "run"
+    train(make_config(settings=TINY), out, report=Told())
+    return out
+
+
+def state(step: int = 3) -> State:
+    return State(Progress(step=step), {"w": torch.ones(1)}, {"state": {}, "param_groups": []})
+
+
+def test_the_newest_checkpoint_is_the_one_with_the_largest_number(tmp_path: Path) -> None:
+    """By their names as text, update 1,000,000 came before 999,998, and saving it deleted it."""
+    for step in (999_998, 999_999, 1_000_000):
+        checkpoint.save(tmp_path, state(step))
+    found, damaged = load_latest(tmp_path)
+    assert found is not None
+    assert (found.progress.step, damaged) == (1_000_000, [])
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000", "step-999999"]
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch it-ran",)
+
+
+HELD: dict[str, Callable[[], Any]] = {
+    "a list": lambda: [1, 2],
+    "a text": lambda: "state",
+    "no adapter": lambda: {"progress": {}, "optimizer": {}},
+    "an unknown field": lambda: {"progress": {"bogus": 1}, "adapter": {}, "optimizer": {}},
+    "a step that is a text": lambda: {"progress": {"step": "x"}, "adapter": {}, "optimizer": {}},
+    "a step below 0": lambda: {"progress": {"step": -1}, "adapter": {}, "optimizer": {}},
+    "weights that are numbers": lambda: {"progress": {}, "adapter": {"w": 1}, "optimizer": {}},
+}
+
+
+@pytest.mark.parametrize("what", [*HELD, "a pickle", "nothing", "half of it"])
+def test_a_checkpoint_with_a_right_digest_and_wrong_content_is_passed_over(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save(tmp_path, state(1))
+    folder = checkpoint.save(tmp_path, state(2))
+    whole = (folder / "state.pt").read_bytes()
+    buffer = io.BytesIO()
+    if what in HELD:
+        torch.save(HELD[what](), buffer)
+    data = {"a pickle": pickle.dumps(Evil()), "nothing": b"", "half of it": whole[: len(whole) // 2]}
+    (folder / "state.pt").write_bytes(data.get(what, buffer.getvalue()))
+    (folder / "sha256").write_text(digest(folder / "state.pt"))
+    found, damaged = load_latest(tmp_path)
+    assert found is not None
+    assert (found.progress.step, damaged) == (1, [folder])
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_going_on_without_a_checkpoint_never_overwrites_what_was_trained(
+    damage: str, trained: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    if damage == "gone":
+        shutil.rmtree(out / "checkpoints")
+    else:
+        for file in out.glob("checkpoints/*/state.pt"):
+            file.write_bytes(b"damaged")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(RunError, match="would begin at 0"):
+        train(make_config(settings=TINY), out, resume=True, report=Told())
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_weights_under_other_names_are_refused(trained: Path, tmp_path: Path) -> None:
+    """Another version of PEFT names layers in another way: nothing was loaded, and nothing was said."""
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    found, _ = load_latest(out)
+    assert found is not None
+    renamed = {f"renamed.{name}": tensor for name, tensor in found.adapter.items()}
+    checkpoint.save(out, State(found.progress, renamed, found.optimizer))
+    with pytest.raises(RunError, match="these are not the adapter's weights"):
+        train(make_config(settings=[*TINY, "steps=3"]), out, resume=True, report=Told())
+
+
+def test_a_refused_resume_changes_nothing(trained: Path, tmp_path: Path) -> None:
+    """The metrics were cut before the run was refused."""
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    rows = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+    (out / METRICS).write_text("".join(json.dumps(row | {"suite_version": 1}) + "\n" for row in rows))
+    before = (out / METRICS).read_bytes()
+    with pytest.raises(RunError, match="suite version"):
+        train(make_config(settings=[*TINY, "steps=3"]), out, resume=True, report=Told())
+    assert (out / METRICS).read_bytes() == before
+
+
+def test_a_run_that_was_killed_while_its_settings_were_put_in_place_begins(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / f".{CONFIG}.x1.part").write_text("{")
+    check_folder(out, make_config(settings=TINY), resume=False)
+    train(make_config(settings=[*TINY, "steps=1"]), out, report=Told())
+    assert not list(out.glob(".*.part"))
+
+
+def test_two_writers_of_one_file_do_not_collide(tmp_path: Path) -> None:
+    """On one temporary name, 97 of 6,000 writes of two writers failed."""
+    file, failed = tmp_path / "f", []
+
+    def write(text: str) -> None:
+        for _ in range(300):
+            try:
+                replace_text(file, text * 1000)
+                assert len(set(file.read_text())) == 1
+            except Exception as error:
+                failed.append(error)
+
+    writers = [threading.Thread(target=write, args=(letter,)) for letter in "ab"]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join()
+    assert failed == []
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_what_is_put_in_place_was_synced_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole after a power cut, too: the data is on the disk before the name is, and then the name."""
+    done: list[str] = []
+    fsync, move = os.fsync, Path.replace
+    monkeypatch.setattr(files.os, "fsync", lambda fd: (done.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1])
+    monkeypatch.setattr(Path, "replace", lambda self, to: (done.append("moved"), move(self, to))[1])
+    replace_bytes(tmp_path / "f", b"x")
+    assert done[1:] == ["moved", str(tmp_path)]
+    assert done[0].startswith(str(tmp_path / ".f."))
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o666 & ~files._umask()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+        (OSError(errno.EACCES, "Permission denied", "f"), "cannot be read or written"),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "the system has refused something"),
+        (TimeoutError(), "the system has refused something"),
+    ],
+)
+def test_only_a_full_disk_is_called_one(error: OSError, says: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught, writing(tmp_path):
+        raise error
+    assert says in caught.value.message
+    assert ("room" in str(caught.value.fix)) == (error.errno == errno.ENOSPC)
+
+
+@pytest.mark.parametrize("said", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])
+def test_memory_that_a_library_lacks_is_one_clear_error(said: str) -> None:
+    with pytest.raises(RunError, match="not enough memory"), enough_memory():
+        raise RuntimeError(said)
+
+
+def test_settings_that_are_damaged_are_named(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text("[" * 100_000)
+    (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"")
+    with pytest.raises(UsageError, match="is damaged"):
+        check_folder(tmp_path, make_config(), resume=True)
