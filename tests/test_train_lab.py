@@ -270,3 +270,23 @@ def test_equal_seeds_of_two_arms_differ_by_nothing_and_budgets_are_the_smallest(
     assert "2 seeds an arm" in markdown(report)
     early = reported(study | {"seeds": 8}, values, {"a": [short, short], "b": [long, long]})
     assert "2 of 8 seeds an arm" in markdown(early)
+
+
+def test_a_study_of_a_game_of_two_is_tested_in_matches(tmp_path: Path) -> None:
+    """It failed after all its training; and the mean over both seats of a zero-sum game would be 0 whatever was
+    learnt.
+    """
+    file, out = tmp_path / "duel.toml", tmp_path / "out"
+    said = STUDY.replace('scenario = "frozen-lake"', 'scenario = "snake-duel"').replace(
+        "test_episodes = 4", "test_episodes = 3"
+    )
+    file.write_text(said.replace('[arms.uniform]\nselection = "uniform"\n', "").replace("steps = 2", "steps = 1"))
+    study = load_study(file)
+    assert study.opponent() == "optimal"
+    report = run(study, out, 1, print)
+    ((values,),) = [found["values"] for found in report["arms"].values()]
+    assert len(values) == 3
+    assert set(values) <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    (record,) = out.glob("aaw/seed-0/test/match/*.jsonl")
+    assert len(record.read_text().splitlines()) == 6
+    assert run(study, out, 1, print) == report  # nothing is played twice

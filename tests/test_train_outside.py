@@ -3,7 +3,9 @@ be learnt."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,18 @@ import torch
 from msgrpo_agent.agent import Completion, LanguageAgent
 from msgrpo_agent.episode import Turn
 from msgrpo_agent.errors import UsageError
+from msgrpo_agent.game import Game, Scenario, stream
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.games.template import write
 from msgrpo_agent.parse import parse_action
+from msgrpo_agent.references import RandomAgent
+from msgrpo_agent.rollout import play_episode
 from msgrpo_agent.run_log import read_rows
 from msgrpo_agent.specs import make_agent
 from tests.train_helpers import Told
 from train import loop
 from train.advice import advice, idle
-from train.collect import Group, opponent_of, own_turns, seats_in, seats_of
+from train.collect import Group, beginning, opponent_of, own_turns, seats_in, seats_of
 from train.config import TrainConfig, make_config
 from train.display import Quiet
 from train.teach import rows_of, teach
@@ -149,3 +154,39 @@ def test_turns_with_another_history_are_in_another_state() -> None:
 def test_an_opponent_needs_a_game_of_two() -> None:
     with pytest.raises(UsageError, match="has one player"):
         config("opponent=random", scenario="snake")
+
+
+def test_where_luck_lies_in_the_start_each_trajectory_has_a_start_of_its_own() -> None:
+    """The group's one state was made with a luck that nobody had: gates and words judged answers against it."""
+    cards = dealt()
+    assert cards.luck_in_start
+    episodes = [
+        asyncio.run(
+            play_episode(
+                cards, dict.fromkeys(cards.players, RandomAgent()), start_seed=1, chance_seed=luck, sampling_seed=luck
+            )
+        )
+        for luck in range(6)
+    ]
+    group = Group.of(beginning(cards), episodes, cards.players[0], 0)
+    assert group is not None
+    assert [group.origin(j).observe(cards.players[0]) for j in range(6)] == [one.turns[0].state for one in episodes]
+    assert len({one.turns[0].state for one in episodes}) > 1
+
+
+class Dealt(Game):
+    actions = ("on", "off")
+
+    def __init__(self, start_seed: int, chance_seed: int) -> None:
+        super().__init__(2)
+        self.card = int(stream(chance_seed, "deal").integers(52))
+
+    def observe(self, player: str) -> str:
+        return f"you hold {self.card}, step {self.steps}"
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        return {"player": float(self.card)}
+
+
+def dealt() -> Scenario:
+    return Scenario("dealt", "dealt", "Hold.", 2, "[test]", Dealt, actions=Dealt.actions, luck_in_start=True)

@@ -110,3 +110,22 @@ def test_a_rank_that_is_killed_ends_all_and_resume_goes_on(both: tuple[Path, Pat
     assert done.returncode == 0, done.stderr
     one, two = (load_file(folder / "adapter_model.safetensors") for folder in (both[0], out))
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_gate_that_answers_by_chance_is_asked_by_the_first_rank_alone(tmp_path: Path) -> None:
+    """Two ranks with two verdicts took different minibatches in silence, and hung in the fifth update."""
+    (tmp_path / "chancy.py").write_text(
+        "import os, random\n"
+        "def gate(group):\n"
+        "    with open(os.environ['ASKED'], 'a') as file: file.write(os.environ['RANK'] + ' ')\n"
+        "    return random.SystemRandom().random() < 0.5\n"
+    )
+    asked = tmp_path / "asked"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}", "ASKED": str(asked)}
+    done = subprocess.run(
+        command(tmp_path / "run", 2, "--set", "gate=chancy:gate"),
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert set(asked.read_text().split()) == {"0"}

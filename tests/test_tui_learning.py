@@ -20,7 +20,7 @@ from msgrpo_agent.errors import MsgrpoError, RecordError, UsageError
 from msgrpo_agent.run_log import GroupRow, Member, Update
 from tests.tui_helpers import NARROWEST, ManualClock, footer_width
 from tui.app import PlayApp
-from tui.learning import Learning, duration, sign
+from tui.learning import SIGNS, Learning, duration, sign
 from tui.screens.learn import LOOK_S, LearnScreen
 from tui.session import Session
 
@@ -339,3 +339,12 @@ async def shown_and_walked(watched: Learning) -> None:
         await pilot.press("down", "up", "tab", "left", "n", "right", "end")
         await pilot.pause()
         assert app.is_running
+
+
+def test_every_sign_of_the_plain_twin_is_explained_in_words() -> None:
+    """It is what a screen reader gets: triangles without a legend."""
+    members = [Member(total=0, advantage=a, kept=kept) for a in (-1, 0, 1) for kept in (True, False)]
+    assert {sign(member) for member in members} == set("▲△▼▽•·")
+    assert all(mark in SIGNS for mark in map(sign, members))
+    for words in ("better", "worse", "equal", "learnt", "did not see"):
+        assert words in SIGNS
