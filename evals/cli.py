@@ -13,7 +13,7 @@ from rich.text import Text
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.output import Json, out, print_json, say
-from msgrpo_agent.text import printable
+from msgrpo_agent.text import interval_text, printable
 
 commands = typer.Typer()
 
@@ -157,6 +157,7 @@ def verify(
 
     from evals.record import records_in
     from evals.verify import ask_again, verify
+    from msgrpo_agent.agent import Agent
     from msgrpo_agent.specs import make_agent
 
     if bool(ask) != (agent is not None):
@@ -166,8 +167,17 @@ def verify(
         found = verify(file)
         complete = complete and found.is_complete
         out.print(printable(f"{file}: {found.told}"), soft_wrap=True, markup=False, highlight=False)
-        if agent is not None:
-            out.print(f"  {asyncio.run(ask_again(file, make_agent(agent), ask)).told}", markup=False, highlight=False)
+    if agent is not None:
+
+        async def ask_all(asked: Agent) -> None:
+            try:
+                for file in records_in(files):
+                    said = (await ask_again(file, asked, ask)).told
+                    out.print(printable(f"{file}: {said}"), soft_wrap=True, markup=False, highlight=False)
+            finally:
+                await asked.close()
+
+        asyncio.run(ask_all(make_agent(agent)))
     if not complete:
         raise typer.Exit(1)
 
@@ -197,11 +207,16 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
     for one in results:
         counts = map(str, (one.wins, one.draws, one.losses))
         table.add_row(
-            Text(one.first), Text(one.second), *counts, f"{one.score:.3f}", f"[{one.low:.3f}, {one.high:.3f}]"
+            Text(one.first),
+            Text(one.second),
+            *counts,
+            f"{one.score:.3f}",
+            Text(interval_text(one.low, one.high, ".3f")),
         )
     out.print(table)
     for one in rated:
-        out.print(f"{one.agent}: {one.elo:+.0f} Elo [{one.low:+.0f}, {one.high:+.0f}]", markup=False, highlight=False)
+        said = f"{one.agent}: {one.elo:+.0f} Elo {interval_text(one.low, one.high, '+.0f')}"
+        out.print(said, markup=False, highlight=False)
     left_out = sum(one.failed for one in results)
     if left_out:
         say(

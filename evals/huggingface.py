@@ -55,8 +55,11 @@ COLUMNS = {
     "return": ("double", "sum of the rewards; null without a result"),
     "success": ("bool", "whether the goal was reached; null without a result, or in a game without a goal"),
     "outcome": ("string", "`terminated` or `truncated` (the step limit); null without a result"),
-    "error": ("string", "null for a result; else the kind of failure at which the endpoint ended this attempt"),
-    "error_message": ("string", "the endpoint's words"),
+    "error": (
+        "string",
+        "null for a result; else the kind of failure, the endpoint's or the game's, that ended this attempt",
+    ),
+    "error_message": ("string", "what failed, in words"),
     "steps": ("int32", "how many were played"),
     "prefix": ("string", "the part of the prompt that never changes: instructions, rules, actions; null without one"),
     "settings": ("string", "JSON: model, weights, sampling, hash of the prompt's template"),

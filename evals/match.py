@@ -9,7 +9,6 @@ odds of ten to one) around a mean of 0. Intervals are percentile bootstraps over
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,16 +19,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evals.plays import check_consistent
 from evals.record import RecordFile, as_recorded, folder_name
-from evals.stats import bootstrap_mean, ends
+from evals.stats import ends, share_interval
 from evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
+from evals.verify import MATCHES, first_difference
 from msgrpo_agent.agent import Agent
 from msgrpo_agent.episode import Episode, read_episodes
 from msgrpo_agent.errors import RecordError, UsageError
 from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rollout import play_episode
+from msgrpo_agent.text import as_json
 
 RESAMPLES = 1000
 ELO = 400 / math.log(10)
@@ -83,7 +83,7 @@ def play(
     """
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
-    records = [(pair, out / "match" / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
+    records = [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
     asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))
     return records
 
@@ -120,7 +120,8 @@ async def _play_all(
             known = set()
             for episode in read_episodes(file):
                 _check_same(episode, scenario, agents, pair, file)
-                check_consistent(episode)
+                if (difference := first_difference(episode)) is not None:
+                    raise RecordError(f"{file}: the start {episode.start_seed} does not replay: {difference}")
                 if episode.error is None and _key(episode) in known:
                     raise RecordError(f"{file} holds one game twice: start {episode.start_seed}")
                 if episode.error is None:
@@ -196,7 +197,7 @@ def result(pair: tuple[str, str], points: Mapping[int, Sequence[float]], failed:
         raise UsageError(f"no start of {pair[0]} against {pair[1]} was finished", fix="the same command goes on")
     single = [value for both in points.values() for value in both]
     means = np.array([sum(both) / 2 for both in points.values()])
-    low, high = bootstrap_mean(means, seed=0, resamples=RESAMPLES)
+    low, high = share_interval(means, resamples=RESAMPLES)
     return Result(
         *pair,
         starts=len(points),
@@ -252,7 +253,9 @@ def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int,
     generator = np.random.default_rng(0)
     counts = generator.multinomial(len(starts), [1 / len(starts)] * len(starts), size=RESAMPLES // 5)
     drawn = np.array([rated(dict(zip(starts, map(float, row), strict=True))) for row in counts])
-    low, high = np.quantile(drawn, ends(len(starts)), axis=0)
+    low, high = (
+        np.quantile(drawn, ends(len(starts)), axis=0) if len(starts) > 1 else np.full((2, len(agents)), np.nan)
+    )
     found = [Rating(agent, *map(float, (best[i], low[i], high[i]))) for agent, i in place.items()]
     return sorted(found, key=lambda rating: -rating.elo)
 
@@ -273,7 +276,7 @@ def report(
         "ratings": list(map(asdict, rated)),
     }
     try:
-        replace_text(out / "match.json", json.dumps(held, indent=2) + "\n")
+        replace_text(out / "match.json", as_json(held, indent=2) + "\n")
     except OSError as error:
         raise RecordError(f"{out / 'match.json'} cannot be written: {error.strerror}") from error
     return results, rated

@@ -35,6 +35,7 @@ from evals.tables import (
 )
 from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.game import MISTAKE
+from msgrpo_agent.text import interval_text
 
 REPLAYS = 50  # of each agent and scenario: the file stays small
 LABEL = 30  # characters of an agent's name in a chart
@@ -182,8 +183,20 @@ def return_axis(rows: Iterable[Row]) -> Axis:
     """The one scale of all charts of returns: from zero, or below, to the highest end of an interval."""
     shown = [row for row in rows if row.success_rate is None]
     return axis(
-        min([0.0, *(row.return_low for row in shown), *(row.return_mean for row in shown)]),
-        max([0.0, *(row.return_high for row in shown), *(row.return_mean for row in shown)]),
+        min(
+            [
+                0.0,
+                *(row.return_low for row in shown if not math.isnan(row.return_low)),
+                *(row.return_mean for row in shown),
+            ]
+        ),
+        max(
+            [
+                0.0,
+                *(row.return_high for row in shown if not math.isnan(row.return_high)),
+                *(row.return_mean for row in shown),
+            ]
+        ),
     )
 
 
@@ -220,7 +233,8 @@ def _bar(row: Row, scale: Axis, top: int) -> str:
     """One agent's line of a chart: its name and its value, below them bar, interval and optimum."""
     mean, low, high = _estimate(row)
     goal = row.success_rate is not None
-    value = f"{mean:.1%} [{low:.1%}, {high:.1%}]" if goal else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+    form = ".1%" if goal else "+.3f"
+    value = f"{mean:{form}} {interval_text(low, high, form)}"
     start, end = sorted((0.0, mean))
     width = float(scale.x(end)[:-1]) - float(scale.x(start)[:-1])
     middle = top + 27
@@ -229,9 +243,10 @@ def _bar(row: Row, scale: Axis, top: int) -> str:
         f'<text x="{MARGIN}%" y="{top + 15}">{escape(shortened(named(row.agent, row.prompt)))}</text>',
         f'<text class="value" x="{100 - MARGIN}%" y="{top + 15}">{value}</text>',
         f'<rect class="bar" x="{scale.x(start)}" y="{top + 21}" width="{width:.2f}%" height="12"/>',
-        _line(scale.x(low), middle, scale.x(high), middle, "interval"),
-        *(_line(scale.x(end), middle - 4, scale.x(end), middle + 4, "interval") for end in (low, high)),
     ]
+    if not math.isnan(low):
+        marks.append(_line(scale.x(low), middle, scale.x(high), middle, "interval"))
+        marks += [_line(scale.x(end), middle - 4, scale.x(end), middle + 4, "interval") for end in (low, high)]
     if row.optimum is not None:
         marks.append(
             f'<circle cx="{scale.x(row.optimum)}" cy="{middle}" r="4"><title>{row.optimum:.1%}</title></circle>'

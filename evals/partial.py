@@ -16,6 +16,7 @@ from evals.record import as_recorded
 from evals.suites import EpisodeSeeds
 from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import GameError, RecordError
+from msgrpo_agent.files import read_regular
 from msgrpo_agent.game import Game
 from msgrpo_agent.rollout import observation_of
 
@@ -42,7 +43,7 @@ class Partial:
 
     def _read(self) -> None:
         try:
-            lines = self.path.read_bytes().split(b"\n")
+            lines = read_regular(self.path).split(b"\n")
         except FileNotFoundError:
             return
         except OSError as error:

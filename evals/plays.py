@@ -68,7 +68,8 @@ class Series:
         bias is gone from about twice as many episodes as are played at once.
         """
         ended = len(self.finished) + len(self.unfinished)
-        broken_off = bool(self.left_out) or (self.asked is not None and ended < self.asked)
+        short = self.asked is not None and ended < self.asked and self.interrupted > 0  # a budget ends in good order
+        broken_off = bool(self.left_out) or short
         return broken_off and ended < SOUND_FROM * (self.at_once or CONCURRENCY)
 
     @property
@@ -232,10 +233,12 @@ def speaks(episode: Episode, player: str) -> bool:
 
 def _check_names(run: Run) -> None:
     """Raise RecordError for a table's name that makes one agent another: all are measured against these two."""
+    taken = {*COMPUTED, "human", *run.asked}
     for spec, name in run.names.items():
-        if name in COMPUTED and name != spec:
+        plain = " ".join(name.split()).casefold()
+        if any(plain == other.casefold() for other in taken if other != spec):
             raise RecordError(
-                f"run.json calls the agent {spec} {name}, who all are measured against",
+                f"run.json calls the agent {spec} {name!r}, as another agent is called",
                 fix="give it another name: msgrpo eval --name",
             )
 

@@ -68,7 +68,11 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
         return [], notes
     found, draws = np.mean([means for means, _ in counted], axis=0), np.mean([drawn for _, drawn in counted], axis=0)
     draws = draws[~np.isnan(draws).any(axis=1)]
-    quantiles = ends(min(len(play.by_start) for _, table in tables for play in table.values()), LEVEL)
+    fewest = min(len(set.intersection(*(set(table[key].by_start) for key in agents))) for _, table in tables)
+    if fewest < 2:
+        notes.append("no overall score: from one start nothing says how far apart the agents are")
+        return [], notes
+    quantiles = ends(fewest, LEVEL)
     rows = []
     for i, (label, prompt) in enumerate(agents):
         apart = [np.quantile(draws[:, i] - draws[:, j], quantiles) for j in range(len(agents))]

@@ -10,7 +10,15 @@ from statistics import fmean, pstdev, pvariance
 from pydantic import BaseModel
 
 from evals.plays import Series
-from evals.stats import Difference, bootstrap_mean, detectable_difference, mcnemar_exact, paired_difference, wilson
+from evals.stats import (
+    Difference,
+    bootstrap_mean,
+    detectable_difference,
+    mcnemar_exact,
+    paired_difference,
+    share_interval,
+    wilson,
+)
 from evals.suites import EpisodeSeeds
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.errors import RecordError
@@ -178,7 +186,7 @@ def _add_success(row: Row, episodes: Sequence[Episode], play: Series) -> None:
     row.success_low, row.success_high = wilson(row.successes, len(episodes))
     if play.repeats > 1:  # Wilson's interval takes episodes for independent
         means = [fmean(bool(episode.success) for episode in group) for group in play.by_start.values()]
-        row.success_low, row.success_high = bootstrap_mean(means, seed=BOOTSTRAP_SEED)
+        row.success_low, row.success_high = share_interval(means)
     chances = [chance for episode in episodes if (chance := exact_optimum(episode)) is not None]
     if len(chances) < len(episodes):
         return
@@ -244,7 +252,7 @@ def retellings(plays: Sequence[Series]) -> list[Retelling]:
         same = (p for p in plays if (p.label, p.prompt, p.scenario) == (told.label, told.prompt, scenario.plain))
         plain = next(same, None)
         shared = [seeds for seeds in told.finished if plain and seeds in plain.finished]
-        if plain is None or not shared:
+        if plain is None or not shared or told.is_biased or plain.is_biased:
             continue
         scores = [[play.finished[seeds].score for seeds in shared] for play in (told, plain)]
         difference = _paired(shared, *scores)

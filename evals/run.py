@@ -18,10 +18,11 @@ from evals.record import FREE, Command, Price, Record, Run, changing_run, folder
 from evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
 from msgrpo_agent.agent import Agent, LanguageAgent
 from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import EndpointError, UsageError
+from msgrpo_agent.errors import EndpointError, GameFaultError, UsageError
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.judge import add_regrets
-from msgrpo_agent.rollout import new_episode, play_on
+from msgrpo_agent.limits import games_code
+from msgrpo_agent.rollout import GAME_FAULT, new_episode, play_on
 
 ATTEMPTS = 3  # an episode that failed this often by its own fault (one attempt a start) is given up
 FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
@@ -353,11 +354,16 @@ async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Ep
     progress.on_change(progress)
     try:
         agents = dict.fromkeys(job.scenario.players, agent)
-        game = job.scenario.new(job.seeds.start, job.seeds.chance)
         episode = new_episode(job.scenario, agents, *job.seeds)
-        job.partial.take_up(job.seeds, game, episode)
-        await play_on(game, episode, job.scenario, agents, after_step=partial(_after_step, job, progress))
-        if regret and job.scenario.judge is not None:
+        try:
+            game = job.scenario.new(job.seeds.start, job.seeds.chance)
+            with games_code(job.scenario.id):
+                job.partial.take_up(job.seeds, game, episode)
+        except GameFaultError as fault:
+            episode.error, episode.error_message = GAME_FAULT, fault.message
+        else:
+            await play_on(game, episode, job.scenario, agents, after_step=partial(_after_step, job, progress))
+        if regret and job.scenario.judge is not None and episode.error is None:
             await add_regrets(job.scenario, episode)
     finally:
         progress.running -= 1

@@ -69,6 +69,18 @@ def bootstrap_mean(values: ArrayLike, *, seed: int, level: float = 0.95, resampl
     return min(low, studentised[0]), max(high, studentised[1])
 
 
+def share_interval(values: ArrayLike, *, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Interval of a mean of values in [0, 1], each of a start: `bootstrap_mean` within these bounds.
+
+    Where all are 0, or all are 1, the bootstrap knows no other value, and Wilson's interval of the starts is taken.
+    """
+    found = _checked(values)
+    if found.min() == found.max() and found[0] in (0.0, 1.0):
+        return wilson(int(found.sum()), len(found))
+    low, high = bootstrap_mean(found, seed=seed, resamples=resamples)
+    return max(0.0, low), min(1.0, high)
+
+
 def ends(n: int, level: float = 0.95) -> list[float]:
     """The two quantiles of a bootstrap over n units: (1 ∓ level) / 2, of few units moved outwards."""
     if n >= FEW_EPISODES or n < 2:
@@ -233,9 +245,13 @@ def crossed_bootstrap(
     Raises ValueError without a seed, and where the seeds have different numbers of episodes.
     """
     values_SN = _by_seed(values_by_seed)
+    if values_SN.shape[1] == 1:
+        return math.nan, math.nan
     by_seed_RS = resampled_means(values_SN, seed=seed, resamples=resamples)
     drawn_RS = np.random.default_rng([seed, 1]).integers(len(values_SN), size=by_seed_RS.shape)
-    return _percentiles(np.take_along_axis(by_seed_RS, drawn_RS, axis=1).mean(axis=1), level)
+    means_R = np.take_along_axis(by_seed_RS, drawn_RS, axis=1).mean(axis=1)
+    low, high = np.quantile(means_R, ends(values_SN.shape[1], level))
+    return float(low), float(high)
 
 
 def seeds_alike(values_by_seed: Sequence[ArrayLike], *, seed: int, draws: int = 10_000) -> float:
@@ -267,8 +283,3 @@ def _checked(values: ArrayLike) -> NDArray[np.float64]:
     if array.ndim != 1 or len(array) == 0 or not np.isfinite(array).all():
         raise ValueError(f"expected a list of finite numbers, not {values!r}")
     return array
-
-
-def _percentiles(means: NDArray[np.float64], level: float) -> Interval:
-    low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
-    return float(low), float(high)

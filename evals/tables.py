@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from evals.ranking import Overall
 from evals.rows import Pair, Retelling, Row
 from msgrpo_agent.games.retold import SIGN
 from msgrpo_agent.prompt import PromptTemplate
+from msgrpo_agent.text import interval_text
 
 SCORES = ("agent", "n", "return", "success", "of optimum", "steps")
 OVERALL = ("rank", "agent", "score", "95 % interval", "scenarios")
@@ -31,7 +31,7 @@ def cells(row: Row) -> list[str]:
     """A row as text, in the order of SCORES and ANSWERS; – where there is nothing to say."""
     success = "–"
     if row.success_rate is not None and row.success_low is not None and row.success_high is not None:
-        success = f"{row.success_rate:.1%} {interval(row.success_low, row.success_high, '.1%')}"
+        success = f"{row.success_rate:.1%} {interval_text(row.success_low, row.success_high, '.1%')}"
     failures = ", ".join(f"{kind} {count}" for kind, count in row.failures.items())
     if row.retries:
         failures = f"{failures or 0}, {row.retries} retried"
@@ -41,7 +41,7 @@ def cells(row: Row) -> list[str]:
     return [
         named(row.agent, row.prompt),
         str(row.episodes) if row.asked in (None, row.episodes) else f"{row.episodes} of {row.asked}",
-        f"{row.return_mean:+.3f} {interval(row.return_low, row.return_high)}",
+        f"{row.return_mean:+.3f} {interval_text(row.return_low, row.return_high)}",
         success,
         "–" if row.optimum_share is None else f"{row.optimum_share:.1%}",
         f"{row.steps_mean:.1f}" + ("" if row.regret_mean is None else f" (lost {row.regret_mean:.3f} a move)"),
@@ -53,11 +53,6 @@ def cells(row: Row) -> list[str]:
         "–" if row.cost_usd is None else f"${row.cost_usd:.4f}" + (" +?" if row.usage_missing else ""),
         f"{row.seconds_per_step:.3f}" if row.seconds_per_step is not None else "–",
     ]
-
-
-def interval(low: float, high: float, form: str = "+.3f") -> str:
-    """An interval, or that there is none."""
-    return "[no interval]" if math.isnan(low) or math.isnan(high) else f"[{low:{form}}, {high:{form}}]"
 
 
 def named(agent: str, prompt: str) -> str:
@@ -82,7 +77,7 @@ def retold_cells(row: Retelling) -> list[str]:
         f"{row.scenario}{SIGN}{row.telling}",
         f"{row.plain:.3f}",
         f"{row.told:.3f}",
-        f"{row.difference:+.3f} {interval(row.low, row.high)}",
+        f"{row.difference:+.3f} {interval_text(row.low, row.high)}",
     ]
 
 
@@ -107,7 +102,7 @@ def pair_cells(pair: Pair) -> list[str]:
         pair.b,
         str(pair.episodes),
         f"{pair.difference:+.3f}",
-        interval(pair.low, pair.high),
+        interval_text(pair.low, pair.high),
         "–" if pair.mcnemar_p is None else f"{pair.mcnemar_p:.3g}",
         "–" if pair.detectable is None else f"{pair.detectable:.3f}",
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -13,18 +12,20 @@ from pathlib import Path
 from evals.record import run_of, seeds_of
 from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo_agent.agent import Agent, LanguageAgent
-from msgrpo_agent.episode import Episode, Turn, read_episodes
-from msgrpo_agent.errors import MsgrpoError, RecordError
+from msgrpo_agent.episode import Episode, Turn, read_episodes, versions
+from msgrpo_agent.errors import GameFaultError, MsgrpoError, RecordError
 from msgrpo_agent.game import Game, Outcome, Scenario
 from msgrpo_agent.games import recorded_scenario
 from msgrpo_agent.judge import judged
+from msgrpo_agent.limits import games_code
 from msgrpo_agent.parse import parse_action
 from msgrpo_agent.prompt import PromptTemplate, recorded_template
 from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import observation_of, replay, view_of
+from msgrpo_agent.rollout import GAME_FAULT, observation_of, replay, view_of
 
+MATCHES = "match"  # the folder of their records
 # The players whose every move follows from the game and the seeds: verifying plays them again.
-COMPUTED: dict[str, Agent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
+COMPUTED: dict[str, RandomAgent | OptimalAgent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
 
 
 def nth(path: Path, number: int) -> Episode:
@@ -50,6 +51,7 @@ class Verified:
     )  # scenario -> episodes that were asked for and are not there
     twice: int = 0  # lines that repeat an episode
     computed: int = 0  # turns of players whose every move follows from the seeds, played again
+    outdated: int = 0  # episodes of a reference player of another version
     starts: int = 0  # of a match, whose other seat has no line
 
     @property
@@ -74,7 +76,9 @@ class Verified:
         if self.misjudged:
             parts.append(f"REGRETS: those of {self.misjudged} are not what the judge says now")
         if self.failed:
-            parts.append(f"{self.failed} have no result, because the endpoint gave none; nothing here can check that")
+            parts.append(f"{self.failed} have no result, because the endpoint or the game failed")
+        if self.outdated:
+            parts.append(f"{self.outdated} were played by the reference of another version and were not played again")
         if self.foreign:
             parts.append(f"the seeds of {self.foreign} belong to no suite, so nothing says how they were chosen")
         if self.twice:
@@ -114,7 +118,9 @@ def verify(path: Path) -> Verified:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
         found.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
         found.misjudged += not _judged_so(episode)
-        found.computed += sum(episode.agents[turn.player] in COMPUTED for turn in episode.turns)
+        computed = [turn for turn in episode.turns if episode.agents[turn.player] in COMPUTED]
+        found.computed += sum(_same_program(episode, turn) for turn in computed)
+        found.outdated += not all(_same_program(episode, turn) for turn in computed)
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
@@ -124,7 +130,10 @@ def verify(path: Path) -> Verified:
         found.twice += before != number
         if run is not None and before != number:
             raise RecordError(f"{path}: episode {number} is episode {before} once more")
-    found.starts = sum(number == 1 for number in pairs.values())
+    if path.parent.name == MATCHES:
+        found.starts = sum(number == 1 for number in pairs.values())
+    elif run is None:
+        found.twice = 0  # nothing says that this is one evaluation: games by hand may be played again
     if not found.episodes and (run is None or path.stat().st_size):
         raise RecordError(f"{path} holds no episode")
     for scenario_id in {**finished, **failed}:
@@ -169,7 +178,12 @@ def first_difference(episode: Episode) -> str | None:
 
 def _differences(episode: Episode) -> Iterator[str]:
     scenario = recorded_scenario(episode.scenario)
-    game = scenario.new(episode.start_seed, episode.chance_seed)
+    try:
+        game = scenario.new(episode.start_seed, episode.chance_seed)
+    except GameFaultError:
+        if episode.error != GAME_FAULT or episode.turns:
+            raise
+        return  # it says so itself
     if set(episode.agents) != set(game.players):
         yield f"players {sorted(episode.agents)}, the game has {sorted(game.players)}"
         return
@@ -211,13 +225,17 @@ def _not_theirs(episode: Episode, scenario: Scenario, game: Game, turns: list[Tu
     """Where a player whose moves follow from the seeds has not moved so: another one has played under that name."""
     for turn in turns:
         player = COMPUTED.get(episode.agents[turn.player])
-        if player is None:
+        if player is None or not _same_program(episode, turn):
             continue
-        view = view_of(game, scenario, turn.player, episode.sampling_seed)
-        chosen = asyncio.run(player.act(view)).action
+        chosen = player.choose(view_of(game, scenario, turn.player, episode.sampling_seed))
         if chosen != turn.action:
             name = episode.agents[turn.player]
             yield f"step {turn.step}: {name} would have played {chosen}, the record says {turn.action}"
+
+
+def _same_program(episode: Episode, turn: Turn) -> bool:
+    """Whether the moves were computed by this version: a later reference player may know better ones."""
+    return episode.agents[turn.player] == "random" or episode.versions.get("msgrpo") == versions()["msgrpo"]
 
 
 def _of_step(game: Game, turns: list[Turn], last: dict[str, Turn]) -> Iterator[str]:
@@ -230,7 +248,8 @@ def _of_step(game: Game, turns: list[Turn], last: dict[str, Turn]) -> Iterator[s
             parsed = parse_action(turn.answer, game.actions, game.legal(turn.player))
             if (parsed.action, parsed.failure) != (turn.action, turn.failure):
                 yield f"step {step}: action {turn.action} ({turn.failure}), now {parsed.action} ({parsed.failure})"
-    rewards = game.step({turn.player: turn.action for turn in turns})
+    with games_code(type(game).__name__):
+        rewards = game.step({turn.player: turn.action for turn in turns})
     for turn in turns:
         if turn.reward != rewards[turn.player]:
             yield f"step {step}: reward {turn.reward:g} of {turn.player}, now {rewards[turn.player]:g}"

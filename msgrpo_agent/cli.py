@@ -54,7 +54,7 @@ def make_app() -> typer.Typer:
             list[str] | None,
             typer.Option(
                 help="What a record, a run's folder or a study may name: file.py:scenario and module:function, whose "
-                "code runs, or a server's URL; may repeat."
+                "code runs, a server's URL, a folder; may repeat."
             ),
         ] = None,
     ) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from msgrpo_agent.errors import GameError, GameFaultError, TookTooLongError, where_raised
 from msgrpo_agent.game import SPLITS, Game, Outcome, Role, Scenario, stream
 from msgrpo_agent.limits import GAME_S, is_interrupt, within
+from msgrpo_agent.references import best_actions
 from msgrpo_agent.rollout import observation_of
 from msgrpo_agent.text import printable
 
@@ -43,7 +44,7 @@ RULES: dict[str, str] = {
     "board": "rows of one length, and every letter in the legend; a role is one of msgrpo_agent.game.Role",
     "splits": "make different seeds draw different starts; or say one_start=True",
     "goal": "success is True or False where goal=True, and None where it is not",
-    "reference": "reference(game, player) returns some of the actions that are legal now",
+    "reference": "reference(game, player) returns some of the actions that are legal now, each time the same",
     "describe": "describe(game, player) returns text without <action>",
 }
 STEPS_PLAYED = 400  # at most, of one play: a rule that holds so long is believed
@@ -219,9 +220,9 @@ def _check_state(scenario: Scenario, game: Game) -> None:
         known = bool(legal) and (not game.actions or set(legal) <= set(game.actions))
         _require(known, "actions", f"legal for {player} are {legal} at step {game.steps}")
         if scenario.reference is not None:
-            best = list(scenario.reference(game, player))
-            fine = bool(best) and set(best) <= set(legal)
-            _require(fine, "reference", f"it says {best} at step {game.steps}, legal are {list(legal)}")
+            best = best_actions(scenario, game, player)
+            again = best_actions(scenario, game, player)
+            _require(best == again, "reference", f"at step {game.steps} it says {best}, and asked again {again}")
         if scenario.describe is not None:
             said = scenario.describe(game, player)
             _require(bool(said.strip()) and "<action>" not in said, "describe", f"it says {said!r}")
@@ -284,7 +285,8 @@ def trace(scenario: Scenario, seed: int) -> str:
         for _ in range(STEPS_PLAYED):
             if game.outcome is not Outcome.PLAYING:
                 break
-            found.update(repr((_seen(game), game.board())).encode())
+            best = [list(best_actions(scenario, game, p)) for p in game.to_move] if scenario.reference else []
+            found.update(repr((_seen(game), game.board(), best)).encode())
             game.step(_random_moves(game, generator))
         found.update(repr(_seen(game)).encode())
     return found.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -33,12 +34,25 @@ def replace_bytes(file: Path, data: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
+def read_regular(file: Path) -> bytes:
+    """The bytes of a file. Raises OSError for a pipe, a device and the like, which would be read for ever."""
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return file.read_bytes()
+
+
 PART = ".part"  # how the name of a file ends that is being written
 
 
 def is_part(file: Path) -> bool:
     """Whether it is what a killed writer left of a file."""
     return file.name.startswith(".") and file.name.endswith(PART)
+
+
+def sync_file(file: Path) -> None:
+    """Make what a library has written survive a power cut."""
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def sync_folder(folder: Path) -> None:

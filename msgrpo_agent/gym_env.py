@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.game import Board, Game, Outcome, Scenario, Split
 from msgrpo_agent.games import SCENARIOS, get_scenario
+from msgrpo_agent.limits import games_code
 
 EMPTY = {"_", "."}
 SEEDS = 2**31  # start and luck are drawn from [0, SEEDS)
@@ -105,7 +106,8 @@ class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not chec
                 f"{action!r} is no action of {self.scenario.id}",
                 fix=f"a whole number from 0 to {len(self.actions) - 1}: {', '.join(self.actions)}",
             )
-        reward = self.game.step({self.player: self.actions[int(action)]})[self.player]
+        with games_code(self.scenario.id):
+            reward = self.game.step({self.player: self.actions[int(action)]})[self.player]
         outcome = self.game.outcome
         observation = planes(self.game, self.glyphs, self.shape)
         return (

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from msgrpo_agent.episode import Episode
+from msgrpo_agent.errors import GameFaultError
 from msgrpo_agent.game import Game, Judge, Judgement, Outcome, Scenario
+from msgrpo_agent.limits import games_code
 
 PLAYOUTS, HORIZON = 8, 8  # futures, and their steps; a compromise between noise and time
 
@@ -61,13 +63,17 @@ def judged(scenario: Scenario, episode: Episode) -> list[Judgement]:
     game, found = scenario.new(episode.start_seed, episode.chance_seed), []
     for _, step in groupby(episode.turns, key=lambda turn: turn.step):
         turns = list(step)
-        found += [scenario.judge(game, turn.player) for turn in turns]
+        with games_code(scenario.id):
+            found += [scenario.judge(game, turn.player) for turn in turns]
         game.step({turn.player: turn.action for turn in turns})
     return found
 
 
 async def add_regrets(scenario: Scenario, episode: Episode) -> None:
-    """Write what each turn lost into the episode, in a thread."""
-    found = await asyncio.to_thread(judged, scenario, episode)
+    """Write what each turn lost into the episode, in a thread; nothing where the judge itself fails."""
+    try:
+        found = await asyncio.to_thread(judged, scenario, episode)
+    except GameFaultError:  # an episode is not lost because nobody can say what its moves were worth
+        return
     for turn, judgement in zip(episode.turns, found, strict=True):
         turn.regret = judgement.regret(turn.action)

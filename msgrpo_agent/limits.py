@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from msgrpo_agent.errors import GameFaultError, TookTooLongError, where_raised
+from msgrpo_agent.errors import GameError, GameFaultError, TookTooLongError, where_raised
 
 GAME_S = 60.0  # seconds that one call of a game may take
 HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
@@ -106,7 +106,7 @@ def _stop_here(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def games_code(name: str) -> Iterator[None]:
     """A game's own code: whatever it raises within, and taking longer than GAME_S, becomes one GameFaultError that
-    names the game, and the file and the line where that is known.
+    names the game, and the file and the line where that is known. Only GameError, the answer to a wrong move, passes.
     """
     try:
         with within(GAME_S, f"the game {name}"):
@@ -115,6 +115,8 @@ def games_code(name: str) -> Iterator[None]:
         if fault.message.startswith(f"the game {name}"):
             raise
         raise GameFaultError(f"the game {name}: {fault.message}", rule=fault.rule) from fault
+    except GameError:
+        raise
     except TookTooLongError as error:
         raise GameFaultError(f"the game {name} took longer than {GAME_S:g} s: {where_raised(error)}") from None
     except BaseException as error:  # nothing of ours is awaited within: a cancellation, too, is the game's own

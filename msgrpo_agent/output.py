@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from msgrpo_agent.text import as_json
 
 out, err = Console(), Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
@@ -15,7 +16,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines inst
 
 def print_json(value: Any) -> None:
     """Write `value` as JSON to standard output, never wrapped or coloured."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    sys.stdout.write(as_json(value, indent=2) + "\n")
 
 
 def say(text: str) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from msgrpo_agent.agent import Decision, OnText, View
-from msgrpo_agent.errors import UsageError
+from msgrpo_agent.errors import GameFaultError, UsageError
 from msgrpo_agent.game import Game, Scenario, stream
+from msgrpo_agent.limits import games_code
 
 
 def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
@@ -21,7 +22,14 @@ def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
             f"{scenario.id} has no reference player, so nothing is known to be optimal there",
             fix="play it with another agent, or give its Scenario a reference=function(game, player)",
         )
-    return scenario.reference(game, player)
+    with games_code(scenario.id):
+        found = scenario.reference(game, player)
+        best = list(found) if isinstance(found, (list, tuple)) else sorted(found)  # a set has no order
+        if not best or not set(best) <= set(game.legal(player)):
+            raise GameFaultError(
+                f"reference() gave {str(found)[:80]}, not some of the legal actions", rule="reference"
+            )
+        return best
 
 
 @dataclass
@@ -33,8 +41,12 @@ class RandomAgent:
     def settings(self) -> dict[str, Any]:
         return {"model": "random"}
 
+    def choose(self, view: View) -> str:
+        """The action of this turn: the same for the same seed."""
+        return str(stream(view.seed, "random-agent").choice(view.game.legal(view.player)))
+
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
-        return Decision(str(stream(view.seed, "random-agent").choice(view.game.legal(view.player))))
+        return Decision(self.choose(view))
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -49,9 +61,13 @@ class OptimalAgent:
     def settings(self) -> dict[str, Any]:
         return {"model": "dynamic programming or search"}
 
-    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+    def choose(self, view: View) -> str:
+        """One of the best actions that are known: the same for the same seed."""
         best = best_actions(view.scenario, view.game, view.player)
-        return Decision(str(stream(view.seed, "ties").choice(list(best))))
+        return str(stream(view.seed, "ties").choice(list(best)))
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        return Decision(self.choose(view))
 
     async def close(self) -> None:
         """Nothing to close."""

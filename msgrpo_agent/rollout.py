@@ -77,7 +77,9 @@ def apply_turn(
     A reward that comes to a player while others move is added to the last turn that this player had.
     """
     step = game.steps
-    rewards = game.step({player: decision.action for player, decision in decisions.items()})
+    with games_code(episode.scenario):
+        rewards = game.step({player: decision.action for player, decision in decisions.items()})
+        after = (game.outcome, game.success, dict(game.returns))
     for player in set(rewards) - set(decisions):
         for turn in episode.turns_of(player)[-1:]:
             turn.late += rewards[player]
@@ -106,9 +108,7 @@ def apply_turn(
         if decision.prompt is not None:
             episode.prefix[player] = decision.prompt.prefix
         episode.turns.append(turn)
-    episode.outcome = game.outcome
-    episode.success = game.success
-    episode.returns = dict(game.returns)
+    episode.outcome, episode.success, episode.returns = after
 
 
 async def decide(
@@ -116,10 +116,13 @@ async def decide(
 ) -> dict[str, Decision]:
     """All who are to move answer at the same time, none sees another's choice."""
     hooks = on_text or {}
+    if len(views) == 1:
+        ((player, view),) = views.items()
+        return {player: await agents[player].act(view, on_text=hooks.get(player))}
     asked = [asyncio.ensure_future(agents[p].act(view, on_text=hooks.get(p))) for p, view in views.items()]
     try:
         return dict(zip(views, await asyncio.gather(*asked), strict=True))
-    except BaseException:  # what the others would still answer is paid for and in no record
+    except (Exception, asyncio.CancelledError):  # what the others would still answer is paid for, and in no record
         for one in asked:
             one.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
@@ -170,8 +173,7 @@ async def play_on(
                     raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
                 views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in game.to_move}
             decisions = await decide(agents, views)
-            with games_code(name):
-                apply_turn(episode, game, views, decisions, shaping)
+            apply_turn(episode, game, views, decisions, shaping)
             after_step(episode)
     except EndpointError as error:
         if error.fatal:
@@ -185,5 +187,6 @@ def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:
     """The game of an episode as it stood after so many steps, from its seeds and actions."""
     game = scenario.new(episode.start_seed, episode.chance_seed)
     for step in range(steps):
-        game.step({turn.player: turn.action for turn in episode.turns if turn.step == step})
+        with games_code(scenario.id):
+            game.step({turn.player: turn.action for turn in episode.turns if turn.step == step})
     return game

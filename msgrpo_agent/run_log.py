@@ -19,7 +19,7 @@ from pydantic_core import from_json
 
 from msgrpo_agent.episode import Episode, told
 from msgrpo_agent.errors import RecordError, RunError, UsageError
-from msgrpo_agent.files import replace_text
+from msgrpo_agent.files import read_regular, replace_text
 from msgrpo_agent.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, LOCK = "config.json", "metrics.jsonl", "updates", ".lock"
@@ -145,7 +145,7 @@ def settings(run: Path) -> dict[str, Any]:
     if run.is_file():
         raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {run}")
     try:
-        found = from_json((run / CONFIG).read_bytes())
+        found = from_json(read_regular(run / CONFIG))
     except OSError as error:
         raise UsageError(
             f"{run} holds no training run: {CONFIG} cannot be read ({error.strerror})",
@@ -185,7 +185,7 @@ def read_update(run: Path, step: int) -> Update:
     """Raises RecordError where it is not there, or is no update."""
     file = run / UPDATES / f"{step:06d}.json"
     try:
-        return Update.model_validate_json(file.read_bytes())
+        return Update.model_validate_json(read_regular(file))
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror}") from error
     except ValidationError as error:

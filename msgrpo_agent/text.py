@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -25,6 +27,26 @@ def printable_data(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {printable(str(key)): printable_data(held) for key, held in value.items()}
     return [printable_data(held) for held in value] if isinstance(value, (list, tuple)) else value
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON text, in which null stands for what is no number: an interval that there is none of."""
+    return json.dumps(_numbers(value), indent=indent, allow_nan=False)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _numbers(held) for key, held in value.items()}
+    return [_numbers(held) for held in value] if isinstance(value, (list, tuple)) else value
+
+
+def interval_text(low: float | None, high: float | None, form: str = "+.3f") -> str:
+    """An interval, or that there is none."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return "[no interval]"
+    return f"[{low:{form}}, {high:{form}}]"
 
 
 Clean = Annotated[str, AfterValidator(printable)]  # a field of what may come from anywhere

@@ -1,7 +1,8 @@
 """What a person has named, and may therefore be run, imported or asked.
 
-Records, run folders and studies come from anywhere. What they name (a game's file, a gate's module, a server) is
-data: it runs, and is asked, only where a person has said the same name, on the command line or by `msgrpo --allow`.
+Records, run folders and studies come from anywhere. What they name (a game's file, a gate's module, a server, a
+folder) is data: it runs, and is asked, only where a person has said the same name, on the command line or by
+`msgrpo --allow`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any
 from msgrpo_agent.errors import UsageError
 
 _allowed: set[str] = set()
-SETTINGS = ("scenario", "gate", "rollouts")  # of a run: those that can name code or a server
+SETTINGS = (
+    "scenario",
+    "gate",
+    "rollouts",
+    "adapters",
+    "opponent",
+    "test_opponent",
+)  # of a run: those that can name code or a server
 
 
 def allow(names: Iterable[str]) -> None:
@@ -27,10 +35,14 @@ def is_allowed(name: str) -> bool:
     return name in _allowed
 
 
+def names_code(name: str) -> bool:
+    """Whether to load the scenario of this name is to run code that is neither ours nor a library's."""
+    # of a library's game a retelling may follow; its parameters may not, since they can name files
+    return ":" in name and re.fullmatch(r"(gym|spiel):[\w.-]+(~[\w-]+)*", name) is None
+
+
 def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(setting, name) of all in a run's settings that would run somebody's code or ask somebody's server."""
-    from msgrpo_agent.games import names_code
-
     for key in SETTINGS:
         value = settings.get(key)
         if not isinstance(value, str):
@@ -40,8 +52,10 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             found = [name.strip() for name in parts if names_code(name.strip())]
         elif key == "rollouts":
             found = [name.strip() for name in parts if "://" in name]
+        elif key == "gate":
+            found = [] if value.startswith("train.gates:") else [value]
         else:
-            found = [value]
+            found = [value] if key == "adapters" or ":" in value else []
         yield from ((key, name) for name in found)
 
 

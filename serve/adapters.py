@@ -14,7 +14,14 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from msgrpo_agent.errors import ModelError
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_path, is_folder, read_adapter_config
+from msgrpo_agent.models.paths import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    base_path,
+    check_header,
+    is_folder,
+    read_adapter_config,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -57,6 +64,7 @@ def served_rank(rank: int) -> int:
 def tensor_shapes(file: Path) -> Shapes:
     """Tensor name → shape, from the header. Raises ModelError when the file is torn or no safetensors."""
     try:
+        check_header(file)
         with safe_open(file, framework="numpy") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except OSError as error:
@@ -162,7 +170,7 @@ def _result(run: Path) -> str | None:
     try:
         score = rows[-1]["score"]
         return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} in {rows[-1]['step']} updates"
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError):
         return None  # nothing evaluated yet, or not written by a run
 
 

@@ -125,8 +125,7 @@ def build(request: Request, engine: Engine, weights: str | None = None) -> Launc
         *("--host", request.host, "--port", str(request.port)),
         *_lora(request, base),
     ]
-    if request.key or request.runtime_adapters:
-        command += ["--middleware", "serve.guard.Guard"]
+    command += ["--middleware", "serve.guard.Guard"]
     return Launch(
         command, _environment(request, engine, weights), request.host, request.port, names, request.key or None
     )

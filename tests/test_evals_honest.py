@@ -158,7 +158,7 @@ def test_a_models_record_cannot_call_itself_what_all_are_measured_against(tmp_pa
     played(tmp_path / "b", RandomAgent(), episodes=2)
     run = json.loads((tmp_path / "b" / "run.json").read_text())
     (tmp_path / "b" / "run.json").write_text(json.dumps(run | {"names": {"random": "optimal"}}))
-    with pytest.raises(RecordError, match="all are measured against"):
+    with pytest.raises(RecordError, match="as another agent is called"):
         plays.load([tmp_path / "b"])
 
 

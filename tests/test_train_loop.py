@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished: Path, tmp_p
         handle.write(b"\0" * 64)
     state, damaged = checkpoint.load_latest(out)
     assert state is not None
-    assert (state["progress"]["step"], damaged) == (3, [newest])
+    assert (state.progress.step, damaged) == (3, [newest])
     subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, check=True)
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
 
@@ -212,7 +212,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
         loop.train(tiny(), tmp_path / "run", report=Quiet())
     state, _ = checkpoint.load_latest(tmp_path / "run")
     assert state is not None
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in state["adapter"].values())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state.adapter.values())
 
 
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(
@@ -228,7 +228,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(
         checkpoint.save(tmp_path, checkpoint.State(Progress(step=2), {"a": torch.zeros(2)}, {}))
     state, damaged = checkpoint.load_latest(tmp_path)
     assert state is not None
-    assert (state["progress"]["step"], damaged) == (1, [])
+    assert (state.progress.step, damaged) == (1, [])
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
@@ -249,7 +249,7 @@ def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(
         replace_file(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(RunError, match=rf"cannot be read or written: .*No space left on device.*{refused}") as caught:
+    with pytest.raises(RunError, match=rf"disk is full .*No space left on device.*{refused}") as caught:
         loop.train(tiny(steps=1), tmp_path / "run", report=Quiet())
     assert asked[-1] == refused
     assert f"msgrpo train --resume --out {tmp_path / 'run'}" in str(caught.value.fix)
@@ -306,7 +306,7 @@ def test_a_stop_gives_up_what_goes_on_and_keeps_every_finished_update(
         loop.train(tiny(checkpoint_every=4), tmp_path / "run", report=told)
     assert told.said[next(i for i, text in enumerate(told.said) if text.startswith(moment)) + 1] == "stopping"
     state, _ = checkpoint.load_latest(tmp_path / "run")
-    assert (None if state is None else state["progress"]["step"]) == kept
+    assert (None if state is None else state.progress.step) == kept
 
 
 def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:
@@ -674,19 +674,22 @@ def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -
     bad = good.model_copy(update={"failure": ParseFailure.ILLEGAL})
     zeros = torch.zeros(2)
     start = get_scenario("frozen-lake").new(0, 0)
-    groups = [Group(start, [], zeros, advantages) for advantages in (zeros, zeros, torch.tensor([1.0, -1.0]))]
+    groups = [
+        Group(lambda j: start, [], zeros, advantages) for advantages in (zeros, zeros, torch.tensor([1.0, -1.0]))
+    ]
     episodes = [
         episode(True, {"a": 1.0, "b": 0.0}, good, cut, bad),
         episode(False, {"a": 2.0, "b": 0.5}, good),
         episode(None, {"a": 0.0, "b": -0.5}, good),
     ]
-    assert loop.describe(Rollouts(groups, episodes, [], 0, 0, 0.0, 0.0)) == pytest.approx(
+    assert loop.describe(Rollouts(groups, episodes, [], [], 0, 0, 0.0, 0.0)) == pytest.approx(
         {
             "rollout/return": 3.0 / 6, "rollout/invalid": 2 / 5, "rollout/truncated": 1 / 5, "rollout/turns": 5.0,
             "rollout/tokens": 50.0, "rollout/flat_groups": 2 / 3, "rollout/success": 1 / 2, "rollout/entropy": 0.0,
+            "rollout/lost": 0.0,
         }
     )  # fmt: skip
-    assert "rollout/success" not in loop.describe(Rollouts(groups, episodes[2:], [], 0, 0, 0.0, 0.0))
+    assert "rollout/success" not in loop.describe(Rollouts(groups, episodes[2:], [], [], 0, 0, 0.0, 0.0))
 
 
 class Stub:

@@ -245,10 +245,10 @@ def test_objectives_are_normalised_each_by_itself() -> None:
     group = [turns(("<action>up</action>", 10)), turns(("<action>up</action>", 30))]
     returns = torch.tensor([0.0, 1.0], dtype=torch.float64)
     start = LAKE.new(1, 0)
-    fixed = combined([[-1.0], [1.0]], group, start, returns, {"brevity": 0.5}, "fixed")
+    fixed = combined([[-1.0], [1.0]], group, lambda j: start, returns, {"brevity": 0.5}, "fixed")
     assert fixed == [[-0.5], [0.5]]
     assert fixed != [[-1 + 0.5 * -10], [1 + 0.5 * -30]]  # wrong: the raw numbers are added
-    assert combined([[-1.0], [1.0]], group, start, returns, {}, "variance") == [[-1.0], [1.0]]
+    assert combined([[-1.0], [1.0]], group, lambda j: start, returns, {}, "variance") == [[-1.0], [1.0]]
 
 
 def test_weights_by_variance() -> None:

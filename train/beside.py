@@ -12,8 +12,9 @@ from pathlib import Path
 
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.output import say
-from msgrpo_agent.run_log import CONFIG, goes_on
+from msgrpo_agent.run_log import CONFIG, goes_on, settings
 from msgrpo_agent.signals import ending_as_interrupt
+from msgrpo_agent.trust import foreign
 
 WAKES_S = 0.2  # after which whoever a shell has woken is awake
 LOG = "train.log"  # in the run's folder: what the training would have printed
@@ -48,7 +49,8 @@ def _watch(training: subprocess.Popen[bytes], folder: Path) -> None:
     while training.poll() is None and not ((folder / CONFIG).is_file() and goes_on(folder) is not False):
         time.sleep(0.1)
     if training.poll() is None:
-        app = subprocess.Popen([*PROGRAM, "play", "--run", str(folder)])
+        allowed = [part for _, name in foreign(settings(folder)) for part in ("--allow", name)]  # it trains there now
+        app = subprocess.Popen([*PROGRAM, *allowed, "play", "--run", str(folder)])
         try:
             _wait_and_stop_with(app)
         finally:  # it leaves the terminal as it was

@@ -20,6 +20,7 @@ from typing import Any
 from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel, Sampling
 from msgrpo_agent.episode import Episode
 from msgrpo_agent.game import Game, Scenario
+from msgrpo_agent.limits import games_code
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.rollout import derive_seed, new_episode, play_on, replay
 from train.collect import POLICY, Group, OnEnded, Start, beginning, seated, seats_in, silent, together
@@ -92,7 +93,9 @@ async def play_forks(
 
 async def _from(fork: Fork, agents: Mapping[str, Agent], chance: int, sampling: int, shaping: Shaping) -> Episode:
     episode = new_episode(fork.scenario, agents, fork.start_seed, chance, sampling)
-    await play_on(fork.game.with_luck(chance), episode, fork.scenario, agents, shaping)
+    with games_code(fork.scenario.id):
+        game = fork.game.with_luck(chance)
+    await play_on(game, episode, fork.scenario, agents, shaping)
     return episode
 
 

@@ -31,9 +31,11 @@ class Progress:
 
     step: Annotated[int, Field(ge=0)] = 0
     next_start: Annotated[int, Field(ge=0)] = 0
-    seconds: float = 0.0
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     flat_groups: int = 0
-    temperature: float | None = None  # of the next rollouts, where it is adapted
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = (
+        None  # of the next rollouts, where it is adapted
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def save(run: Path, state: State) -> Path:
     folder = run / "checkpoints" / f"step-{state.progress.step:06d}"
     part = folder.with_suffix(".part")
     try:
-        shutil.rmtree(part, ignore_errors=True)
+        for left in folder.parent.glob("step-*.part"):  # by a killed writer
+            shutil.rmtree(left, ignore_errors=True)
         part.mkdir(parents=True)
         held = {"progress": asdict(state.progress), "adapter": state.adapter, "optimizer": state.optimizer}
         with (part / "state.pt").open("wb") as file:
@@ -80,9 +83,13 @@ def load_latest(run: Path) -> tuple[State | None, list[Path]]:
     damaged: list[Path] = []
     for folder in reversed(_folders(run)):
         try:
-            if (folder / "sha256").read_text() == digest(folder / "state.pt"):
+            if (folder / "state.pt").is_file() and (folder / "sha256").read_text() == digest(folder / "state.pt"):
                 return _state(torch.load(folder / "state.pt", weights_only=True, map_location="cpu")), damaged
-        except Exception:  # whatever a file holds that somebody changed: it is reported below, as any other damage
+        except FileNotFoundError:
+            pass  # reported below, as any other damage
+        except (OSError, MemoryError):  # the disk's trouble, or the memory's: an older one must not take its place
+            raise
+        except Exception:  # whatever a file holds that somebody changed
             pass
         damaged.append(folder)
     return None, damaged

@@ -16,7 +16,7 @@ from msgrpo_agent.episode import Episode, Turn
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.game import Game, Scenario
 from msgrpo_agent.rewards import Shaping
-from msgrpo_agent.rollout import derive_seed, play_episode
+from msgrpo_agent.rollout import GAME_FAULT, derive_seed, play_episode
 from msgrpo_agent.specs import make_agent
 from train.config import TrainConfig
 from train.credit import Step
@@ -221,9 +221,11 @@ def whole(episodes: Sequence[Episode]) -> list[Episode]:
     """
     lost = [episode for episode in episodes if episode.error is not None]
     if len(lost) > MOST_LOST * len(episodes):
+        last = lost[-1]
+        check = f"find the game's fault with: msgrpo games check {shlex.quote(last.scenario)}"
         raise RunError(
-            f"{len(lost)} of {len(episodes)} episodes have no result, the last: {lost[-1].error_message}",
-            fix=f"find the fault with: msgrpo games check {shlex.quote(lost[-1].scenario)}",
+            f"{len(lost)} of {len(episodes)} episodes have no result, the last: {last.error}: {last.error_message}",
+            fix=check if last.error == GAME_FAULT else "the last checkpoint is kept",
         )
     return [episode for episode in episodes if episode.error is None]
 

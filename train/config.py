@@ -18,6 +18,7 @@ from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.prompt import PromptTemplate, make_template
+from msgrpo_agent.text import Clean
 from train.credit import Credit, Scale
 from train.msgrpo import Aggregate
 from train.objectives import OBJECTIVES, Weights
@@ -33,9 +34,9 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    scenario: str = Field("frozen-lake", description="what is played; several with commas: a mixture")
-    mixture: str | None = Field(None, description="shares of the scenarios, 0.7,0.3; without: equal ones")
-    base: str = Field("nano", description="`nano`, a folder, or a hub name of a causal LM with a chat template")
+    scenario: Clean = Field("frozen-lake", description="what is played; several with commas: a mixture")
+    mixture: Clean | None = Field(None, description="shares of the scenarios, 0.7,0.3; without: equal ones")
+    base: Clean = Field("nano", description="`nano`, a folder, or a hub name of a causal LM with a chat template")
     seed: int = Field(0, ge=0, lt=2**32, description="of starts, luck, sampling, selection and LoRA's first weights")
     steps: int = Field(60, ge=1, le=10**9, description="updates")
 
@@ -57,8 +58,8 @@ class TrainConfig(BaseModel):
     )
     objective_weights: Weights = Field("fixed", description="of the objectives: as set, or DVAO's")
     words_weight: float = Field(1.0, ge=0, description="of the tokens before the action; below 1: ActFocus")
-    gate: str | None = Field(None, description="module:function that accepts or rejects groups; see train.gates")
-    opponent: str | None = Field(
+    gate: Clean | None = Field(None, description="module:function that accepts or rejects groups; see train.gates")
+    opponent: Clean | None = Field(
         None,
         description="who has the other seats: random, optimal, base, adapter:DIR; the policy's seat alternates",
     )
@@ -81,9 +82,9 @@ class TrainConfig(BaseModel):
     lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P: all linear layers]")
     lora_alpha: int = Field(32, ge=1, description="the adapter's output is scaled by lora_alpha / lora_rank")
 
-    rollouts: str = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
+    rollouts: Clean = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
     ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
-    adapters: str | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
+    adapters: Clean | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory, for the vLLM child")
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer, of the vLLM child")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")

@@ -21,9 +21,10 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
     returns = [float(r.get("rollout/return", r.get("return", 0.0))) for r in updates]  # `return` in older runs
     axes.plot([r["step"] for r in updates], returns, color="#9aa5b1", lw=1.2, label="training return")
     middle = [r[score] for r in evaluations]
-    spread = [
-        [m - r[f"{score}_low"] for m, r in zip(middle, evaluations, strict=True)],
-        [r[f"{score}_high"] - m for m, r in zip(middle, evaluations, strict=True)],
+    ends = [(r[f"{score}_low"], r[f"{score}_high"]) for r in evaluations]
+    spread = [  # none where there is no interval; and a mean of equal values may lie beyond its own by rounding
+        [0.0 if low is None else max(0.0, m - low) for m, (low, _) in zip(middle, ends, strict=True)],
+        [0.0 if high is None else max(0.0, high - m) for m, (_, high) in zip(middle, ends, strict=True)],
     ]
     steps = [r["step"] for r in evaluations]
     axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"{score}, 95 %")

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from msgrpo_agent.text import interval_text
 from train.config import TrainConfig
 from train.sinks import Reporter, Row
 
@@ -139,7 +140,7 @@ def _line(values: dict[str, float]) -> str:
 def score_text(values: dict[str, Any]) -> str:
     """`success 0.912 [0.865, 0.944]`, with the interval's level said once by the caller."""
     score = "success" if "success" in values else "return"
-    return f"{score} {values[score]:.3f} [{values[f'{score}_low']:.3f}, {values[f'{score}_high']:.3f}]"
+    return f"{score} {values[score]:.3f} {interval_text(values[f'{score}_low'], values[f'{score}_high'], '.3f')}"
 
 
 def closing_line(summary: dict[str, Any]) -> str:
@@ -149,7 +150,7 @@ def closing_line(summary: dict[str, Any]) -> str:
     return (
         f"{summary['base']} on {summary['scenario']}, {summary['episodes']} validation starts: "
         f"{score_text(summary['before'])} → {score_text(summary['after'])}; "
-        f"change {change['mean']:+.3f}, 95 % interval [{change['low']:+.3f}, {change['high']:+.3f}]{p}; "
+        f"change {change['mean']:+.3f}, 95 % interval {interval_text(change['low'], change['high'])}{p}; "
         f"{summary['training_seconds']:.0f} s of training"
     )
 

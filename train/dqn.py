@@ -20,6 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from msgrpo_agent.errors import RunError, UsageError
+from msgrpo_agent.files import replace_bytes, replace_text, sync_file, sync_folder
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.gym_env import ScenarioEnv, layers, planes_shape
@@ -121,9 +122,7 @@ def newest_checkpoint(out: Path) -> Path | None:
 def _publish(checkpoint: Path, out: Path) -> None:
     """The agent of a checkpoint, beside it."""
     for name in (WEIGHTS, CARD):
-        copy = out / f".{name}.part"
-        shutil.copyfile(checkpoint / name, copy)
-        copy.replace(out / name)
+        replace_bytes(out / name, (checkpoint / name).read_bytes())
 
 
 def _check_same(out: Path, checkpoint: Path, card: dict[str, Any]) -> None:
@@ -217,8 +216,11 @@ class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not ch
             try:
                 self.model.save(part / WEIGHTS)
                 _save_replay(self.model, part / REPLAY)
-                (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
+                replace_text(part / CARD, json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
+                for file in part.iterdir():
+                    sync_file(file)
                 part.rename(place)
+                sync_folder(place.parent)
             except OSError:
                 shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
                 raise

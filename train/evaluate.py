@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Scenario
 from msgrpo_agent.rewards import Shaping
 from msgrpo_agent.run_log import METRICS, read_rows
+from msgrpo_agent.text import as_json
 from train.checkpoint import Progress
 from train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent, whole
 from train.config import TrainConfig
@@ -153,6 +153,6 @@ def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Eval
     }
     if score == "success":
         summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in now], [v > 0 for v in then])
+    replace_text(out / "summary.json", as_json(summary, indent=2) + "\n")
     draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
-    replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

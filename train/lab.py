@@ -43,9 +43,10 @@ from evals.match import points_of
 from evals.suites import SUITE_VERSION
 from msgrpo_agent.episode import read_episodes
 from msgrpo_agent.errors import RunError, UsageError, nearest
-from msgrpo_agent.files import replace_text
+from msgrpo_agent.files import read_regular, replace_text
 from msgrpo_agent.games import get_scenario
 from msgrpo_agent.specs import make_agent
+from msgrpo_agent.text import as_json
 from msgrpo_agent.trust import check_named
 from train.collect import opponent_of
 from train.config import MANY, TrainConfig, first_fault, make_config, names_of
@@ -229,7 +230,7 @@ def _report(study: Study, jobs: Sequence[Job], out: Path) -> dict[str, Any]:
         {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()},
         {arm: [curve(job.folder, job.config.steps) for job in of_arm] for arm, of_arm in runs.items()},
     )
-    replace_text(out / "report.json", json.dumps(report, indent=2) + "\n")
+    replace_text(out / "report.json", as_json(report, indent=2) + "\n")
     replace_text(out / "report.md", markdown(report))
     draw(report, out / "curves.png")
     return report
@@ -255,7 +256,7 @@ def _same_study(study: Study, out: Path) -> None:
     """
     file = out / STUDY
     arms = study.whole_settings()
-    fixed = {
+    fixed: dict[str, Any] = ({} if study.test_opponent is None else {"test_opponent": study.test_opponent}) | {
         "suite_version": SUITE_VERSION,
         "seeds": study.seeds,
         "test_episodes": study.test_episodes,
@@ -265,7 +266,7 @@ def _same_study(study: Study, out: Path) -> None:
         replace_text(file, json.dumps(fixed, indent=2) + "\n")
         return
     try:
-        held = from_json(file.read_bytes())
+        held = from_json(read_regular(file))
         names = {values["scenario"] for values in held["arms"].values()}
         if not names <= {values["scenario"] for values in arms.values()}:
             raise KeyError("another scenario, which is not loaded to be compared")
@@ -308,7 +309,8 @@ class _Crew:
         if (found := len(job.test_values())) != self._episodes:
             raise RunError(
                 f"{job.arm}, seed {job.seed} has {found} of {self._episodes} test episodes",
-                fix="the same command goes on",
+                fix="the same command goes on; where it always ends here, the game itself fails on the others: "
+                f"msgrpo games check {shlex.quote(job.config.scenarios[0].id)}",
             )
         with self._lock:
             self._done += 1

@@ -13,6 +13,7 @@ from evals.stats import FEW_SEEDS, crossed_interval, seeds_alike
 from msgrpo_agent.errors import RunError
 from msgrpo_agent.files import replace_bytes
 from msgrpo_agent.run_log import METRICS, read_rows
+from msgrpo_agent.text import interval_text
 
 Curve = Mapping[str, list[float]]
 
@@ -103,7 +104,7 @@ def lines(report: Mapping[str, Any]) -> list[list[str]]:
         if found is None:
             return "–"
         low, high = found["interval"]
-        return f"{found['mean']:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+        return f"{found['mean']:{sign}.3f} {interval_text(low, high, f'{sign}.3f')}"
 
     return [
         [

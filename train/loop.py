@@ -236,7 +236,8 @@ def learn(
 
 def _lost(episodes: Sequence[Episode]) -> str:
     """How many episodes the game's own faults have cost, and the last of them."""
-    return f"{len(episodes)} episodes are left out, because the game failed; the last: {episodes[-1].error_message}"
+    last = episodes[-1]
+    return f"{len(episodes)} episodes without a result are left out; the last: {last.error}: {last.error_message}"
 
 
 def describe(rollouts: Rollouts) -> dict[str, float]:
@@ -290,7 +291,13 @@ def restore(
             fix=f"--steps {progress.step}, or more",
         )
     policy.load_adapter_state(state.adapter)
-    optimizer.load_state_dict(state.optimizer)
+    try:
+        optimizer.load_state_dict(state.optimizer)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"the newest checkpoint of {out} holds the optimizer of another run: {error}",
+            fix=f"keep {out} and begin anew in another --out",
+        ) from error
     report.note(f"going on after update {progress.step}")
     return progress
 

@@ -30,7 +30,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 
 from evals.suites import SUITE_VERSION
 from msgrpo_agent.errors import UsageError
-from msgrpo_agent.files import replace_text
+from msgrpo_agent.files import replace_text, sync_file, sync_folder
 from msgrpo_agent.game import Game, Outcome, Scenario, stream
 from msgrpo_agent.games import SCENARIOS
 from msgrpo_agent.games.frozen_lake import FrozenLake
@@ -380,8 +380,11 @@ class Build:
         """All that the next block needs, whole or not at all."""
         held = {"planned": self.planned, "step": self.step, "rows": self.rows, "recent": self.recent}
         held |= {"seconds": self.seconds, "model": self.model.state_dict()}
-        torch.save(held | {"optimizers": [o.state_dict() for o in self.optimizers]}, file.with_suffix(".part"))
-        file.with_suffix(".part").replace(file)
+        part = file.with_suffix(".part")
+        torch.save(held | {"optimizers": [o.state_dict() for o in self.optimizers]}, part)
+        sync_file(part)
+        part.replace(file)
+        sync_folder(file.parent)
 
     def restore(self, file: Path) -> None:
         """Raises UsageError if another build was begun there."""

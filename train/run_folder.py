@@ -74,6 +74,8 @@ def config_of(out: Path, said: Mapping[str, Any]) -> TrainConfig | None:
         return None
     try:
         held = from_json(file.read_bytes())
+        if isinstance(held, dict) and isinstance(held.get("prompt", {}), str):
+            raise ValueError("prompt is a text, which would be the name of a file to read")
         if isinstance(held, dict):
             check_named(held, said, str(file), f"train --resume --out {shlex.quote(str(out))}")
         return TrainConfig.model_validate(held)

@@ -6,7 +6,6 @@ note and never ends the run; `metrics.jsonl` is the run's own record, so what th
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgrpo_agent.errors import UsageError, nearest
 from msgrpo_agent.extras import needs
 from msgrpo_agent.files import replace_text
 from msgrpo_agent.run_log import METRICS, read_rows
+from msgrpo_agent.text import as_json
 from train.config import TrainConfig
 
 Row = dict[str, Any]
@@ -55,7 +55,7 @@ class JsonLines:
     def __init__(self, out: Path, from_step: int) -> None:
         self.file = out / METRICS
         kept = [row for row in read_rows(out) if row["step"] <= from_step] if from_step else []
-        replace_text(self.file, "".join(json.dumps(row) + "\n" for row in kept))
+        replace_text(self.file, "".join(as_json(row) + "\n" for row in kept))
 
     def update(self, step: int, values: Row) -> None:
         self._write({"kind": "train", "step": step, **values})
@@ -65,7 +65,7 @@ class JsonLines:
 
     def _write(self, row: Row) -> None:
         with self.file.open("a") as handle:
-            handle.write(json.dumps(row) + "\n")
+            handle.write(as_json(row) + "\n")
 
     def close(self) -> None:
         """Nothing is held open."""

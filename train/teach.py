@@ -19,6 +19,7 @@ import torch
 from msgrpo_agent.errors import UsageError
 from msgrpo_agent.files import replace_text
 from msgrpo_agent.game import Outcome, Scenario, stream
+from msgrpo_agent.limits import games_code
 from msgrpo_agent.models.loading import load_base
 from msgrpo_agent.prompt import PromptTemplate
 from msgrpo_agent.references import best_actions
@@ -43,10 +44,13 @@ def rows_of(scenario: Scenario, seed: int) -> Iterator[Row]:
         game = scenario.new(start, int(generator.integers(2**31)))
         while game.outcome is Outcome.PLAYING:
             for player in game.to_move:
-                words = scenario.describe(game, player) if scenario.describe is not None else ""
+                with games_code(scenario.id):
+                    words = scenario.describe(game, player) if scenario.describe is not None else ""
                 answer = f"{words}<action>{chosen(game, player)}</action>"
                 yield Row(template.render(scenario, observation_of(game, player)), answer)
-            game.step({player: chosen(game, player) for player in game.to_move})
+            moves = {player: chosen(game, player) for player in game.to_move}
+            with games_code(scenario.id):
+                game.step(moves)
 
 
 def teach(

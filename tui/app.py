@@ -294,7 +294,8 @@ class PlayApp(App[None]):
         yield SystemCommand("Light or dark", "Switch between day ice and night ice", self.action_toggle_light)
         if isinstance(screen, PlayScreen):
             play = screen
-            yield SystemCommand("Restart", "The same start and luck again", play.action_restart)
+            if play.replay is None:
+                yield SystemCommand("Restart", "The same start and luck again", play.action_restart)
             yield SystemCommand("Next seed", "Another start", play.action_next_seed)
             yield SystemCommand("Take over", "Play on by hand, or hand back", partial(play.action_take_over, 0))
             yield SystemCommand("Prompt", "Show what the agent reads and answers", play.action_details)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msgrpo_agent.agent import Agent, Decision, View
 from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.errors import GameError, RecordError, UsageError
+from msgrpo_agent.errors import GameError, GameFaultError, RecordError, UsageError
 from msgrpo_agent.game import Board, Game, Outcome, Scenario
 from msgrpo_agent.games import get_scenario, recorded_scenario
 from msgrpo_agent.limits import games_code
@@ -103,15 +103,15 @@ class Session:
         self.episode = new_episode(scenario, self.agents, seed, seed, seed)
         self.answers: dict[str, Decision] = {}
         self.cursor = 0
-        with games_code(scenario.id):
-            self._start(scenario.new(seed, seed))
+        self._start(scenario.new(seed, seed))
 
     def _start(self, game: Game) -> None:
         self._games = [game]
         self._by: list[dict[str, str]] = []  # player -> spec, a step
         self._settings: dict[str, dict[str, Any]] = {}
         tallies = dict.fromkeys(game.players, Tally())
-        self.frames = [Frame.of(game, {}, tallies)]
+        with games_code(self.scenario.id):
+            self.frames = [Frame.of(game, {}, tallies)]
 
     @classmethod
     def replay(cls, episode: Episode) -> Session:
@@ -139,8 +139,9 @@ class Session:
     def _simulate(self, step: int, turns: Mapping[str, Turn]) -> None:
         game = self.game.copy()
         try:
-            states = {player: observation_of(game, player) for player in game.to_move}
-            rewards = game.step({player: turn.action for player, turn in turns.items()})
+            with games_code(self.scenario.id):
+                states = {player: observation_of(game, player) for player in game.to_move}
+                rewards = game.step({player: turn.action for player, turn in turns.items()})
         except GameError as error:
             raise RecordError(f"step {step} of the record cannot be played: {error.message}") from error
         for player, turn in turns.items():
@@ -210,15 +211,19 @@ class Session:
             raise GameError(f"nothing to play: waiting for {', '.join(self.waiting()) or 'nobody, the game is over'}")
         followed = self.live
         game = self.game.copy()
-        views = {player: self.view(player) for player in self.game.to_move}
-        decisions = {player: self.answers[player] for player in self.game.to_move}
         with games_code(self.scenario.id):
+            views = {player: self.view(player) for player in self.game.to_move}
+        decisions = {player: self.answers[player] for player in self.game.to_move}
+        held = self.episode.model_copy(deep=True)
+        try:
             apply_turn(self.episode, game, views, decisions, NO_SHAPING)
-        turns = {turn.player: turn for turn in self.episode.turns[-len(decisions) :]}
+            turns = {turn.player: turn for turn in self.episode.turns[-len(decisions) :]}
+            self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
+        except GameFaultError:  # the step has not happened: neither for the screen nor for the record
+            self.episode = held
+            raise
         for agent in self.agents.values():
             self._settings[agent.spec] = agent.settings()
-        with games_code(self.scenario.id):
-            self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
         self.answers = {}
         self._sign()
         if followed:
@@ -228,9 +233,11 @@ class Session:
     def _append(self, game: Game, turns: Mapping[str, Turn], specs: dict[str, str]) -> None:
         before = self.frames[-1].tallies
         tallies = {player: before[player].plus(turns.get(player), game.returns[player]) for player in game.players}
+        with games_code(self.scenario.id):
+            frame = Frame.of(game, dict(turns), tallies)
         self._games.append(game)
         self._by.append(specs)
-        self.frames.append(Frame.of(game, dict(turns), tallies))
+        self.frames.append(frame)
 
     def _sign(self) -> None:
         """Who played goes into the record; a seat that changed hands names all of them: `nano+human`."""

@@ -17,7 +17,7 @@ from msgrpo_agent.games.retold import SIGN, retold
 from msgrpo_agent.games.search import best_snake_actions, judge_lake, optimal_lake_actions
 from msgrpo_agent.games.snake import Item, Snake, SnakeSetting
 from msgrpo_agent.judge import playouts
-from msgrpo_agent.trust import is_allowed
+from msgrpo_agent.trust import is_allowed, names_code
 
 SCENARIOS: dict[str, Scenario] = {}
 MOST_TELLINGS = 4  # of one game; a name with thousands is no name
@@ -48,18 +48,12 @@ def get_scenario(name: str) -> Scenario:
     return found
 
 
-def names_code(name: str) -> bool:
-    """Whether to load this scenario is to run code that is neither ours nor a library's."""
-    plain = name.partition(SIGN)[0]
-    return ":" in plain and not outside.of_library(plain)
-
-
 def recorded_scenario(name: str) -> Scenario:
     """The scenario that a record names: ours, an installed package's, or one that a person has named themselves.
 
     A record may come from anywhere, and to load a game from outside is to run its code. Raises UsageError.
     """
-    if names_code(name) and not is_allowed(name.partition(SIGN)[0]) and not is_allowed(name):
+    if names_code(name) and not is_allowed(name.rpartition(SIGN)[0]) and not is_allowed(name):
         raise UsageError(
             f"a record is of the game {name!r}, which is not msgrpo's own; it is not loaded because a record says so",
             fix=f"if you trust that file: msgrpo --allow {shlex.quote(name)} …",

@@ -90,12 +90,6 @@ def _found(name: str) -> Scenario | None:
     return None
 
 
-def of_library(name: str) -> bool:
-    """Whether it is the game of a library or of an installed package: a record may lead to it."""
-    known = name in FIXED or name in offered()
-    return known or re.fullmatch(r"(gym|spiel):[\w.-]+", name) is not None  # parameters of a game may name files
-
-
 @cache
 def offered() -> list[str]:
     """The names that installed packages offer."""

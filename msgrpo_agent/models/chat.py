@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,10 @@ class ChatFormat:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template",
                 fix="use an instruction-tuned model",
+            )
+        if large := re.search(r"\d{7,}|\*\*", str(tokenizer.chat_template)):
+            raise self._unusable(
+                f"it holds {large[0][:20]!r}, which no template needs and memory may not have room for"
             )
         self._head, _, self._tail = self._rendered(Prompt("", _MARK)).partition(_MARK)
         self._to_prove = PROVED_ON

@@ -122,7 +122,10 @@ def read_card(folder: Path) -> dict[str, Any]:
         found = {name: card[name] for name in ("scenario", "glyphs", "shape", "steps", "seed", "tuning")}
         if not all(isinstance(glyph, str) for glyph in found["glyphs"]):
             raise TypeError("glyphs are texts")
-        _, _, _ = map(int, found["shape"])
+        planes, height, width = map(int, found["shape"])
+        layers = [int(layer) for layer in found["tuning"]["hidden"]]
+        if not 0 < planes * height * width <= 1_000_000 or not all(0 < layer <= 8192 for layer in layers):
+            raise ValueError("no board, and no network, has such a size")
         return found
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / CARD} is damaged") from error

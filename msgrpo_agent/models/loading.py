@@ -215,10 +215,16 @@ def template_of(folder: Path) -> PromptTemplate | None:
 def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
     """A setting of the adapter's training that is an object; empty for one that was trained elsewhere."""
     try:
-        held = from_json((folder / "config.json").read_bytes()).get(setting, {})
-    except (OSError, ValueError, AttributeError):
+        held = from_json((folder / "config.json").read_bytes())
+    except OSError:
         return {}
-    return held if isinstance(held, dict) else {}
+    except ValueError as error:
+        raise ModelError(
+            f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {error}",
+            fix="copy the run again; or remove the file to have it asked as usual",
+        ) from error
+    found = held.get(setting, {}) if isinstance(held, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _digest(file: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from msgrpo_agent.agent import Completion, OnText, Sampling
-from msgrpo_agent.errors import EndpointError
+from msgrpo_agent.errors import EndpointError, ModelError
 from msgrpo_agent.models.chat import ChatFormat
 from msgrpo_agent.models.sampler import sample, uniforms
 from msgrpo_agent.models.shared_prefix import (
@@ -188,6 +188,9 @@ class LocalModel:
     ) -> list[Completion | EndpointError]:
         """The answers in the order of the prompts; in the place of one that is too long, why there is none."""
         rows, asked = self.chat.ids(prompts), actions or [()] * len(prompts)
+        known = self.model.get_input_embeddings().weight.shape[0]
+        if (largest := max(map(max, rows))) >= known:
+            raise ModelError(f"the tokenizer of {self.name} gives token {largest}, the model knows {known} of them")
         fitting = [i for i, row in enumerate(rows) if len(row) < self.context]
         found: list[Completion | EndpointError] = [
             EndpointError(
@@ -280,7 +283,10 @@ class LocalModel:
                 repeat = torch.tensor(row_of, device=self.model.device)
                 select_rows(cache, repeat)
                 hidden, place, mask = hidden[repeat], place[repeat], mask[repeat]
-            tokens, logprobs = sample(head(hidden[:, None])[:, 0].float(), sampling, uniforms(seeds, n))
+            logits = head(hidden[:, None])[:, 0].float()
+            if n == 0 and bool(logits.isnan().any()):
+                raise ModelError(f"the model {self.name} answers with no numbers (NaN): its weights are damaged")
+            tokens, logprobs = sample(logits, sampling, uniforms(seeds, n))
             for i, (token, logprob, going) in enumerate(
                 zip(tokens.tolist(), logprobs.tolist(), alive.tolist(), strict=True)
             ):

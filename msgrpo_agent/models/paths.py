@@ -18,7 +18,12 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 def base_path(base: str) -> str:
     """Where the weights of a base are: `nano` is in the package, anything else is a folder or a hub name."""
-    return str(NANO_DIR) if base == NANO else str(Path(base).expanduser()) if base.startswith("~") else base
+    if base == NANO:
+        return str(NANO_DIR)
+    try:
+        return str(Path(base).expanduser()) if base.startswith("~") else base
+    except RuntimeError as error:  # ~nobody
+        raise ModelError(f"the base model {base!r} is no folder: {error}") from error
 
 
 def shipped_adapters() -> dict[str, Path]:
@@ -41,12 +46,16 @@ def _small(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def check_header(file: Path) -> None:
-    """Raise ModelError for a safetensors file whose list of tensors is longer than any model's."""
+def check_header(file: Path) -> int:
+    """How many tensors a safetensors file lists. Raises ModelError where the list is damaged, or too long for one."""
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
-    if length > LARGEST_HEADER:
-        raise ModelError(f"{file} says that its list of tensors has {length:,} bytes; no model's has as many")
+        if length > LARGEST_HEADER:
+            raise ModelError(f"{file} says that its list of tensors has {length:,} bytes; no model's has as many")
+        try:
+            return len(from_json(handle.read(length)))
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"{file} cannot be loaded: its list of tensors is damaged: {error}") from error
 
 
 def check_base(base: str) -> None:
@@ -76,8 +85,12 @@ def check_base(base: str) -> None:
         raise ModelError(
             f"the base model {base!r} cannot be loaded: it holds {what}", fix="convert it to safetensors"
         )
-    for file in weights:
-        check_header(file)
+    tensors = sum(check_header(file) for file in weights)
+    layers = config.get("num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > max(tensors, 1):
+        raise ModelError(
+            f"the base model {base!r} cannot be loaded: {layers:,} layers, and {tensors} tensors for them"
+        )
 
 
 def own_code(base: str) -> str | None:

@@ -20,6 +20,7 @@ from msgrpo_agent.game import Scenario
 from msgrpo_agent.models.shared_prefix import common_prefix_length
 from msgrpo_agent.models.trunk import evaluating, plain_logprobs
 from msgrpo_agent.prompt import Prompt, PromptTemplate
+from msgrpo_agent.rollout import observation_of
 from train.policy import Policy, State
 
 
@@ -49,7 +50,7 @@ SEEDS = (11, 12, 13)
 
 def canary_prompts(scenario: Scenario) -> list[Prompt]:
     """Prompts of different lengths from one scenario: the start, cut off at different places."""
-    observed = scenario.new(0, 0).observe(scenario.players[0])
+    observed = observation_of(scenario.new(0, 0), scenario.players[0])
     texts = [observed[: len(observed) * (i + 1) // ROWS] for i in range(ROWS)]
     return [PromptTemplate().render(scenario, text) for text in texts]
 

@@ -174,14 +174,15 @@ async def ask(
         ids = tuple(map(int, choice["token_ids"]))
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         text, reason = str(choice["text"]), choice["finish_reason"]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RemoteError(f"an answer that cannot be read: {response.text[:200]}") from error
     if named != version:
         raise RemoteError(f"it answered as {named!r}, not as {version!r}", final=True)
     if reason not in ("stop", "length"):  # `abort` and `error`: half an answer is no move
         raise RemoteError(f"its answer has ended by {str(reason)[:40]!r}")
-    if not ids or len(ids) != len(logprobs) or not all(map(math.isfinite, logprobs)):
-        raise RemoteError(f"{len(ids)} token ids with {len(logprobs)} finite log-probabilities")
+    sound = all(0 <= one < 2**31 for one in ids) and all(math.isfinite(one) and one <= 1e-3 for one in logprobs)
+    if not ids or len(ids) != len(logprobs) or not sound:
+        raise RemoteError(f"{len(ids)} token ids with {len(logprobs)} log-probabilities, not all of them sound")
     return Completion(
         text=text,
         finish_reason="stop" if reason == "stop" else "length",
@@ -278,5 +279,14 @@ async def still_has(client: httpx.AsyncClient, remote: Remote, version: str) -> 
     try:
         response = await client.get(remote.url + "/v1/models", timeout=5.0)
         return any(entry["id"] == version for entry in response.json()["data"])
-    except (httpx.HTTPError, BodyError, UnicodeError, ValueError, KeyError, TypeError):
+    except (
+        httpx.HTTPError,
+        BodyError,
+        UnicodeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
         return False

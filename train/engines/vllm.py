@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -139,12 +140,18 @@ class VllmEngine:
     def _clean_up(self, out: Path) -> None:
         """Remove what an earlier start of this run left in the folder and on the servers; choose a new name."""
         owner = out / OWNER
-        if owner.is_file() and (old := owner.read_text().strip()):
+        old = owner.read_text(errors="replace").strip() if owner.is_file() else ""
+        if re.fullmatch(r"\S+-[0-9a-f]{6}", old):
             left = [
-                folder.name for folder in self._folder.iterdir() if folder.name.lstrip(".").startswith(f"{old}-v")
+                folder.name
+                for folder in self._folder.iterdir()
+                if re.fullmatch(rf"\.?{re.escape(old)}-v\d{{6,}}(\.part)?", folder.name)
             ]
             asyncio.run(self._unload(left))
-        self._name = f"{out.resolve().name}-{secrets.token_hex(3)}"
+        called = (
+            re.sub(r"[^A-Za-z0-9_.]+", "-", out.resolve().name).strip("-.") or "run"
+        )  # a model's name, and a URL's
+        self._name = f"{called}-{secrets.token_hex(3)}"
         out.mkdir(parents=True, exist_ok=True)
         replace_text(owner, self._name)
 

@@ -207,6 +207,8 @@ class PlayScreen(MatchScreen):
             panel.scroll_words(pages)
 
     def action_restart(self) -> None:
+        if self.replay is not None:  # a record's agents are not asked
+            return
         if self.counted:
             self.notify("This game of the series is counted; the next one comes by itself.")
             return

@@ -20,6 +20,7 @@ from msgrpo_agent.game import Game, Outcome
 from msgrpo_agent.games import SCENARIOS, get_scenario
 from msgrpo_agent.games.outside import offered
 from msgrpo_agent.rollout import observation_of
+from msgrpo_agent.text import printable
 from tui.agents import HUMAN
 from tui.choices import Choice, latest_run, remember, remembered
 from tui.clock import Cancel
@@ -133,8 +134,10 @@ class StartScreen(Screen[None]):
     @staticmethod
     def _option(choice: Choice) -> Option:
         if choice.missing is None:
-            return Option(choice.title, id=choice.spec)
-        return Option(Content(choice.title) + Content.styled(f"\n  {choice.missing}", "$warning"), choice.spec, True)
+            return Option(Content(printable(choice.title)), id=choice.spec)
+        return Option(
+            Content(printable(choice.title)) + Content.styled(f"\n  {choice.missing}", "$warning"), choice.spec, True
+        )
 
     def on_mount(self) -> None:
         games = self.query_one("#games", OptionList)
