@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -109,9 +109,11 @@ def load(
     notes: list[str] = []
     plays: dict[tuple[str, str, str], Series] = {}
     versions: set[int] = set()
+    seen: set[tuple[str, str]] = set()
     twice = duels = 0
     elsewhere = _without_ports(folders)
     for run, line, episode in _recorded(folders, check, notes):
+        seen.update((spec, episode.scenario) for spec in episode.agents.values())
         if agents is not None and not set(agents).intersection(episode.agents.values()):
             continue
         if scenarios is not None and episode.scenario not in scenarios:
@@ -148,7 +150,7 @@ def load(
             if versions == {SUITE_VERSION} and not mix:
                 raise RecordError(f"{said}: nothing says how they were chosen", fix="leave them out, or say --mix")
             notes.append(f"{said}: nothing says how they were chosen.")
-    notes += _silent(folders, agents, scenarios)
+    notes += _silent(folders, agents, scenarios, seen)
     if duels:
         notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
         if not plays:
@@ -162,21 +164,28 @@ def load(
     return _labelled(list(plays.values()), by_prompt=by_prompt), notes
 
 
-def _silent(folders: Sequence[Path], agents: Sequence[str] | None, scenarios: Sequence[str] | None) -> Iterator[str]:
-    """Who was asked, and has no episode: nobody, and no scenario, goes missing from a table without a word."""
-    files = list(_files(folders))
-    runs = {file.parents[1]: run for file in files if len(file.parents) > 1 and (run := read_run(file.parents[1]))}
-    for folder in folders:
-        if folder.is_dir() and (run := read_run(folder.resolve())):
-            runs[folder.resolve()] = run
-    for root, run in runs.items():
-        for spec, asked in run.asked.items():
+def _silent(
+    folders: Sequence[Path],
+    agents: Sequence[str] | None,
+    scenarios: Sequence[str] | None,
+    seen: Set[tuple[str, str]],
+) -> Iterator[str]:
+    """Who was asked, and has no episode: nobody, and no scenario, goes missing from a table without a word.
+
+    `seen` are the agents and scenarios of all episodes that were read.
+    """
+    below = [folder.resolve() for folder in folders]
+    roots = {*below, *(parent for file in _files(folders) for parent in list(file.parents)[:2])}
+    for root in sorted(root for root in roots if root.is_dir()):
+        run = read_run(root)
+        for spec, asked in run.asked.items() if run else ():
             for scenario, episodes in asked.items():
                 wanted = (agents is None or spec in agents) and (scenarios is None or scenario in scenarios)
-                file = root / folder_name(spec) / f"{folder_name(scenario)}.jsonl"
-                covered = any(file.is_relative_to(folder.resolve()) or folder.resolve() == file for folder in folders)
-                if wanted and covered and (not file.is_file() or not file.stat().st_size):
-                    gone = "" if file.is_file() else ", and there is no record of it"
+                own = root / folder_name(spec)
+                covered = any(own.is_relative_to(folder) or folder.is_relative_to(own) for folder in below)
+                if wanted and covered and (spec, scenario) not in seen:
+                    record = own / f"{folder_name(scenario)}.jsonl"
+                    gone = "" if record.is_file() else ", and there is no record of it"
                     yield f"{printable(spec)} has ended none of {episodes} episodes of {printable(scenario)}{gone}"
 
 

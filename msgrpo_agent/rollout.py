@@ -172,6 +172,9 @@ async def play_on(
                 if played > scenario.step_limit:
                     raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
                 views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in game.to_move}
+            await asyncio.sleep(
+                0
+            )  # an agent that answers at once must not keep others, and a Ctrl-C, from their turn
             decisions = await decide(agents, views)
             apply_turn(episode, game, views, decisions, shaping)
             after_step(episode)
