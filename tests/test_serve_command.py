@@ -39,7 +39,7 @@ def test_nano_alone() -> None:
     assert option(launch, "--host") == "127.0.0.1"
     assert option(launch, "--served-model-name") == "nano"
     assert "--enable-lora" not in launch.command
-    assert "--middleware" not in launch.command
+    assert option(launch, "--middleware") == "serve.guard.Guard"  # without a key it checks the Host
     assert launch.models == ["nano"]
     assert launch.url == "http://127.0.0.1:8000/v1"
     assert launch.environment["HF_HUB_OFFLINE"] == "1"
