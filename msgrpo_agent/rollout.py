@@ -55,14 +55,14 @@ def observation_of(game: Game, player: str) -> str:
     Raises GameFaultError where that is no text, or one that nobody could read.
     """
     seen, legal = game.observe(player), game.legal(player)
-    if not legal:
+    if not legal and player in game.to_move:
         raise GameFaultError(f"legal({player!r}) names no action", rule="actions")
     if not isinstance(seen, str):
         raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")
     if len(seen) > LONGEST_STATE:
         said = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
         raise GameFaultError(said, rule="text")
-    return printable(seen if legal == game.actions else f"{seen}\nLegal now: {', '.join(legal)}.")
+    return printable(seen if legal == game.actions or not legal else f"{seen}\nLegal now: {', '.join(legal)}.")
 
 
 def apply_turn(

@@ -64,6 +64,7 @@ class Server:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             output = self.log.open("wb")
         except OSError as error:
+            self._port.close()
             raise ServeError(f"the log {self.log} cannot be written: {error.strerror}") from error
         with output:
             self._began_ns = os.fstat(output.fileno()).st_ctime_ns

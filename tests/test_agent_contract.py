@@ -311,7 +311,7 @@ BREACHES = [
     (MovesWithLuck, {}, "new luck", "another state is seen"),
     (Aimless, {}, "goal", "success is None at the end"),
     (Raises, {}, "runs", r"ZeroDivisionError: no reason \(.*test_agent_contract.py:\d+"),
-    (Walk, {"reference": nonsense}, "reference", r"it says \['jump'\]"),
+    (Walk, {"reference": nonsense}, "reference", r"reference\(\) gave \['jump'\]"),
     (Walk, {"describe": silent}, "describe", "it says ''"),
 ]
 

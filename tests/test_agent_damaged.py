@@ -20,7 +20,10 @@ DEEP = "[" * 100_000
 
 @pytest.mark.parametrize(
     "read",
-    [settings, read_adapter_config, read_card, config_of, lambda folder: make_config(file=folder / CONFIG)],
+    [
+        *(settings, read_adapter_config, read_card),
+        *(lambda folder: config_of(folder, {}), lambda folder: make_config(file=folder / CONFIG)),
+    ],
     ids=["a run", "an adapter", "a DQN", "a run's settings", "--config"],
 )
 def test_a_file_that_is_needed_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:

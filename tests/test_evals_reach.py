@@ -117,9 +117,9 @@ def test_references_keep_their_place_under_any_name() -> None:
 
 def test_a_board_is_sorted_and_has_its_overall_score() -> None:
     plays = [
-        outcomes([False] * 9, "random"),
-        outcomes([True] * 5 + [False] * 4, "a"),
-        outcomes([True] * 9, "optimal"),
+        outcomes([False] * 20, "random"),
+        outcomes([True] * 10 + [False] * 10, "a"),
+        outcomes([True] * 20, "optimal"),
     ]
     board = build(plays)
     assert [row.agent for row in board.rows] == ["optimal", "a", "random"]

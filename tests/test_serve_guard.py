@@ -370,7 +370,7 @@ async def test_a_refusal_says_what_it_is_and_only_401_asks_for_the_key(keyed: Gu
 
 
 @pytest.mark.parametrize(
-    "value", [b"Token s3cret", b"Zz s3cret", b" s3cret", b"s3cret", b"Bearer  s3cret", b"Bearer s3cret "]
+    "value", [b"Token s3cret", b"Zz s3cret", b" s3cret", b"s3cret", b"Bearer s 3cret", b"Bearer\ts3cret"]
 )
 async def test_only_the_bearer_scheme_carries_the_key(keyed: Guard, inside: Inside, value: bytes) -> None:
     start, _ = await exchange(keyed, "/v1/models", headers=[(b"authorization", value)])
@@ -472,7 +472,7 @@ async def test_a_refused_field_is_named(
 ) -> None:
     write_adapter(root / "v1")
     status, message = await ask(loading, LOAD, body=load("v1", **more))
-    assert (status, message) == (400, f"give lora_name, a text, and lora_path, not {named}")
+    assert (status, message) == (400, f"give lora_name, a model's name, and lora_path, not {named}")
     assert inside.bodies == []
 
 

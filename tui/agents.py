@@ -58,7 +58,8 @@ class HumanAgent:
 class EmptySeat:
     """A seat of a record. Nobody is asked there: a record says who has played, a person says who plays on."""
 
-    def __init__(self, spec: str, settings: dict[str, Any]) -> None:
+    def __init__(self, name: str, spec: str, settings: dict[str, Any]) -> None:
+        self.name = name
         self.spec = spec
         self._settings = settings
 

@@ -120,8 +120,11 @@ class Session:
         Its seats are empty: who is named in a record is never asked, and never loaded.
         """
         scenario = recorded_scenario(episode.scenario)
+        people = [player for player in scenario.players if episode.agents.get(player) == HUMAN]
+        names = {player: f"player {number}" for number, player in enumerate(people, start=1) if len(people) > 1}
         agents = {
-            player: EmptySeat(spec, episode.settings.get(player, {})) for player, spec in episode.agents.items()
+            player: EmptySeat(names.get(player, short_name(spec)), spec, episode.settings.get(player, {}))
+            for player, spec in episode.agents.items()
         }
         if set(agents) != set(scenario.players):
             raise RecordError(f"the record's players are not {', '.join(scenario.players)}")
@@ -286,7 +289,7 @@ class Session:
 
     def name(self, player: str) -> str:
         agent = self.agents[player]
-        return agent.name if isinstance(agent, HumanAgent) else short_name(agent.spec)
+        return agent.name if isinstance(agent, (HumanAgent, EmptySeat)) else short_name(agent.spec)
 
 
 @dataclass

@@ -51,11 +51,17 @@ def check_header(file: Path) -> int:
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
         if length > LARGEST_HEADER:
-            raise ModelError(f"{file} says that its list of tensors has {length:,} bytes; no model's has as many")
+            raise ModelError(
+                f"{file} is no complete safetensors file: it says that its list of tensors has {length:,} bytes",
+                fix="copy or train it again",
+            )
         try:
             return len(from_json(handle.read(length)))
         except (ValueError, TypeError) as error:
-            raise ModelError(f"{file} cannot be loaded: its list of tensors is damaged: {error}") from error
+            raise ModelError(
+                f"{file} is no complete safetensors file: its list of tensors is damaged: {error}",
+                fix="copy or train it again",
+            ) from error
 
 
 def check_base(base: str) -> None:
