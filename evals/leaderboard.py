@@ -92,7 +92,10 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
 def _with_unfinished(play: Series) -> str:
     """What the episodes without a result could change."""
     unfinished = len(play.unfinished)
-    said = f"{unfinished} episodes have no result, because the endpoint or the game failed"
+    why = "the endpoint or the game failed"
+    if play.failed:
+        why += f", the last time with {play.failed[-1].error}: {play.failed[-1].error_message}"
+    said = f"{unfinished} episodes have no result, because {why}"
     if not recorded_scenario(play.scenario).goal:
         return f"{said}; the return leaves them out."
     won, total = sum(bool(e.success) for e in play.finished.values()), len(play.finished) + unfinished

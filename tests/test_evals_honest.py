@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,9 @@ def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_ma
     played(tmp_path / "a", RandomAgent(), scenario=of(Seldom), episodes=20)
     board = command.merge([tmp_path / "a"], None)
     assert 0 < board.rows[0].failures["game_fault"] < 20
+    assert re.search(
+        r"have no result.*ZeroDivisionError: seldom \(.*test_evals_honest.py:\d+\)", " ".join(board.notes)
+    )
     with pytest.raises(EndpointError, match=r"ZeroDivisionError: always \(.*test_evals_honest.py:"):
         played(tmp_path / "b", RandomAgent(), scenario=of(Always), episodes=40)
 
