@@ -76,7 +76,7 @@ class _BrokenError(Exception):
     """A rule does not hold."""
 
     def __init__(self, rule: str, what: str) -> None:
-        super().__init__(what)
+        super().__init__(printable(what))
         self.rule = rule
 
 
@@ -99,6 +99,8 @@ def examine(scenario: Scenario, *, plays: int = 20, seed: int = 0, name: str | N
         for broke in _breaches(scenario, seed, play):
             broken.setdefault(broke.rule, str(broke))
         times.append(time.perf_counter() - began)
+        if times[-1] > GAME_S:
+            break  # it hangs, and would in every other game
     if not broken and name is not None:
         for broke in _in_another_process(scenario, name, seed):
             broken.setdefault(broke.rule, str(broke))
@@ -108,8 +110,10 @@ def examine(scenario: Scenario, *, plays: int = 20, seed: int = 0, name: str | N
 
 def _breaches(scenario: Scenario, seed: int, play: int) -> Iterator[_BrokenError]:
     """The breaches that one play shows; what a game raises is one of them."""
-    generator = stream(seed, f"check-{scenario.id}-{play}")
+    generator, began = stream(seed, f"check-{scenario.id}-{play}"), time.perf_counter()
     for part in (_splits, _play) if play == 0 else (_play,):
+        if time.perf_counter() - began > GAME_S:
+            return
         try:
             part(scenario, generator)
         except _BrokenError as broken:

@@ -291,7 +291,8 @@ class Scenario:
         with games_code(self.id):
             board = game.board()
             seen = game.observe(self.players[0]) if board is None else board.text()
-        return hashlib.sha256(f"{SALT}{self.family}\n{seen}".encode()).hexdigest()
+        # a game from outside may show what UTF-8 cannot hold
+        return hashlib.sha256(f"{SALT}{self.family}\n{seen}".encode(errors="backslashreplace")).hexdigest()
 
     @cached_property
     def rules_hash(self) -> str:

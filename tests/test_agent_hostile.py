@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msgrpo_agent import limits
+from msgrpo_agent import contract, limits
 from msgrpo_agent.agent import Decision, OnText, Sampling, View
 from msgrpo_agent.contract import examine
 from msgrpo_agent.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
@@ -180,6 +180,34 @@ async def test_escape_codes_and_halves_of_characters_do_not_leave_the_game() -> 
     assert episode.error is None
     assert {turn.state for turn in episode.turns} == {"a\ufffd[2J\ufffdb"}
     episode.model_dump_json().encode()
+    assert len(scenario(showing("a\ud800b")).start_key(0)) == 64  # which is a hash of what is seen
+
+
+def test_what_a_game_raises_is_reported_without_its_escape_codes() -> None:
+    class Shouts(Walk):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            raise ValueError("boom \x1b[2J\x1b]0;owned\x07")
+
+    (breach,) = [one.breach for one in examine(scenario(Shouts), plays=2).breaches if one.rule == "runs"]
+    assert breach is not None
+    assert "boom" in breach
+    assert "\x1b" not in breach
+
+
+def test_a_game_that_hangs_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of twenty games would take a minute."""
+    for module in (limits, contract):
+        monkeypatch.setattr(module, "GAME_S", 0.4)
+    calls = []
+
+    class Sleeps(Walk):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            calls.append(1)
+            time.sleep(60)
+            return {}
+
+    assert [one.rule for one in examine(scenario(Sleeps), plays=20).breaches] == ["runs"]
+    assert len(calls) <= 2
 
 
 async def test_a_game_that_hangs_is_named_with_its_line_and_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
