@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint types clean
 
 demo: $(VENV)/.train
 	$(BIN)/msgrpo train frozen-lake --steps 20 --out runs/demo --resume
@@ -23,7 +23,12 @@ demo: $(VENV)/.train
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: $(VENV)/.dev
+# mypy does not read setuptools' package-dir: links show it the folders under their import name.
+types:
+	rm -rf build/types && mkdir -p build/types/msgrpo
+	ln -s $(CURDIR)/msgrpo_agent/* $(CURDIR)/train $(CURDIR)/serve $(CURDIR)/evals $(CURDIR)/tui build/types/msgrpo/
+
+lint: $(VENV)/.dev types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

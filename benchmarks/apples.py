@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from machine import facts
 
-from evals.plays import load
-from evals.rows import return_of
-from evals.stats import crossed_bootstrap, resampled_means
-from evals.suites import EpisodeSeeds
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Outcome
+from msgrpo.episode import Episode
+from msgrpo.errors import UsageError
+from msgrpo.evals.plays import load
+from msgrpo.evals.rows import return_of
+from msgrpo.evals.stats import crossed_bootstrap, resampled_means
+from msgrpo.evals.suites import EpisodeSeeds
+from msgrpo.game import Outcome
 
 WORTH = {"snake": 1, "snake-poison-apple": -1}  # an apple; where it pays, then where it costs
 RESAMPLES = 10_000

@@ -21,7 +21,7 @@ import numpy as np
 from machine import facts
 from numpy.typing import NDArray
 
-from evals.stats import bootstrap_mean, crossed_bootstrap, crossed_interval, resampled_means
+from msgrpo.evals.stats import bootstrap_mean, crossed_bootstrap, crossed_interval, resampled_means
 
 Values = NDArray[np.float64]
 RESAMPLES = 1000

@@ -5,10 +5,10 @@
 For fixed policies on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
 sampled; their frequencies are taken as the policy itself, so its values are exact: Q and A = Q − V by dynamic
 programming over Gymnasium's own transition table, the format penalty included. Updates of a group of G episodes from
-each start are then drawn from that policy and credited by each estimator of `train.credit`. All of them see the same
+each start are then drawn from that policy and credited by each estimator of `msgrpo.train.credit`. All of them see the same
 groups, so the budget, answers generated, is equal. The critic's head is fitted in each update as in training, on the
 hidden states of the other starts' turns (`train.critic`). *By update*: divided by one spread of the whole update, and
-not by that of each group (`train.credit.in_common`). `true` has the exact V in the place of its values: what the
+not by that of each group (`msgrpo.train.credit.in_common`). `true` has the exact V in the place of its values: what the
 best head there can be would give.
 
 *Turns.* Over all turns of all groups, each turn counting once: the correlation of the credit with A, and the share of
@@ -50,18 +50,18 @@ import torch
 from machine import facts
 from words import load
 
-from msgrpo_agent.agent import Sampling
-from msgrpo_agent.game import Scenario, stream
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.models.shared_prefix import last_hidden
-from msgrpo_agent.models.trunk import evaluating, trunk_and_head
-from msgrpo_agent.parse import parse_action
-from msgrpo_agent.prompt import Prompt, PromptTemplate
-from msgrpo_agent.rollout import derive_seed
-from train.credit import CREDITS, ESTIMATORS, Advantages, Credit, Scale, Step, in_common, returns_to_go
-from train.critic import left_out_values
+from msgrpo.agent import Sampling
+from msgrpo.game import Scenario, stream
+from msgrpo.games import get_scenario
+from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
+from msgrpo.models.local import LocalModel
+from msgrpo.models.shared_prefix import last_hidden
+from msgrpo.models.trunk import evaluating, trunk_and_head
+from msgrpo.parse import parse_action
+from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.rollout import derive_seed
+from msgrpo.train.credit import CREDITS, ESTIMATORS, Advantages, Credit, Scale, Step, in_common, returns_to_go
+from msgrpo.train.critic import left_out_values
 
 ACTIONS = (*GYM_ACTION, None)  # None: no legal action, and the player stays
 PENALTY = 0.1  # of such an answer, as in training

@@ -17,12 +17,12 @@ from typing import Any
 
 from machine import facts
 
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.run_log import read_rows
-from train.config import TrainConfig, make_config
-from train.display import Quiet
-from train.loop import train
+from msgrpo.game import Scenario
+from msgrpo.games import SCENARIOS
+from msgrpo.run_log import read_rows
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.loop import train
 
 UPDATES = 2
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from machine import facts
 
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.games import get_scenario, recorded_scenario
-from msgrpo_agent.parse import thought
-from msgrpo_agent.rollout import replay
+from msgrpo.episode import read_episodes
+from msgrpo.games import get_scenario, recorded_scenario
+from msgrpo.parse import thought
+from msgrpo.rollout import replay
 
 
 def share(file: Path) -> tuple[str, str, float, int] | None:

@@ -22,8 +22,8 @@ from typing import Any
 
 from machine import facts
 
-from evals.record import folder_name, seeds_of
-from msgrpo_agent.episode import Episode, read_episodes
+from msgrpo.episode import Episode, read_episodes
+from msgrpo.evals.record import folder_name, seeds_of
 from tests.fake_server import Behaviour, FakeServer, Request, http, player, reply, reset, send
 
 FAULTS: tuple[Behaviour, ...] = (
@@ -67,7 +67,7 @@ async def run(url: str, out: Path, options: argparse.Namespace, kills: int) -> t
     """The record of the evaluation, and how many kills hit it before it ended."""
     spec = f"endpoint:{url}#fake"
     record = out / folder_name(spec) / f"{options.scenario}.jsonl"
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", spec, "--scenario", options.scenario]
+    command = [sys.executable, "-m", "msgrpo.cli", "eval", spec, "--scenario", options.scenario]
     command += ["--episodes", str(options.episodes), "--out", str(out)]
     killed = 0
     while True:

@@ -28,12 +28,12 @@ from typing import Any
 import openai
 from machine import facts
 
-from evals.run import evaluate
-from msgrpo_agent.agent import LanguageAgent, Sampling
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.endpoint import SEED_BITS, EndpointModel
-from msgrpo_agent.rollout import derive_seed
+from msgrpo.agent import LanguageAgent, Sampling
+from msgrpo.episode import Episode, read_episodes
+from msgrpo.evals.run import evaluate
+from msgrpo.games import get_scenario
+from msgrpo.models.endpoint import SEED_BITS, EndpointModel
+from msgrpo.rollout import derive_seed
 
 ROOT = Path(__file__).parent.parent
 

@@ -32,20 +32,20 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 from words import load
 
-from msgrpo_agent.agent import Completion
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.games.snake import DELTA, Snake
-from msgrpo_agent.models.loading import ADAPTER_WEIGHTS
-from train.batch import advantages
-from train.collect import Group, grouped, play_groups
-from train.config import TrainConfig, make_config
-from train.critic import critic_values
-from train.policy import Policy
-from train.ranks import ALONE
-from train.token_weights import token_weights
-from train.words import DEADLY, Sight, Words, gap
+from msgrpo.agent import Completion
+from msgrpo.episode import Episode, Turn
+from msgrpo.game import Scenario
+from msgrpo.games import get_scenario
+from msgrpo.games.snake import DELTA, Snake
+from msgrpo.models.loading import ADAPTER_WEIGHTS
+from msgrpo.train.batch import advantages
+from msgrpo.train.collect import Group, grouped, play_groups
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.critic import critic_values
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
+from msgrpo.train.token_weights import token_weights
+from msgrpo.train.words import DEADLY, Sight, Words, gap
 
 KINDS = ("fatal", "nearer", "other")
 GAMMAS, LAMBDAS = (0.6, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.95)

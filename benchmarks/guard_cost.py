@@ -18,7 +18,7 @@ from statistics import median
 
 from machine import facts
 
-from serve.guard import App, Guard, Message, Receive, Scope, Send
+from msgrpo.serve.guard import App, Guard, Message, Receive, Scope, Send
 
 KEY = "a key as long as those that msgrpo makes"
 

@@ -33,8 +33,8 @@ def once(rows: int, whole: bool) -> dict[str, Any]:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from msgrpo_agent.models import shared_prefix
-    from msgrpo_agent.models.trunk import prepare, trunk_and_head
+    from msgrpo.models import shared_prefix
+    from msgrpo.models.trunk import prepare, trunk_and_head
 
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -29,14 +29,14 @@ import numpy as np
 from machine import facts
 from words import SAMPLING, load
 
-from msgrpo_agent.agent import LanguageAgent
-from msgrpo_agent.game import Scenario, stream
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.rewards import Shaping
-from msgrpo_agent.rollout import derive_seed
-from train.collect import POLICY, Play, play_episodes
-from train.config import TrainConfig
+from msgrpo.agent import LanguageAgent
+from msgrpo.game import Scenario, stream
+from msgrpo.games import get_scenario
+from msgrpo.models.local import LocalModel
+from msgrpo.rewards import Shaping
+from msgrpo.rollout import derive_seed
+from msgrpo.train.collect import POLICY, Play, play_episodes
+from msgrpo.train.config import TrainConfig
 
 PARTS = ("sampling", "luck", "both")
 DRAWS = 2000  # of the bootstrap

@@ -20,17 +20,17 @@ from typing import Any
 from machine import facts
 from words import SAMPLING, Continued, load, play
 
-from evals.stats import bootstrap_mean, mcnemar_exact, wilson
-from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.games.snake import Snake, ahead
-from msgrpo_agent.parse import parse_action
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import derive_seed
-from train.nano import FURTHER, rows_of
+from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo.episode import Episode
+from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, wilson
+from msgrpo.game import Scenario
+from msgrpo.games import SCENARIOS
+from msgrpo.games.snake import Snake, ahead
+from msgrpo.parse import parse_action
+from msgrpo.prompt import PromptTemplate
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import derive_seed
+from msgrpo.train.nano import FURTHER, rows_of
 
 ANOTHERS = "nano, another's thought"
 

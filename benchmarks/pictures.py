@@ -15,11 +15,11 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from msgrpo_agent.specs import make_agent
-from tui.app import PlayApp
-from tui.learning import Learning
-from tui.screens.play import PlayScreen
-from tui.session import Setup
+from msgrpo.specs import make_agent
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.learning import Learning
+from msgrpo.tui.screens.play import PlayScreen
+from msgrpo.tui.session import Setup
 
 STEPS, SIZE = 4, (120, 36)  # moves before the picture; columns and rows
 

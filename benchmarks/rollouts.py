@@ -38,10 +38,10 @@ from typing import Any
 import httpx
 from machine import facts
 
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.run_log import read_rows
-from train.config import TrainConfig, make_config
+from msgrpo.episode import Episode
+from msgrpo.games import get_scenario
+from msgrpo.run_log import read_rows
+from msgrpo.train.config import TrainConfig, make_config
 
 SMALL = ["groups=4", "group_size=16", "keep=6", "eval_episodes=100", "checkpoint_every=1"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -85,7 +85,7 @@ def start(folder: Path, work: Path) -> Served:
     """Begin to serve; `ready` waits for it."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "serve", "--base", "nano", "--port", str(port)]
+    command = [sys.executable, "-m", "msgrpo.cli", "serve", "--base", "nano", "--port", str(port)]
     command += ["--allow-runtime-adapters", str(folder)]
     said = work / f"serve-{port}.txt"
     with said.open("wb") as output:
@@ -117,7 +117,7 @@ def servers(*folders: Path) -> Iterator[list[Served]]:
 
 def train_command(out: Path, *more: str, ranks: int = 1) -> list[str]:
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    return [sys.executable, "-m", *launcher, "msgrpo_agent.cli", "train", "frozen-lake", "--out", str(out), *more]
+    return [sys.executable, "-m", *launcher, "msgrpo.cli", "train", "frozen-lake", "--out", str(out), *more]
 
 
 def settings(*pairs: str) -> list[str]:
@@ -171,12 +171,12 @@ def speed(work: Path, rounds: int) -> dict[str, Any]:
 
 def _speed(used: Sequence[Served], folder: Path, out: Path, rounds: int) -> dict[str, Any]:
     """The engine's rollouts, then their very prompts to the bare servers, as many at once; alternating."""
-    from train.collect import play_groups
-    from train.display import Quiet
-    from train.engines.vllm import VllmEngine
-    from train.policy import Policy
-    from train.ranks import ALONE
-    from train.rollouts import next_starts
+    from msgrpo.train.collect import play_groups
+    from msgrpo.train.display import Quiet
+    from msgrpo.train.engines.vllm import VllmEngine
+    from msgrpo.train.policy import Policy
+    from msgrpo.train.ranks import ALONE
+    from msgrpo.train.rollouts import next_starts
 
     given = {"rollouts": ",".join(one.url for one in used), "adapters": str(folder)}
     config = make_config(settings=[*SMALL, "groups=2"], given=given)

@@ -33,14 +33,14 @@ from openai import AsyncOpenAI, AsyncStream
 from rich.console import Console
 from rich.table import Table
 
-from evals.stats import bootstrap_mean
-from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.prompt import PromptTemplate
-from serve import supervisor
-from serve.preflight import installed_engine, local_weights
-from serve.server import Server, answers
-from serve.terminal import parse_adapter
-from serve.vllm_command import Request, build, child_environment, common_base
+from msgrpo.evals.stats import bootstrap_mean
+from msgrpo.games import SCENARIOS
+from msgrpo.prompt import PromptTemplate
+from msgrpo.serve import supervisor
+from msgrpo.serve.preflight import installed_engine, local_weights
+from msgrpo.serve.server import Server, answers
+from msgrpo.serve.terminal import parse_adapter
+from msgrpo.serve.vllm_command import Request, build, child_environment, common_base
 
 SIDES = ("msgrpo serve", "bare vLLM")
 REST_S = 1.5

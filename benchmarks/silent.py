@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from machine import facts
 
-from msgrpo_agent.run_log import UPDATES, read_update, steps
+from msgrpo.run_log import UPDATES, read_update, steps
 
 NONE = 1e-9  # below it an advantage is no advantage
 SHOWN = 8  # turns that have a row of their own; the last stands for all after it as well

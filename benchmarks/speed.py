@@ -23,20 +23,20 @@ import torch
 from machine import facts
 from torch import Tensor
 
-from msgrpo_agent.agent import Completion
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.models.shared_prefix import left_pad
-from msgrpo_agent.models.trunk import trunk_and_head
-from msgrpo_agent.prompt import Prompt
-from train.batch import MicroBatch, micro_batches, pick
-from train.collect import grouped, play_groups
-from train.config import TrainConfig, make_config
-from train.engines.hf import HfEngine
-from train.evaluate import evaluate
-from train.policy import Policy
-from train.rollouts import next_starts
-from train.update import update
+from msgrpo.agent import Completion
+from msgrpo.games import get_scenario
+from msgrpo.models.local import LocalModel
+from msgrpo.models.shared_prefix import left_pad
+from msgrpo.models.trunk import trunk_and_head
+from msgrpo.prompt import Prompt
+from msgrpo.train.batch import MicroBatch, micro_batches, pick
+from msgrpo.train.collect import grouped, play_groups
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.evaluate import evaluate
+from msgrpo.train.policy import Policy
+from msgrpo.train.rollouts import next_starts
+from msgrpo.train.update import update
 
 
 class Recorder:

@@ -7,7 +7,7 @@
 
 The loop is that of training: the current adapter plays groups, and an update goes over all their turns in
 minibatches, with the same loss, optimizer and penalty on the divergence from nano. Only there is no credit. In each
-turn the action of somebody who acts on the model's own words as well as can be (`train.words.follow`) stands in the
+turn the action of somebody who acts on the model's own words as well as can be (`msgrpo.train.words.follow`) stands in the
 place of the model's; its tokens have the advantage 1 and the words 0, so the gradient is that of the log-likelihood
 of the right action. (On slippery ice that somebody looks at the neighbours and not at the chances, which nano says
 wrongly.)
@@ -37,24 +37,24 @@ from machine import facts
 from torch.nn.utils import clip_grad_norm_
 from words import load
 
-from evals.stats import bootstrap_mean
-from evals.suites import episode_seeds
-from msgrpo_agent.agent import LanguageAgent
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.game import Scenario, stream
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.rewards import Shaping
-from train.batch import Sample, micro_batches, minibatches
-from train.collect import POLICY, Play, play_episodes, play_groups
-from train.config import TrainConfig, make_config
-from train.engines.hf import HfEngine
-from train.msgrpo import policy_loss
-from train.policy import Policy
-from train.rollouts import next_starts
-from train.token_weights import token_weights
-from train.update import learning_rate
-from train.words import DEADLY, Sight, Words, follow
+from msgrpo.agent import LanguageAgent
+from msgrpo.episode import Episode
+from msgrpo.evals.stats import bootstrap_mean
+from msgrpo.evals.suites import episode_seeds
+from msgrpo.game import Scenario, stream
+from msgrpo.games import get_scenario
+from msgrpo.models.local import LocalModel
+from msgrpo.rewards import Shaping
+from msgrpo.train.batch import Sample, micro_batches, minibatches
+from msgrpo.train.collect import POLICY, Play, play_episodes, play_groups
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.msgrpo import policy_loss
+from msgrpo.train.policy import Policy
+from msgrpo.train.rollouts import next_starts
+from msgrpo.train.token_weights import token_weights
+from msgrpo.train.update import learning_rate
+from msgrpo.train.words import DEADLY, Sight, Words, follow
 
 EVERY = 5  # updates between evaluations
 
@@ -96,7 +96,7 @@ def learn(
     generator: torch.Generator,
     step: int,
 ) -> None:
-    """`train.update.update` without old policy: the ratio is 1, and nothing is clipped."""
+    """`msgrpo.train.update.update` without old policy: the ratio is 1, and nothing is clipped."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
     for part in minibatches(samples, config.minibatches, generator):

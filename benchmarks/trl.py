@@ -43,18 +43,18 @@ from machine import facts
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.paths import base_path
-from msgrpo_agent.parse import parse_action
-from msgrpo_agent.prompt import Prompt, PromptTemplate
-from msgrpo_agent.rollout import derive_seed
-from train.batch import Sample
-from train.config import TrainConfig, make_config
-from train.engines.hf import HfEngine
-from train.msgrpo import group_advantages
-from train.policy import Policy
-from train.update import WARM_UP, update
+from msgrpo.game import Scenario
+from msgrpo.games import get_scenario
+from msgrpo.models.paths import base_path
+from msgrpo.parse import parse_action
+from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.rollout import derive_seed
+from msgrpo.train.batch import Sample
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.msgrpo import group_advantages
+from msgrpo.train.policy import Policy
+from msgrpo.train.update import WARM_UP, update
 
 INSTALL = ".venv-trl/bin/python -m pip install trl==1.16.0 -e '.[train]'"
 REWARDED = "right"

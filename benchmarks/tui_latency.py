@@ -31,11 +31,11 @@ from machine import facts
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from msgrpo_agent.specs import make_agent  # noqa: E402
-from tui.app import PlayApp  # noqa: E402
-from tui.screens.play import PlayScreen  # noqa: E402
-from tui.session import Setup  # noqa: E402
-from tui.widgets.board import BoardView  # noqa: E402
+from msgrpo.specs import make_agent  # noqa: E402
+from msgrpo.tui.app import PlayApp  # noqa: E402
+from msgrpo.tui.screens.play import PlayScreen  # noqa: E402
+from msgrpo.tui.session import Setup  # noqa: E402
+from msgrpo.tui.widgets.board import BoardView  # noqa: E402
 
 HEAD = "●P".encode()
 LIMIT_S = 120.0
@@ -43,7 +43,7 @@ LIMIT_S = 120.0
 
 def first_board(agent: str) -> float:
     """Seconds from starting `msgrpo play frozen-lake` to the player's sign in its output."""
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "play", "frozen-lake", "--agent", agent]
+    command = [sys.executable, "-m", "msgrpo.cli", "play", "frozen-lake", "--agent", agent]
     began = time.perf_counter()
     child, terminal = pty.fork()
     if child == 0:

@@ -4,7 +4,7 @@
     python benchmarks/words.py adapter:runs/fl --scenario frozen-lake --result benchmarks/results/words-fl.json
 
 The model plays, and each of its thoughts is held against the game. Then two players that know nothing but its words
-act on them as well as can be (`train.words.follow`): one that hears no looking ahead, one that always does (the words
+act on them as well as can be (`msgrpo.train.words.follow`): one that hears no looking ahead, one that always does (the words
 with which it begins are put into the model's mouth). What they reach is the ceiling of any training that only teaches
 the model to act on what it says; it stands next to every result of such a training.
 """
@@ -21,18 +21,18 @@ from typing import Any
 
 from machine import facts
 
-from evals.stats import bootstrap_mean, wilson
-from evals.suites import HeldOut, episode_seeds
-from msgrpo_agent.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.game import Scenario, stream
-from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.models.loading import adapted, load_base, nano
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.prompt import Prompt, PromptTemplate
-from msgrpo_agent.references import OptimalAgent
-from msgrpo_agent.rollout import play_episode
-from train.words import Sight, Words, follow, truth
+from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
+from msgrpo.episode import Episode
+from msgrpo.evals.stats import bootstrap_mean, wilson
+from msgrpo.evals.suites import HeldOut, episode_seeds
+from msgrpo.game import Scenario, stream
+from msgrpo.games import SCENARIOS
+from msgrpo.models.loading import adapted, load_base, nano
+from msgrpo.models.local import LocalModel
+from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.references import OptimalAgent
+from msgrpo.rollout import play_episode
+from msgrpo.train.words import Sight, Words, follow, truth
 
 SAMPLING = Sampling(max_tokens=64)
 

@@ -11,9 +11,9 @@ from pydantic_core import from_json
 from rich.table import Table
 from rich.text import Text
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.output import Json, out, print_json, say
-from msgrpo_agent.text import interval_text, printable
+from msgrpo.errors import UsageError
+from msgrpo.output import Json, out, print_json, say
+from msgrpo.text import interval_text, printable
 
 commands = typer.Typer()
 
@@ -74,7 +74,7 @@ def evaluate(
 
     An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on.
     """
-    from evals import command
+    from msgrpo.evals import command
 
     options = command.Options(
         agents=agents or [],
@@ -125,7 +125,7 @@ def leaderboard(
     as_json: Json = False,
 ) -> None:
     """Merge the results of several evaluations into one table."""
-    from evals import command
+    from msgrpo.evals import command
 
     if by not in (None, "prompt"):
         raise UsageError(f"--by {by!r}: only prompts can stand in a column", fix="--by prompt")
@@ -133,7 +133,7 @@ def leaderboard(
 
 
 def _print_board(board: Any, as_json: bool) -> None:
-    from evals import tables
+    from msgrpo.evals import tables
 
     if as_json:
         print_json(board.model_dump(mode="json"))
@@ -155,10 +155,10 @@ def verify(
     """
     import asyncio
 
-    from evals.record import records_in
-    from evals.verify import ask_again, verify
-    from msgrpo_agent.agent import Agent
-    from msgrpo_agent.specs import make_agent
+    from msgrpo.agent import Agent
+    from msgrpo.evals.record import records_in
+    from msgrpo.evals.verify import ask_again, verify
+    from msgrpo.specs import make_agent
 
     if bool(ask) != (agent is not None):
         raise UsageError("--ask and --agent belong together: a record's own agent is never asked", fix="--agent nano")
@@ -188,7 +188,7 @@ def replay(
     episode: Annotated[int, typer.Option(min=1, max=10**9, help="Which line of the record, from 1.")] = 1,
 ) -> None:
     """Print a recorded episode as text."""
-    from evals.verify import as_text, nth
+    from msgrpo.evals.verify import as_text, nth
 
     if file.is_dir():
         raise UsageError(f"{file} is a folder", fix=f"msgrpo view {file}")
@@ -237,7 +237,7 @@ def export(
     out_dir: Annotated[Path, typer.Option("--out", help="A folder for these files alone.")],
 ) -> None:
     """Write the records of evaluations as files that other tools read. Nothing is uploaded."""
-    from evals import interchange
+    from msgrpo.evals import interchange
 
     done = interchange.export(folders, to, out_dir)
     for note in done.notes:

@@ -20,22 +20,22 @@ from rich.live import Live
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from evals import leaderboard, match, page, plays, tables
-from evals.budget import Budget
-from evals.record import Price, folder_name
-from evals.run import Progress, evaluate
-from evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
-from msgrpo_agent.agent import Agent, Sampling
-from msgrpo_agent.errors import RecordError, UsageError, nearest
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.endpoint import RETRIES, Timeouts
-from msgrpo_agent.output import err
-from msgrpo_agent.prompt import PromptTemplate, make_template
-from msgrpo_agent.signals import ending_as_interrupt
-from msgrpo_agent.specs import make_agent
-from msgrpo_agent.text import printable
+from msgrpo.agent import Agent, Sampling
+from msgrpo.errors import RecordError, UsageError, nearest
+from msgrpo.evals import leaderboard, match, page, plays, tables
+from msgrpo.evals.budget import Budget
+from msgrpo.evals.record import Price, folder_name
+from msgrpo.evals.run import Progress, evaluate
+from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
+from msgrpo.files import replace_text
+from msgrpo.game import Scenario
+from msgrpo.games import get_scenario
+from msgrpo.models.endpoint import RETRIES, Timeouts
+from msgrpo.output import err
+from msgrpo.prompt import PromptTemplate, make_template
+from msgrpo.signals import ending_as_interrupt
+from msgrpo.specs import make_agent
+from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
 LOG_EVERY_S = 10.0  # between lines where there is no terminal

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from evals.plays import Series
-from evals.record import seeds_of
-from evals.suites import places_in_suite
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.games import recorded_scenario
-from msgrpo_agent.prompt import Past, Prompt, recorded_template
+from msgrpo.episode import Episode, Turn
+from msgrpo.evals.plays import Series
+from msgrpo.evals.record import seeds_of
+from msgrpo.evals.suites import places_in_suite
+from msgrpo.games import recorded_scenario
+from msgrpo.prompt import Past, Prompt, recorded_template
 
 Files = dict[str, Callable[[Path], None]]  # a path below --out -> what writes that file
 CARD = "README.md"

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evals import tables
-from evals.exported import CARD, IN_SUITE, MADE_BY, OF_NO_SUITE, Files, counted, distinct, played
-from evals.leaderboard import Leaderboard
-from evals.plays import Series
-from evals.record import folder_name, seeds_of
-from evals.rows import return_of
-from evals.suites import SUITE_VERSION
-from evals.verify import game_steps
-from msgrpo_agent import __version__
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import RecordError
-from msgrpo_agent.extras import needs
+from msgrpo import __version__
+from msgrpo.episode import Episode
+from msgrpo.errors import RecordError
+from msgrpo.evals import tables
+from msgrpo.evals.exported import CARD, IN_SUITE, MADE_BY, OF_NO_SUITE, Files, counted, distinct, played
+from msgrpo.evals.leaderboard import Leaderboard
+from msgrpo.evals.plays import Series
+from msgrpo.evals.record import folder_name, seeds_of
+from msgrpo.evals.rows import return_of
+from msgrpo.evals.suites import SUITE_VERSION
+from msgrpo.evals.verify import game_steps
+from msgrpo.extras import needs
 
 SPLITS = {
     IN_SUITE: f"the beginning of the suite, version {SUITE_VERSION}, on starts that are held out of training (a game "

@@ -13,19 +13,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from evals.exported import IN_SUITE, Files, Played, counted, distinct, left_out, played, prompt_of
-from evals.leaderboard import Leaderboard
-from evals.plays import Series
-from evals.record import Price, folder_name, seeds_of
-from evals.rows import return_of
-from evals.suites import SUITE_VERSION
-from evals.verify import game_steps
-from msgrpo_agent import __version__
-from msgrpo_agent.agent import Sampling
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.extras import needs
-from msgrpo_agent.games import recorded_scenario
-from msgrpo_agent.rollout import observation_of
+from msgrpo import __version__
+from msgrpo.agent import Sampling
+from msgrpo.episode import Episode, Turn
+from msgrpo.evals.exported import IN_SUITE, Files, Played, counted, distinct, left_out, played, prompt_of
+from msgrpo.evals.leaderboard import Leaderboard
+from msgrpo.evals.plays import Series
+from msgrpo.evals.record import Price, folder_name, seeds_of
+from msgrpo.evals.rows import return_of
+from msgrpo.evals.suites import SUITE_VERSION
+from msgrpo.evals.verify import game_steps
+from msgrpo.extras import needs
+from msgrpo.games import recorded_scenario
+from msgrpo.rollout import observation_of
 
 STOP_REASONS = {"stop": "stop", "length": "max_tokens", "content_filter": "content_filter"}
 ALONE = (

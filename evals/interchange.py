@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evals.exported import CARD, MADE_BY, Files, counted, left_out, played
-from evals.huggingface import huggingface_files
-from evals.inspect_log import inspect_files
-from evals.leaderboard import Leaderboard, build
-from evals.plays import Series, load
-from msgrpo_agent.errors import RecordError, UsageError, nearest
+from msgrpo.errors import RecordError, UsageError, nearest
+from msgrpo.evals.exported import CARD, MADE_BY, Files, counted, left_out, played
+from msgrpo.evals.huggingface import huggingface_files
+from msgrpo.evals.inspect_log import inspect_files
+from msgrpo.evals.leaderboard import Leaderboard, build
+from msgrpo.evals.plays import Series, load
 
 PART = ".msgrpo-export.part"  # the folder where files are written before they take their places
 TOOLS: dict[str, Callable[[Sequence[Series], Leaderboard], Files]] = {

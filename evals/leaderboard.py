@@ -7,12 +7,12 @@ from itertools import combinations
 
 from pydantic import BaseModel
 
-from evals.plays import SOUND_FROM, Series
-from evals.provenance import made
-from evals.ranking import Overall, ranking
-from evals.rows import Pair, Retelling, Row, failures, pair_of, retellings, row_of
-from evals.suites import CONCURRENCY, SUITE_VERSION
-from msgrpo_agent.games import recorded_scenario
+from msgrpo.evals.plays import SOUND_FROM, Series
+from msgrpo.evals.provenance import made
+from msgrpo.evals.ranking import Overall, ranking
+from msgrpo.evals.rows import Pair, Retelling, Row, failures, pair_of, retellings, row_of
+from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION
+from msgrpo.games import recorded_scenario
 
 
 class Leaderboard(BaseModel):

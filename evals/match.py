@@ -19,17 +19,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evals.record import RecordFile, as_recorded, folder_name
-from evals.stats import ends, share_interval
-from evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
-from evals.verify import MATCHES, first_difference
-from msgrpo_agent.agent import Agent
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import RecordError, UsageError
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.rollout import play_episode
-from msgrpo_agent.text import as_json
+from msgrpo.agent import Agent
+from msgrpo.episode import Episode, read_episodes
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals.record import RecordFile, as_recorded, folder_name
+from msgrpo.evals.stats import ends, share_interval
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
+from msgrpo.evals.verify import MATCHES, first_difference
+from msgrpo.files import replace_text
+from msgrpo.game import Scenario
+from msgrpo.rollout import play_episode
+from msgrpo.text import as_json
 
 RESAMPLES = 1000
 ELO = 400 / math.log(10)

@@ -14,11 +14,12 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from evals.leaderboard import Leaderboard
-from evals.plays import Series
-from evals.rows import Pair, Row, return_of
-from evals.suites import EpisodeSeeds, places_in_suite
-from evals.tables import (
+from msgrpo.episode import Episode, Turn
+from msgrpo.evals.leaderboard import Leaderboard
+from msgrpo.evals.plays import Series
+from msgrpo.evals.rows import Pair, Row, return_of
+from msgrpo.evals.suites import EpisodeSeeds, places_in_suite
+from msgrpo.evals.tables import (
     ANSWERS,
     OVERALL,
     PAIR_COLUMNS,
@@ -33,9 +34,8 @@ from evals.tables import (
     repeated_cells,
     retold_cells,
 )
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.game import MISTAKE
-from msgrpo_agent.text import interval_text
+from msgrpo.game import MISTAKE
+from msgrpo.text import interval_text
 
 REPLAYS = 50  # of each agent and scenario: the file stays small
 LABEL = 30  # characters of an agent's name in a chart

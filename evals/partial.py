@@ -12,13 +12,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from evals.record import as_recorded
-from evals.suites import EpisodeSeeds
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.errors import GameError, RecordError
-from msgrpo_agent.files import read_regular
-from msgrpo_agent.game import Game
-from msgrpo_agent.rollout import observation_of
+from msgrpo.episode import Episode, Turn
+from msgrpo.errors import GameError, RecordError
+from msgrpo.evals.record import as_recorded
+from msgrpo.evals.suites import EpisodeSeeds
+from msgrpo.files import read_regular
+from msgrpo.game import Game
+from msgrpo.rollout import observation_of
 
 TURNS = TypeAdapter(list[Turn])
 Begun = dict[EpisodeSeeds, list[list[Turn]]]  # the turns of each step

@@ -12,15 +12,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evals.record import Price, Run, folder_name, read_run, records_in, run_of, seeds_of
-from evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, places_in_suite
-from evals.verify import COMPUTED, game_steps, verify
-from msgrpo_agent.episode import Episode, Turn, read_episodes
-from msgrpo_agent.errors import RecordError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import SCENARIOS, recorded_scenario
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.text import printable
+from msgrpo.episode import Episode, Turn, read_episodes
+from msgrpo.errors import RecordError
+from msgrpo.evals.record import Price, Run, folder_name, read_run, records_in, run_of, seeds_of
+from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, places_in_suite
+from msgrpo.evals.verify import COMPUTED, game_steps, verify
+from msgrpo.game import Outcome
+from msgrpo.games import SCENARIOS, recorded_scenario
+from msgrpo.prompt import PromptTemplate
+from msgrpo.text import printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
 SOUND_FROM = 2  # times the episodes at once: a beginning of so many is no longer biased by their lengths

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from evals.plays import Series
-from evals.suites import SUITE_VERSION
+from msgrpo.evals.plays import Series
+from msgrpo.evals.suites import SUITE_VERSION
 
 ABOUT_GAMES = ("rules",)  # versions that are a scenario's, not a package's
 

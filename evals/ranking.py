@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from evals.plays import Series
-from evals.stats import ends, resampled_means
-from msgrpo_agent.games import recorded_scenario
+from msgrpo.evals.plays import Series
+from msgrpo.evals.stats import ends, resampled_means
+from msgrpo.games import recorded_scenario
 
 RESAMPLES, LEVEL, SEED = 4000, 0.95, 0
 Key = tuple[str, str]  # label and prompt

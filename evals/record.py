@@ -16,12 +16,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field
 
-from evals.suites import SUITE_VERSION, EpisodeSeeds
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import RecordError
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.rollout import GAME_FAULT
-from msgrpo_agent.text import Clean, printable_data
+from msgrpo.episode import Episode, read_episodes
+from msgrpo.errors import RecordError
+from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds
+from msgrpo.files import replace_text
+from msgrpo.rollout import GAME_FAULT
+from msgrpo.text import Clean, printable_data
 
 RUN_FILE = "run.json"
 OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")

@@ -9,8 +9,10 @@ from statistics import fmean, pstdev, pvariance
 
 from pydantic import BaseModel
 
-from evals.plays import Series
-from evals.stats import (
+from msgrpo.episode import Episode
+from msgrpo.errors import RecordError
+from msgrpo.evals.plays import Series
+from msgrpo.evals.stats import (
     Difference,
     bootstrap_mean,
     detectable_difference,
@@ -19,14 +21,12 @@ from evals.stats import (
     share_interval,
     wilson,
 )
-from evals.suites import EpisodeSeeds
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import RecordError
-from msgrpo_agent.games import recorded_scenario
-from msgrpo_agent.games.frozen_lake import FrozenLake
-from msgrpo_agent.games.retold import SIGN
-from msgrpo_agent.games.search import optimal_success
-from msgrpo_agent.parse import ParseFailure
+from msgrpo.evals.suites import EpisodeSeeds
+from msgrpo.games import recorded_scenario
+from msgrpo.games.frozen_lake import FrozenLake
+from msgrpo.games.retold import SIGN
+from msgrpo.games.search import optimal_success
+from msgrpo.parse import ParseFailure
 
 BOOTSTRAP_SEED = 0
 CEILING_SIGMAS = 4.0  # a score this far above the exact optimum is a fault of the evaluation, not luck

@@ -12,17 +12,17 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from evals.budget import Budget
-from evals.partial import Partial
-from evals.record import FREE, Command, Price, Record, Run, changing_run, folder_name
-from evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
-from msgrpo_agent.agent import Agent, LanguageAgent
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import EndpointError, GameFaultError, UsageError
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.judge import add_regrets
-from msgrpo_agent.limits import games_code
-from msgrpo_agent.rollout import GAME_FAULT, new_episode, play_on
+from msgrpo.agent import Agent, LanguageAgent
+from msgrpo.episode import Episode
+from msgrpo.errors import EndpointError, GameFaultError, UsageError
+from msgrpo.evals.budget import Budget
+from msgrpo.evals.partial import Partial
+from msgrpo.evals.record import FREE, Command, Price, Record, Run, changing_run, folder_name
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
+from msgrpo.game import Scenario
+from msgrpo.judge import add_regrets
+from msgrpo.limits import games_code
+from msgrpo.rollout import GAME_FAULT, new_episode, play_on
 
 ATTEMPTS = 3  # an episode that failed this often by its own fault (one attempt a start) is given up
 FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run

@@ -12,12 +12,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from evals.leaderboard import Leaderboard
-from evals.ranking import Overall
-from evals.rows import Pair, Retelling, Row
-from msgrpo_agent.games.retold import SIGN
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.text import interval_text
+from msgrpo.evals.leaderboard import Leaderboard
+from msgrpo.evals.ranking import Overall
+from msgrpo.evals.rows import Pair, Retelling, Row
+from msgrpo.games.retold import SIGN
+from msgrpo.prompt import PromptTemplate
+from msgrpo.text import interval_text
 
 SCORES = ("agent", "n", "return", "success", "of optimum", "steps")
 OVERALL = ("rank", "agent", "score", "95 % interval", "scenarios")

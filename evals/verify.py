@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 
-from evals.record import run_of, seeds_of
-from evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
-from msgrpo_agent.agent import Agent, LanguageAgent
-from msgrpo_agent.episode import Episode, Turn, read_episodes, versions
-from msgrpo_agent.errors import GameFaultError, MsgrpoError, RecordError
-from msgrpo_agent.game import Game, Outcome, Scenario
-from msgrpo_agent.games import recorded_scenario
-from msgrpo_agent.judge import judged
-from msgrpo_agent.limits import games_code
-from msgrpo_agent.parse import parse_action
-from msgrpo_agent.prompt import PromptTemplate, recorded_template
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import GAME_FAULT, observation_of, replay, view_of
+from msgrpo.agent import Agent, LanguageAgent
+from msgrpo.episode import Episode, Turn, read_episodes, versions
+from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
+from msgrpo.evals.record import run_of, seeds_of
+from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
+from msgrpo.game import Game, Outcome, Scenario
+from msgrpo.games import recorded_scenario
+from msgrpo.judge import judged
+from msgrpo.limits import games_code
+from msgrpo.parse import parse_action
+from msgrpo.prompt import PromptTemplate, recorded_template
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import GAME_FAULT, observation_of, replay, view_of
 
 MATCHES = "match"  # the folder of their records
 # The players whose every move follows from the game and the seeds: verifying plays them again.

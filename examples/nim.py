@@ -5,7 +5,7 @@ It shows what the simplest games do not need: players who take turns, and action
 
 from collections.abc import Mapping
 
-from msgrpo_agent.game import Game, Scenario, stream
+from msgrpo.game import Game, Scenario, stream
 
 LIMIT = 12
 RULES = (

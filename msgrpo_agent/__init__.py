@@ -1,3 +1,49 @@
-"""msgrpo: language-model agents for text-mediated stochastic games, trained with MS-GRPO (arXiv 2508.10839)."""
+"""msgrpo: language-model agents for text-mediated stochastic games, trained with MS-GRPO (arXiv 2508.10839).
+
+    import msgrpo
+
+    lake = msgrpo.get_scenario("frozen-lake")
+    agent = msgrpo.make_agent("nano:frozen-lake")
+
+The names below are what a user of the library needs. Each is imported when it is first asked for, so that `import
+msgrpo` loads no torch. Training is `from msgrpo.train.loop import train`: `msgrpo.train` is the package.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msgrpo.contract import check_game as check_game
+    from msgrpo.episode import read_episodes as read_episodes
+    from msgrpo.evals.run import evaluate as evaluate
+    from msgrpo.evals.verify import verify as verify
+    from msgrpo.game import Game as Game
+    from msgrpo.game import Scenario as Scenario
+    from msgrpo.games import get_scenario as get_scenario
+    from msgrpo.prompt import PromptTemplate as PromptTemplate
+    from msgrpo.rollout import play_episode as play_episode
+    from msgrpo.specs import make_agent as make_agent
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Game": "msgrpo.game",
+    "Scenario": "msgrpo.game",
+    "check_game": "msgrpo.contract",
+    "evaluate": "msgrpo.evals.run",
+    "verify": "msgrpo.evals.verify",
+    "PromptTemplate": "msgrpo.prompt",
+    "get_scenario": "msgrpo.games",
+    "make_agent": "msgrpo.specs",
+    "play_episode": "msgrpo.rollout",
+    "read_episodes": "msgrpo.episode",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'msgrpo' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from msgrpo_agent.game import Game, Scenario
-from msgrpo_agent.parse import START_OF_REASONING, ParseFailure, in_reasoning, parse_action
-from msgrpo_agent.prompt import Past, Prompt, PromptTemplate
-from msgrpo_agent.text import printable
+from msgrpo.game import Game, Scenario
+from msgrpo.parse import START_OF_REASONING, ParseFailure, in_reasoning, parse_action
+from msgrpo.prompt import Past, Prompt, PromptTemplate
+from msgrpo.text import printable
 
 LONGEST_TEXT = 200_000  # characters of an answer that are kept: of a longer one the end, which holds the action
 OnText = Callable[[str], None]

@@ -12,11 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from msgrpo_agent import __version__
-from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.extras import ROOT, check_not_hidden
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.output import Json, err, out, print_json, say
+from msgrpo import __version__
+from msgrpo.errors import MsgrpoError
+from msgrpo.game import Scenario
+from msgrpo.output import Json, err, out, print_json, say
 
 commands = typer.Typer()
 
@@ -28,12 +27,11 @@ def _version(wanted: bool) -> None:
 
 
 def make_app() -> typer.Typer:
-    """The whole command line. Raises UsageError where another file hides one of our packages."""
-    check_not_hidden()
-    from evals import cli as evals
-    from serve import cli as serve
-    from train import cli as train
-    from tui import cli as tui
+    """The whole command line."""
+    from msgrpo.evals import cli as evals
+    from msgrpo.serve import cli as serve
+    from msgrpo.train import cli as train
+    from msgrpo.tui import cli as tui
 
     app = typer.Typer(
         help=(
@@ -60,7 +58,7 @@ def make_app() -> typer.Typer:
     ) -> None:
         """Common options."""
         if allow:
-            from msgrpo_agent import trust
+            from msgrpo import trust
 
             trust.allow(allow)
 
@@ -86,9 +84,9 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
     """List the scenarios, one line each."""
     if ctx.invoked_subcommand is not None:
         return
-    from msgrpo_agent.games import SCENARIOS, get_scenario
-    from msgrpo_agent.games.outside import offered
-    from msgrpo_agent.games.retold import SIGN, TELLINGS
+    from msgrpo.games import SCENARIOS, get_scenario
+    from msgrpo.games.outside import offered
+    from msgrpo.games.retold import SIGN, TELLINGS
 
     chosen = [*SCENARIOS.values(), *map(get_scenario, offered())]
     if as_json:
@@ -111,8 +109,8 @@ def _facts(scenario: Scenario) -> dict[str, Any]:
 @games.command()
 def show(scenario: Annotated[str, typer.Argument(help="A scenario.")], as_json: Json = False) -> None:
     """Show a scenario's rules and what a player sees at the start."""
-    from msgrpo_agent.games import get_scenario
-    from msgrpo_agent.rollout import observation_of
+    from msgrpo.games import get_scenario
+    from msgrpo.rollout import observation_of
 
     one = get_scenario(scenario)
     if as_json:
@@ -131,8 +129,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a game against the contract; exits with 2 where it breaks it."""
-    from msgrpo_agent.contract import examine
-    from msgrpo_agent.games import get_scenario
+    from msgrpo.contract import examine
+    from msgrpo.games import get_scenario
 
     found = examine(get_scenario(scenario), plays=plays, name=scenario)
     if as_json:
@@ -154,7 +152,7 @@ def check(
 @games.command()
 def new(file: Annotated[Path, typer.Argument(help="The file to write: my_game.py.")]) -> None:
     """Write a small working game to begin with: its rules, reference player and test."""
-    from msgrpo_agent.games.template import write
+    from msgrpo.games.template import write
 
     name = write(file)
     say(f"{file} holds a game that works. Change it, and then:")
@@ -166,7 +164,7 @@ def new(file: Annotated[Path, typer.Argument(help="The file to write: my_game.py
 @commands.command()
 def doctor(as_json: Json = False) -> None:
     """Show what is installed, which engines can run here, and the command that closes each gap."""
-    from msgrpo_agent.doctor import examine
+    from msgrpo.doctor import examine
 
     findings = examine()
     if as_json:
@@ -198,7 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # `python -m` puts the current folder in front, where a user's train.py would stand in for our package.
-    if not sys.flags.safe_path and Path(sys.path[0]).resolve() != ROOT:
-        del sys.path[0]
     main()

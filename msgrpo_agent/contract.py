@@ -20,12 +20,12 @@ from typing import get_args
 
 import numpy as np
 
-from msgrpo_agent.errors import GameError, GameFaultError, TookTooLongError, where_raised
-from msgrpo_agent.game import SPLITS, Game, Outcome, Role, Scenario, stream
-from msgrpo_agent.limits import GAME_S, is_interrupt, within
-from msgrpo_agent.references import best_actions
-from msgrpo_agent.rollout import observation_of
-from msgrpo_agent.text import printable
+from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
+from msgrpo.game import SPLITS, Game, Outcome, Role, Scenario, stream
+from msgrpo.limits import GAME_S, is_interrupt, within
+from msgrpo.references import best_actions
+from msgrpo.rollout import observation_of
+from msgrpo.text import printable
 
 RULES: dict[str, str] = {
     "runs": "mend what the game raises; only GameError is an answer to a wrong move",
@@ -41,7 +41,7 @@ RULES: dict[str, str] = {
     "luck": "draw the start from start_seed alone; or say luck_in_start=True",
     "new luck": "_draw_luck(chance_seed) replaces the generators of luck and nothing else",
     "copies": "copy() shares nothing that changes: keep state in plain attributes, or define __deepcopy__",
-    "board": "rows of one length, and every letter in the legend; a role is one of msgrpo_agent.game.Role",
+    "board": "rows of one length, and every letter in the legend; a role is one of msgrpo.game.Role",
     "splits": "make different seeds draw different starts; or say one_start=True",
     "goal": "success is True or False where goal=True, and None where it is not",
     "reference": "reference(game, player) returns some of the actions that are legal now, each time the same",
@@ -319,7 +319,7 @@ def _in_another_process(scenario: Scenario, name: str, seed: int) -> Iterator[_B
 
 _TRACE = """
 import sys
-from msgrpo_agent.contract import trace
-from msgrpo_agent.games import get_scenario
+from msgrpo.contract import trace
+from msgrpo.games import get_scenario
 print(trace(get_scenario(sys.argv[1]), int(sys.argv[2])))
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from msgrpo_agent.extras import EXTRAS
+from msgrpo.extras import EXTRAS
 
 LONGEST_S = 120  # for importing one package
 DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve", "pyspiel": "open_spiel"}

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo_agent.agent import Completion, FinishReason
-from msgrpo_agent.errors import RecordError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.text import Clean, CleanData
+from msgrpo.agent import Completion, FinishReason
+from msgrpo.errors import RecordError
+from msgrpo.game import Outcome
+from msgrpo.parse import ParseFailure
+from msgrpo.text import Clean, CleanData
 
 SCHEMA = 1
 ENGINES = ("torch", "transformers", "peft", "openai", "stable_baselines3", "minigrid", "open_spiel")  # what answers

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from msgrpo_agent.text import printable
+from msgrpo.text import printable
 
 LONGEST_REASON = 500  # characters of what somebody's exception says
 

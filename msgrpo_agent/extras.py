@@ -1,13 +1,11 @@
-"""Packages that are optional, and packages of ours that something else hides."""
+"""Packages that are optional."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
 
-from msgrpo_agent.errors import MissingExtraError, MsgrpoError, UsageError
+from msgrpo.errors import MissingExtraError, MsgrpoError
 
 # What each extra of pyproject.toml brings, by the name that is imported.
 EXTRAS = {
@@ -20,8 +18,6 @@ EXTRAS = {
     "trackio": ("trackio",),
     "export": ("inspect_ai", "pyarrow"),
 }
-OURS = ("evals", "serve", "train", "tui")
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @contextmanager
@@ -35,7 +31,7 @@ def needs(what: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        if missing in (*OURS, "msgrpo_agent"):
+        if missing == "msgrpo":
             raise
         if missing in EXTRAS[extra]:
             raise MissingExtraError(what, extra) from error
@@ -43,16 +39,3 @@ def needs(what: str, extra: str) -> Iterator[None]:
             f"{what} cannot start, because an installed package cannot be imported: {error}",
             fix=f"pip install --force-reinstall 'msgrpo[{extra}]'",
         ) from error
-
-
-def check_not_hidden() -> None:
-    """Raise UsageError where another file is found under the name of one of our packages (a user's train.py)."""
-    for package in OURS:
-        spec = find_spec(package)
-        found = Path(spec.origin).resolve() if spec is not None and spec.origin is not None else None
-        if found is None or found.parent != ROOT / package:
-            where = found or (list(spec.submodule_search_locations or []) if spec is not None else "nothing")
-            raise UsageError(
-                f"the name {package!r}, a package of msgrpo, leads to {where} instead of {ROOT / package}",
-                fix="rename that file or folder, or take its folder out of PYTHONPATH",
-            )

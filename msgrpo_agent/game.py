@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from msgrpo_agent.errors import GameError, GameFaultError, UsageError, nearest
-from msgrpo_agent.limits import games_code
+from msgrpo.errors import GameError, GameFaultError, UsageError, nearest
+from msgrpo.limits import games_code
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -1,6 +1,6 @@
 """Any single-player scenario as a Gymnasium environment, for agents that read boards instead of text.
 
-import gymnasium, msgrpo_agent.gym_env
+import gymnasium, msgrpo.gym_env
 env = gymnasium.make("msgrpo/snake-v0", split="test")
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Board, Game, Outcome, Scenario, Split
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.limits import games_code
+from msgrpo.errors import UsageError
+from msgrpo.game import Board, Game, Outcome, Scenario, Split
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.limits import games_code
 
 EMPTY = {"_", "."}
 SEEDS = 2**31  # start and luck are drawn from [0, SEEDS)
@@ -137,7 +137,7 @@ def register_envs() -> None:
         if len(scenario.players) == 1 and env_id(scenario) not in gymnasium.registry:
             gymnasium.register(
                 env_id(scenario),
-                entry_point="msgrpo_agent.gym_env:ScenarioEnv",
+                entry_point="msgrpo.gym_env:ScenarioEnv",
                 kwargs={"scenario_id": scenario.id},
             )
 

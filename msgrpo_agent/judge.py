@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import GameFaultError
-from msgrpo_agent.game import Game, Judge, Judgement, Outcome, Scenario
-from msgrpo_agent.limits import games_code
+from msgrpo.episode import Episode
+from msgrpo.errors import GameFaultError
+from msgrpo.game import Game, Judge, Judgement, Outcome, Scenario
+from msgrpo.limits import games_code
 
 PLAYOUTS, HORIZON = 8, 8  # futures, and their steps; a compromise between noise and time
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from msgrpo_agent.errors import GameError, GameFaultError, TookTooLongError, where_raised
+from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
 
 GAME_S = 60.0  # seconds that one call of a game may take
 HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's

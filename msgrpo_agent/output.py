@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from msgrpo_agent.text import as_json
+from msgrpo.text import as_json
 
 out, err = Console(), Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from msgrpo_agent.text import printable
+from msgrpo.text import printable
 
 _TAG = re.compile(r"</?action>", re.IGNORECASE | re.ASCII)
 START_OF_REASONING, END_OF_REASONING = "<think>", "</think>"

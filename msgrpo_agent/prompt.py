@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo_agent.errors import UsageError, nearest
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.text import Clean
+from msgrpo.errors import UsageError, nearest
+from msgrpo.game import Scenario
+from msgrpo.text import Clean
 
 ASK = "You are playing a text game. Look at the state{how}"
 REST = "with the action in tags, like <action>{example}</action>.\nRules: {rules}\nActions: {actions}\nState: "

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgrpo_agent.agent import Decision, OnText, View
-from msgrpo_agent.errors import GameFaultError, UsageError
-from msgrpo_agent.game import Game, Scenario, stream
-from msgrpo_agent.limits import games_code
+from msgrpo.agent import Decision, OnText, View
+from msgrpo.errors import GameFaultError, UsageError
+from msgrpo.game import Game, Scenario, stream
+from msgrpo.limits import games_code
 
 
 def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgrpo_agent.parse import ParseFailure
+from msgrpo.parse import ParseFailure
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
-from msgrpo_agent.agent import Agent, Decision, OnText, View
-from msgrpo_agent.episode import Episode, Turn, versions
-from msgrpo_agent.errors import EndpointError, GameFaultError
-from msgrpo_agent.game import Game, Outcome, Scenario
-from msgrpo_agent.limits import games_code
-from msgrpo_agent.prompt import Past
-from msgrpo_agent.rewards import Shaping
-from msgrpo_agent.text import printable
+from msgrpo.agent import Agent, Decision, OnText, View
+from msgrpo.episode import Episode, Turn, versions
+from msgrpo.errors import EndpointError, GameFaultError
+from msgrpo.game import Game, Outcome, Scenario
+from msgrpo.limits import games_code
+from msgrpo.prompt import Past
+from msgrpo.rewards import Shaping
+from msgrpo.text import printable
 
 NO_SHAPING = Shaping()
 GAME_FAULT = "game_fault"  # the kind of an episode's error

@@ -17,10 +17,10 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from msgrpo_agent.episode import Episode, told
-from msgrpo_agent.errors import RecordError, RunError, UsageError
-from msgrpo_agent.files import read_regular, replace_text
-from msgrpo_agent.text import Clean, printable
+from msgrpo.episode import Episode, told
+from msgrpo.errors import RecordError, RunError, UsageError
+from msgrpo.files import read_regular, replace_text
+from msgrpo.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, LOCK = "config.json", "metrics.jsonl", "updates", ".lock"
 LOOKS, LOOK_S = 20, 0.05  # tries to hold a folder, and seconds between them: who looks at it holds it for a moment

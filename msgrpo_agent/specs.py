@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgrpo_agent.agent import Agent, LanguageAgent, Sampling
-from msgrpo_agent.errors import UsageError, nearest
-from msgrpo_agent.extras import needs
-from msgrpo_agent.models.paths import shipped_adapters
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.agent import Agent, LanguageAgent, Sampling
+from msgrpo.errors import UsageError, nearest
+from msgrpo.extras import needs
+from msgrpo.models.paths import shipped_adapters
+from msgrpo.prompt import PromptTemplate
+from msgrpo.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
 GRAMMAR = (
@@ -61,7 +61,7 @@ def make_agent(
     if spec == "nano" or (kind in ("adapter", "nano", "base") and rest):
         folder = _shipped(rest) if kind == "nano" and rest else Path(rest)
         with needs(f"the agent {spec!r}", "train"):
-            from msgrpo_agent.models import loading
+            from msgrpo.models import loading
         if kind == "base":
             model = loading.based(rest, chat)
         else:
@@ -74,14 +74,14 @@ def make_agent(
                 f"{spec!r} does not name the model that {rest or 'the endpoint'} shall answer with",
                 fix=f"write it after a #, like endpoint:{rest or 'http://host:8000/v1'}#model",
             )
-        from msgrpo_agent.models.endpoint import EndpointModel
+        from msgrpo.models.endpoint import EndpointModel
 
         url, _, model_name = rest.rpartition("#")
         served = EndpointModel(url, model_name, **(endpoint or {}))
         return LanguageAgent(spec, served, sampling, template or USUAL, show_probabilities)
     if kind == "dqn" and rest:
         with needs(f"the agent {spec!r}", "dqn"):
-            from msgrpo_agent.models.dqn import DQNAgent
+            from msgrpo.models.dqn import DQNAgent
         return DQNAgent(spec, Path(rest))
     hint = nearest(spec, PLAIN) if ":" not in spec else "grammar: " + GRAMMAR
     raise UsageError(f"no agent is named {spec!r}", fix=f"{hint}; one of {GRAMMAR}" if ":" not in spec else hint)

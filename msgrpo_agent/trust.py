@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from msgrpo_agent.errors import UsageError
+from msgrpo.errors import UsageError
 
 _allowed: set[str] = set()
 SETTINGS = (
@@ -53,7 +53,7 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif key == "rollouts":
             found = [name.strip() for name in parts if "://" in name]
         elif key == "gate":
-            found = [] if value.startswith("train.gates:") else [value]
+            found = [] if value.startswith("msgrpo.train.gates:") else [value]
         else:
             found = [value] if key == "adapters" or ":" in value else []
         yield from ((key, name) for name in found)

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
-from msgrpo_agent.errors import ModelError
-from msgrpo_agent.models.paths import (
+from msgrpo.errors import ModelError
+from msgrpo.models.paths import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     base_path,

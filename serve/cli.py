@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from msgrpo_agent.output import Json, out, print_json
-from msgrpo_agent.text import printable
+from msgrpo.output import Json, out, print_json
+from msgrpo.text import printable
 
 commands = typer.Typer()
 
@@ -39,7 +39,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve a base and its adapters with vLLM behind an OpenAI-compatible URL; vLLM's own options after `--`."""
-    from serve import terminal
+    from msgrpo.serve import terminal
 
     key = os.environ.get("MSGRPO_API_KEY")
     if status:
@@ -75,7 +75,7 @@ def adapters(
     """List trained adapters: base, scenario, result, and whether each can be served."""
     from dataclasses import asdict
 
-    from serve.adapters import list_runs
+    from msgrpo.serve.adapters import list_runs
 
     runs = list_runs(folder)
     if as_json:

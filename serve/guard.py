@@ -20,10 +20,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from serve.adapters import check_fits, read_adapter, same_base
-from serve.vllm_command import is_loopback, is_model_name
+from msgrpo.errors import MsgrpoError
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from msgrpo.serve.adapters import check_fits, read_adapter, same_base
+from msgrpo.serve.vllm_command import is_loopback, is_model_name
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -55,7 +55,7 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """`--middleware serve.guard.Guard`."""
+    """`--middleware msgrpo.serve.guard.Guard`."""
 
     def __init__(self, app: App) -> None:
         self.app = app

@@ -11,9 +11,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from msgrpo_agent.errors import ModelError, ServeError
-from msgrpo_agent.models.paths import base_path, is_folder
-from serve.vllm_command import ENTRY, Engine
+from msgrpo.errors import ModelError, ServeError
+from msgrpo.models.paths import base_path, is_folder
+from msgrpo.serve.vllm_command import ENTRY, Engine
 
 _IMPORT_FIX = "pip uninstall -y torchvision torchaudio torchcodec"
 _GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-ctrl-gpu"), Path("/dev/dxg"), Path("/dev/kfd"))  # WSL, AMD

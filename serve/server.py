@@ -18,10 +18,10 @@ from typing import Self
 
 from pydantic_core import from_json
 
-from msgrpo_agent.errors import ServeError
-from serve import supervisor
-from serve.preflight import failure, stage
-from serve.vllm_command import DRAIN_S, Launch, child_environment
+from msgrpo.errors import ServeError
+from msgrpo.serve import supervisor
+from msgrpo.serve.preflight import failure, stage
+from msgrpo.serve.vllm_command import DRAIN_S, Launch, child_environment
 
 STOP_S = 15.0  # the longest that stopping may take
 _POLL_S = 0.2

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from msgrpo_agent.errors import ServeError, UsageError
-from msgrpo_agent.models.paths import is_folder
-from msgrpo_agent.signals import ending_as_interrupt
-from serve.adapters import Adapter, check_fits, read_adapter
-from serve.preflight import (
+from msgrpo.errors import ServeError, UsageError
+from msgrpo.models.paths import is_folder
+from msgrpo.serve.adapters import Adapter, check_fits, read_adapter
+from msgrpo.serve.preflight import (
     check_port,
     check_torchvision,
     installed_engine,
     local_weights,
     machine_engine,
 )
-from serve.server import Server, models
-from serve.vllm_command import KEY_VARIABLE, Engine, Launch, Request, build, common_base, is_loopback
+from msgrpo.serve.server import Server, models
+from msgrpo.serve.vllm_command import KEY_VARIABLE, Engine, Launch, Request, build, common_base, is_loopback
+from msgrpo.signals import ending_as_interrupt
 
 LOGS = Path("runs") / "serve"
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.models.paths import NANO, base_path
-from serve.adapters import Adapter, same_base, served_rank
+from msgrpo.errors import UsageError
+from msgrpo.models.paths import NANO, base_path
+from msgrpo.serve.adapters import Adapter, same_base, served_rank
 
 Engine = Literal["cuda", "cpu"]
 
@@ -68,7 +68,6 @@ class Launch:
     def shell(self) -> str:
         """One line for a shell. The key is left to the variable that it comes from, which must be set there."""
         settings = {name: shlex.quote(value) for name, value in self.environment.items()}
-        settings["PYTHONPATH"] += '"${PYTHONPATH:+:$PYTHONPATH}"'
         if self.key:
             settings["VLLM_API_KEY"] = f'"${{{KEY_VARIABLE}:?}}"'
         return " ".join(["env", *(f"{name}={value}" for name, value in settings.items()), shlex.join(self.command)])
@@ -125,7 +124,7 @@ def build(request: Request, engine: Engine, weights: str | None = None) -> Launc
         *("--host", request.host, "--port", str(request.port)),
         *_lora(request, base),
     ]
-    command += ["--middleware", "serve.guard.Guard"]
+    command += ["--middleware", "msgrpo.serve.guard.Guard"]
     return Launch(
         command, _environment(request, engine, weights), request.host, request.port, names, request.key or None
     )
@@ -171,7 +170,6 @@ def _lora(request: Request, base: str) -> list[str]:
 
 def _environment(request: Request, engine: Engine, weights: str) -> dict[str, str]:
     environment = {
-        "PYTHONPATH": str(Path(__file__).parents[1]),  # the guard must be importable there, and from here
         "PYTHONSAFEPATH": "1",  # never from the folder that the command happens to be started in
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",  # the adapter resolvers among them have no path confinement
@@ -193,10 +191,7 @@ def _environment(request: Request, engine: Engine, weights: str) -> dict[str, st
 
 def child_environment(launch: Launch, ours: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of the child: the caller's, with the launch's variables over it."""
-    joined = dict(ours) | launch.environment
-    if ours.get("PYTHONPATH"):
-        joined["PYTHONPATH"] += ":" + ours["PYTHONPATH"]
-    return joined
+    return dict(ours) | launch.environment
 
 
 def _check_names(names: list[str]) -> None:

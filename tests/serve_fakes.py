@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
-from serve.adapters import base_shapes
-from serve.vllm_command import Launch
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
+from msgrpo.serve.adapters import base_shapes
+from msgrpo.serve.vllm_command import Launch
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

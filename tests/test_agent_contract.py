@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msgrpo_agent.contract import RULES, check_game, examine
-from msgrpo_agent.errors import GameError, UsageError
-from msgrpo_agent.game import SPLITS, Board, Game, Outcome, Scenario, stream
-from msgrpo_agent.games import SCENARIOS
+from msgrpo.contract import RULES, check_game, examine
+from msgrpo.errors import GameError, UsageError
+from msgrpo.game import SPLITS, Board, Game, Outcome, Scenario, stream
+from msgrpo.games import SCENARIOS
 
 DIE = np.random.default_rng(0)  # a global generator, which a game must not use
 COUNT = count()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.models.dqn import CARD, WEIGHTS, read_card
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
-from msgrpo_agent.run_log import CONFIG, METRICS, read_rows, settings
-from train.config import make_config
-from train.run_folder import config_of
-from tui.choices import remembered, trained_on
+from msgrpo.errors import MsgrpoError
+from msgrpo.models.dqn import CARD, WEIGHTS, read_card
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
+from msgrpo.run_log import CONFIG, METRICS, read_rows, settings
+from msgrpo.train.config import make_config
+from msgrpo.train.run_folder import config_of
+from msgrpo.tui.choices import remembered, trained_on
 
 DEEP = "[" * 100_000
 

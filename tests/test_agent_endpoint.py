@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from msgrpo_agent.agent import Completion, LanguageAgent, Sampling
-from msgrpo_agent.errors import EndpointError, UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.endpoint import (
+from msgrpo.agent import Completion, LanguageAgent, Sampling
+from msgrpo.errors import EndpointError, UsageError
+from msgrpo.games import get_scenario
+from msgrpo.models.endpoint import (
     LONGEST_WAIT_S,
     EndpointModel,
     Timeouts,
     action_probabilities,
     retry_after,
 )
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.prompt import Prompt
-from msgrpo_agent.rollout import play_episode
+from msgrpo.parse import ParseFailure
+from msgrpo.prompt import Prompt
+from msgrpo.rollout import play_episode
 from tests.fake_server import Behaviour, FakeServer, answer, chat, hang, http, reply, reset, send, streamed
 
 PROMPT = Prompt("rules ", "state")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo_agent.files import replace_bytes, replace_text
+from msgrpo.files import replace_bytes, replace_text
 
 WRITES = """
 import sys
 from pathlib import Path
-from msgrpo_agent.files import replace_text
+from msgrpo.files import replace_text
 while True:
     for letter in "ab":
         replace_text(Path(sys.argv[1]), letter * 5_000_000)
@@ -50,7 +50,7 @@ def test_what_the_disk_refuses_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_text_is_written_in_utf8_in_any_locale(tmp_path: Path) -> None:
-    program = "import sys; from pathlib import Path; from msgrpo_agent.files import replace_text\n"
+    program = "import sys; from pathlib import Path; from msgrpo.files import replace_text\n"
     program += "replace_text(Path(sys.argv[1]), '\\u03c8 \\u2192')"
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     root = Path(__file__).parents[1]

@@ -6,12 +6,12 @@ import gymnasium
 import numpy as np
 import pytest
 
-from msgrpo_agent.contract import check_game
-from msgrpo_agent.errors import GameError, UsageError
-from msgrpo_agent.game import SPLITS, Game, Outcome, Scenario, split_of
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
-from msgrpo_agent.games.search import optimal_lake_actions, optimal_success
+from msgrpo.contract import check_game
+from msgrpo.errors import GameError, UsageError
+from msgrpo.game import SPLITS, Game, Outcome, Scenario, split_of
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
+from msgrpo.games.search import optimal_lake_actions, optimal_success
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import SPLITS, Split, split_of
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.gym_env import ScenarioEnv, env_id, layers, planes, planes_shape, register_envs
+from msgrpo.errors import UsageError
+from msgrpo.game import SPLITS, Split, split_of
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.gym_env import ScenarioEnv, env_id, layers, planes, planes_shape, register_envs
 
 SINGLE = [scenario for scenario in SCENARIOS.values() if len(scenario.players) == 1]
 

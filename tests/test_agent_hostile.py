@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msgrpo_agent import contract, limits
-from msgrpo_agent.agent import Decision, OnText, Sampling, View
-from msgrpo_agent.contract import examine
-from msgrpo_agent.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
-from msgrpo_agent.game import Game, Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.games.outside import _checked
-from msgrpo_agent.limits import games_code, within
-from msgrpo_agent.models import loading
-from msgrpo_agent.models.loading import load_adapted, load_base
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, NANO_DIR
-from msgrpo_agent.prompt import Prompt
-from msgrpo_agent.references import RandomAgent
-from msgrpo_agent.rollout import GAME_FAULT, play_episode
+from msgrpo import contract, limits
+from msgrpo.agent import Decision, OnText, Sampling, View
+from msgrpo.contract import examine
+from msgrpo.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
+from msgrpo.game import Game, Scenario
+from msgrpo.games import get_scenario
+from msgrpo.games.outside import _checked
+from msgrpo.limits import games_code, within
+from msgrpo.models import loading
+from msgrpo.models.loading import load_adapted, load_base
+from msgrpo.models.local import LocalModel
+from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
+from msgrpo.prompt import Prompt
+from msgrpo.references import RandomAgent
+from msgrpo.rollout import GAME_FAULT, play_episode
 from tests.serve_fakes import nano_lora_shapes, write_adapter
 
 # ── games ────────────────────────────────────────────────────────────────────────────────────────────────────────

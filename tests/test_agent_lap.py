@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo_agent.agent import LONGEST_TEXT, Completion, LanguageAgent, cleaned
-from msgrpo_agent.errors import MsgrpoError, UsageError
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.parse import ParseFailure, parse_action, thought
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.rollout import view_of
-from msgrpo_agent.specs import make_agent
-from msgrpo_agent.text import printable
+from msgrpo.agent import LONGEST_TEXT, Completion, LanguageAgent, cleaned
+from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.parse import ParseFailure, parse_action, thought
+from msgrpo.prompt import PromptTemplate
+from msgrpo.rollout import view_of
+from msgrpo.specs import make_agent
+from msgrpo.text import printable
 
 ACTIONS = ("up", "down", "left", "right")
 PIECES = st.sampled_from(

@@ -11,16 +11,16 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils import EzPickle
 
-from msgrpo_agent.contract import check_game
-from msgrpo_agent.errors import GameError, UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.games.gymnasium_game import gym_scenario
-from msgrpo_agent.games.minigrid_game import ACTIONS, MiniGridGame, things
-from msgrpo_agent.games.outside import FIXED
-from msgrpo_agent.games.spiel_game import SpielGame
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import play_episode
+from msgrpo.contract import check_game
+from msgrpo.errors import GameError, UsageError
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario
+from msgrpo.games.gymnasium_game import gym_scenario
+from msgrpo.games.minigrid_game import ACTIONS, MiniGridGame, things
+from msgrpo.games.outside import FIXED
+from msgrpo.games.spiel_game import SpielGame
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import play_episode
 
 LEVELS = [
     *FIXED,
@@ -141,7 +141,7 @@ def test_no_legal_action_loses_a_game_of_two() -> None:
 
 
 def test_without_a_search_optimal_says_so() -> None:
-    from msgrpo_agent.references import best_actions
+    from msgrpo.references import best_actions
 
     scenario = get_scenario("spiel:leduc_poker")
     with pytest.raises(UsageError, match="has no reference player"):
@@ -178,7 +178,7 @@ def test_an_environment_whose_copies_forget_is_copied_by_its_actions(monkeypatch
     forgetful = gym_scenario("forgetful", "Forgetful-v0", ("wait", "add"), seen, rules="Add.", step_limit=20)
     assert copy.deepcopy(Forgetful()).total == 0  # what makes the plain copy wrong
     check_game(forgetful, plays=5)
-    monkeypatch.setattr("msgrpo_agent.games.gymnasium_game.EzPickle", type(None))
+    monkeypatch.setattr("msgrpo.games.gymnasium_game.EzPickle", type(None))
     with pytest.raises(GameError, match="breaks the contract"):
         check_game(forgetful, plays=5)
 

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 import torch
 
-from msgrpo_agent.agent import Sampling
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.loading import nano
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.parse import action_span
-from msgrpo_agent.prompt import Prompt, PromptTemplate
+from msgrpo.agent import Sampling
+from msgrpo.games import get_scenario
+from msgrpo.models.loading import nano
+from msgrpo.models.local import LocalModel
+from msgrpo.parse import action_span
+from msgrpo.prompt import Prompt, PromptTemplate
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from msgrpo_agent.agent import Sampling
-from msgrpo_agent.errors import ModelError
-from msgrpo_agent.models import shared_prefix
-from msgrpo_agent.models.chat import ChatFormat
-from msgrpo_agent.models.loading import load_base
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.models.shared_prefix import NAME, answer_logprobs, shareable_length
-from msgrpo_agent.models.trunk import evaluating, plain_logprobs, prepare, trunk_and_head
+from msgrpo.agent import Sampling
+from msgrpo.errors import ModelError
+from msgrpo.models import shared_prefix
+from msgrpo.models.chat import ChatFormat
+from msgrpo.models.loading import load_base
+from msgrpo.models.local import LocalModel
+from msgrpo.models.shared_prefix import NAME, answer_logprobs, shareable_length
+from msgrpo.models.trunk import evaluating, plain_logprobs, prepare, trunk_and_head
 
 WINDOW = 64
 SHAPE: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_the_trainer_computes_what_the_model_does(kind: str, length: int) -> Non
 @pytest.mark.parametrize("length", [20, 2 * WINDOW])
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_engine_samples_from_what_the_model_computes(kind: str, length: int) -> None:
-    from msgrpo_agent.prompt import Prompt
+    from msgrpo.prompt import Prompt
 
     model = tiny(kind)
     prepare(model, kind)
@@ -252,8 +252,8 @@ def test_a_template_that_runs_away_or_hides_the_prompt_is_one_clear_error(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model would play blind, or nothing would ever come back; the message holds no escape code."""
-    from msgrpo_agent.models import chat
-    from msgrpo_agent.prompt import Prompt
+    from msgrpo.models import chat
+    from msgrpo.prompt import Prompt
 
     monkeypatch.setattr(chat, "RENDER_S", 1.0)
     _, tokenizer = load_base("nano")
@@ -265,7 +265,7 @@ def test_a_template_that_runs_away_or_hides_the_prompt_is_one_clear_error(
 
 @pytest.mark.parametrize("template", [TRIMS, LOOKS, SYSTEM, SWITCH])
 def test_prompts_are_rendered_as_the_template_renders_them(template: str) -> None:
-    from msgrpo_agent.prompt import Prompt
+    from msgrpo.prompt import Prompt
 
     _, tokenizer = load_base("nano")
     tokenizer.chat_template = template

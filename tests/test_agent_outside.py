@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from evals.verify import first_difference, verify
-from msgrpo_agent.contract import check_game, examine
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import SCENARIOS, get_scenario, outside, recorded_scenario
-from msgrpo_agent.games.template import write
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import observation_of, play_episode
+from msgrpo.contract import check_game, examine
+from msgrpo.episode import Episode
+from msgrpo.errors import UsageError
+from msgrpo.evals.verify import first_difference, verify
+from msgrpo.game import Outcome
+from msgrpo.games import SCENARIOS, get_scenario, outside, recorded_scenario
+from msgrpo.games.template import write
+from msgrpo.prompt import PromptTemplate
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import observation_of, play_episode
 
 ROOT = Path(__file__).resolve().parents[1]
 NIM = f"{ROOT / 'examples' / 'nim.py'}:scenario"
@@ -31,7 +31,7 @@ EXAMPLES = [NIM, "examples.corridor:scenario"]
 def msgrpo(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a person runs it, in a folder of theirs."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "msgrpo_agent.cli", *arguments],
+        [sys.executable, "-P", "-m", "msgrpo.cli", *arguments],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "160"} | environment,
         capture_output=True,
@@ -69,7 +69,7 @@ async def test_nim_is_played_in_turns_and_won_by_who_begins_well() -> None:
 
 
 def test_actions_that_are_not_legal_now_are_a_failure_of_their_own() -> None:
-    from msgrpo_agent.parse import ParseFailure, parse_action
+    from msgrpo.parse import ParseFailure, parse_action
 
     actions, legal = ("one", "two", "three"), ("one",)
     assert parse_action("<action>two</action>", actions, legal).failure is ParseFailure.NOT_NOW
@@ -204,8 +204,8 @@ def test_a_record_loads_no_code(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 def test_libraries_are_not_imported_before_they_are_asked_for() -> None:
     program = (
-        "import sys, msgrpo_agent.games\n"
-        "msgrpo_agent.games.get_scenario('snake')\n"
+        "import sys, msgrpo.games\n"
+        "msgrpo.games.get_scenario('snake')\n"
         "print([name for name in ('minigrid', 'pyspiel', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)

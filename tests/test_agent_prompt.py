@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from msgrpo_agent.agent import Completion, LanguageAgent, OnText, Sampling
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.prompt import (
+from msgrpo.agent import Completion, LanguageAgent, OnText, Sampling
+from msgrpo.cli import make_app
+from msgrpo.episode import Episode
+from msgrpo.errors import UsageError
+from msgrpo.games import get_scenario
+from msgrpo.prompt import (
     PRESETS,
     Example,
     Past,
@@ -26,8 +26,8 @@ from msgrpo_agent.prompt import (
     make_template,
     recorded_template,
 )
-from msgrpo_agent.rollout import play_episode
-from train.config import make_config
+from msgrpo.rollout import play_episode
+from msgrpo.train.config import make_config
 
 LAKE = get_scenario("frozen-lake")
 
@@ -150,7 +150,7 @@ def test_a_record_holds_the_template_and_verify_asks_again_with_it(tmp_path: Pat
     template = PromptTemplate(name="h", system="s", history=1, instructions="{rules} {state}")
     episode, _ = play(template)
     assert recorded_template(json.loads(episode.model_dump_json())["settings"]["player"]) == template
-    from evals.verify import first_difference
+    from msgrpo.evals.verify import first_difference
 
     assert first_difference(episode) is None
     episode.prefix["player"] += "!"
@@ -161,7 +161,7 @@ def test_a_record_holds_the_template_and_verify_asks_again_with_it(tmp_path: Pat
 def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     assert torch is not None
-    from msgrpo_agent.models.loading import template_of
+    from msgrpo.models.loading import template_of
 
     config = make_config(settings=["prompt=none"])
     assert config.prompt == make_template("none")

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals.suites import TOLD, episode_seeds, suite
-from evals.verify import first_difference
-from msgrpo_agent.agent import Agent
-from msgrpo_agent.contract import check_game
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario, recorded_scenario
-from msgrpo_agent.games.retold import PLACE, TELLINGS, Retold
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import play_episode
+from msgrpo.agent import Agent
+from msgrpo.contract import check_game
+from msgrpo.errors import UsageError
+from msgrpo.evals.suites import TOLD, episode_seeds, suite
+from msgrpo.evals.verify import first_difference
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario, recorded_scenario
+from msgrpo.games.retold import PLACE, TELLINGS, Retold
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import play_episode
 
 ALL = [f"{plain}~{telling}" for plain in TOLD for telling in TELLINGS]
 

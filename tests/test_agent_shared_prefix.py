@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from msgrpo_agent.agent import Sampling
-from msgrpo_agent.errors import ModelError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.loading import ADAPTER_WEIGHTS, load_adapted, load_base
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.models.sampler import sample, uniforms
-from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length
-from msgrpo_agent.models.trunk import trunk_and_head
-from msgrpo_agent.prompt import Prompt, PromptTemplate
+from msgrpo.agent import Sampling
+from msgrpo.errors import ModelError
+from msgrpo.games import get_scenario
+from msgrpo.models.loading import ADAPTER_WEIGHTS, load_adapted, load_base
+from msgrpo.models.local import LocalModel
+from msgrpo.models.sampler import sample, uniforms
+from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length
+from msgrpo.models.trunk import trunk_and_head
+from msgrpo.prompt import Prompt, PromptTemplate
 from tests.serve_fakes import write_adapter, write_safetensors
 
 

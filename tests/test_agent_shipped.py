@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from evals.suites import SUITE_VERSION, episode_seeds
-from msgrpo_agent.agent import LanguageAgent, Sampling
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Outcome, stream
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.paths import NANO_DIR, read_adapter_config, shipped_adapters
-from msgrpo_agent.rollout import play_episode
-from msgrpo_agent.specs import make_agent
-from train.words import Words, truth
+from msgrpo.agent import LanguageAgent, Sampling
+from msgrpo.errors import UsageError
+from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
+from msgrpo.game import Outcome, stream
+from msgrpo.games import get_scenario
+from msgrpo.models.paths import NANO_DIR, read_adapter_config, shipped_adapters
+from msgrpo.rollout import play_episode
+from msgrpo.specs import make_agent
+from msgrpo.train.words import Words, truth
 
 
 def test_nanos_text_is_from_the_training_starts_of_this_suite() -> None:

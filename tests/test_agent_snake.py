@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.games.snake import DELTA, Cell, Snake
+from msgrpo.game import Outcome
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.snake import DELTA, Cell, Snake
 
 SNAKES = [s.id for s in SCENARIOS.values() if s.family == "snake"]
 MOVES = st.lists(st.tuples(*[st.sampled_from([*DELTA, None])] * 2), min_size=1, max_size=100)

@@ -20,17 +20,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.references import RandomAgent
-from msgrpo_agent.rollout import play_episode
-from msgrpo_agent.specs import make_agent
+from msgrpo.cli import make_app
+from msgrpo.errors import UsageError
+from msgrpo.games import get_scenario
+from msgrpo.references import RandomAgent
+from msgrpo.rollout import play_episode
+from msgrpo.specs import make_agent
+from msgrpo.train.config import make_config
+from msgrpo.train.run_folder import resume_command
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.records import Records
 from tests.tui_helpers import ManualClock, play_screen, press, settle
-from train.config import make_config
-from train.run_folder import resume_command
-from tui.app import PlayApp
-from tui.records import Records
 
 LAKE = get_scenario("frozen-lake")
 EVIL = "from pathlib import Path\nPath({marker!r}).touch()\nraise RuntimeError('it ran')\n"

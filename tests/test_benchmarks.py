@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msgrpo_agent.agent import Agent
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import play_episode
+from msgrpo.agent import Agent
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import play_episode
 
 torch = pytest.importorskip("torch")
 

@@ -16,23 +16,23 @@ import pytest
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from evals import command, match, plays
-from evals.leaderboard import build
-from evals.plays import check_consistent
-from evals.record import records_in
-from evals.run import evaluate
-from evals.stats import bootstrap_mean, crossed_interval, few_seeds_interval, student_quantile
-from evals.tables import csv_text
-from evals.verify import ask_again, verify
-from msgrpo_agent.agent import Agent
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.errors import EndpointError, MsgrpoError, RecordError
-from msgrpo_agent.game import Game, Outcome, Scenario
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.prompt import Example, PromptTemplate
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import play_episode
+from msgrpo.agent import Agent
+from msgrpo.cli import make_app
+from msgrpo.episode import read_episodes
+from msgrpo.errors import EndpointError, MsgrpoError, RecordError
+from msgrpo.evals import command, match, plays
+from msgrpo.evals.leaderboard import build
+from msgrpo.evals.plays import check_consistent
+from msgrpo.evals.record import records_in
+from msgrpo.evals.run import evaluate
+from msgrpo.evals.stats import bootstrap_mean, crossed_interval, few_seeds_interval, student_quantile
+from msgrpo.evals.tables import csv_text
+from msgrpo.evals.verify import ask_again, verify
+from msgrpo.game import Game, Outcome, Scenario
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.prompt import Example, PromptTemplate
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import play_episode
 from tests.tui_helpers import answer, scripted
 
 LAKE, SNAKE, DUEL = (get_scenario(name) for name in ("frozen-lake", "snake", "snake-duel"))

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from evals import huggingface, inspect_log, interchange
-from evals.exported import played
-from evals.leaderboard import build
-from evals.plays import Series, load
-from evals.record import Price, changing_run
-from evals.suites import SUITE_VERSION, episode_seeds
-from msgrpo_agent.cli import main, make_app
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.errors import MissingExtraError, RecordError, UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo.cli import main, make_app
+from msgrpo.episode import Episode, Turn
+from msgrpo.errors import MissingExtraError, RecordError, UsageError
+from msgrpo.evals import huggingface, inspect_log, interchange
+from msgrpo.evals.exported import played
+from msgrpo.evals.leaderboard import build
+from msgrpo.evals.plays import Series, load
+from msgrpo.evals.record import Price, changing_run
+from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario
+from msgrpo.parse import ParseFailure
+from msgrpo.prompt import PromptTemplate
 
 SCENARIO = "frozen-lake"
 SEEDS = episode_seeds(get_scenario(SCENARIO), 8)

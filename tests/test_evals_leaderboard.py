@@ -21,21 +21,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from evals import command, page, tables
-from evals.leaderboard import build
-from evals.plays import Series, complete_beginning, load
-from evals.record import Price, changing_run, folder_name, records_in, seeds_of
-from evals.run import Progress
-from evals.suites import episode_seeds, places_in_suite
-from evals.verify import as_text, first_difference, nth, verify
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.episode import Episode, Turn, read_episodes
-from msgrpo_agent.errors import RecordError, UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.games.search import optimal_success
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo.cli import make_app
+from msgrpo.episode import Episode, Turn, read_episodes
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals import command, page, tables
+from msgrpo.evals.leaderboard import build
+from msgrpo.evals.plays import Series, complete_beginning, load
+from msgrpo.evals.record import Price, changing_run, folder_name, records_in, seeds_of
+from msgrpo.evals.run import Progress
+from msgrpo.evals.suites import episode_seeds, places_in_suite
+from msgrpo.evals.verify import as_text, first_difference, nth, verify
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario
+from msgrpo.games.search import optimal_success
+from msgrpo.parse import ParseFailure
+from msgrpo.prompt import PromptTemplate
 
 SCENARIO = "frozen-lake"
 SEEDS = episode_seeds(get_scenario(SCENARIO), 8)
@@ -365,7 +365,7 @@ def test_pairs_are_a_table_for_machines_too(evaluated: Path) -> None:
 def test_a_goal_in_another_game_has_a_success_and_no_optimum(
     monkeypatch: pytest.MonkeyPatch, evaluated: Path
 ) -> None:
-    monkeypatch.setattr("evals.rows.exact_optimum", lambda episode: None)
+    monkeypatch.setattr("msgrpo.evals.rows.exact_optimum", lambda episode: None)
     row = next(row for row in build(load([evaluated])[0]).rows if row.agent == "optimal")
     assert (row.success_rate, row.optimum, row.optimum_share) == (1.0, None, None)
 
@@ -609,7 +609,7 @@ def test_the_page_counts_episodes_as_replay_does(evaluated: Path) -> None:
 
 
 def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "random", "--scenario", SCENARIO]
+    command = [sys.executable, "-m", "msgrpo.cli", "eval", "random", "--scenario", SCENARIO]
     command += ["--episodes", "1000000", "--out", str(tmp_path), "--concurrency", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         record = tmp_path / "random" / f"{SCENARIO}.jsonl"
@@ -687,7 +687,7 @@ async def test_an_endpoint_has_a_price_and_a_cost(tmp_path: Path) -> None:
 
 def test_another_nano_is_another_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from msgrpo_agent.models import loading
+    from msgrpo.models import loading
 
     run("eval", "nano", "--episodes", "2", "--scenario", SCENARIO, "--out", str(tmp_path))
     monkeypatch.setattr(loading, "_digest", lambda file: "other weights")

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evals import match
-from evals.record import RecordFile
-from evals.verify import verify
-from msgrpo_agent.agent import Decision, OnText, View
-from msgrpo_agent.errors import RecordError, UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.agent import Decision, OnText, View
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals import match
+from msgrpo.evals.record import RecordFile
+from msgrpo.evals.verify import verify
+from msgrpo.games import get_scenario
+from msgrpo.references import OptimalAgent, RandomAgent
 
 ROOT = Path(__file__).resolve().parents[1]
 NIM = f"{ROOT / 'examples' / 'nim.py'}:scenario"
@@ -117,7 +117,7 @@ def test_a_round_robin_has_ratings_with_intervals() -> None:
 
 def test_the_command_plays_a_match_and_a_round_robin(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", *arguments, "--out", str(tmp_path)]
+        command = [sys.executable, "-m", "msgrpo.cli", "eval", *arguments, "--out", str(tmp_path)]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
     done = run("optimal", "--opponent", "random", "--scenario", NIM, "--episodes", "3", "--json")
@@ -160,7 +160,7 @@ def test_episodes_of_other_settings_or_rules_are_not_taken_for_these(tmp_path: P
 
 def test_a_match_beside_an_evaluation_is_verified(tmp_path: Path) -> None:
     """Both seats of a start have its seeds; that is no episode played twice."""
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "random"]
+    command = [sys.executable, "-m", "msgrpo.cli", "eval", "random"]
     subprocess.run(
         [*command, "--scenario", "frozen-lake", "--episodes", "2", "--out", str(tmp_path)],
         check=True, cwd=ROOT, capture_output=True,
@@ -172,7 +172,7 @@ def test_a_match_beside_an_evaluation_is_verified(tmp_path: Path) -> None:
 def test_the_endpoint_that_was_named_plays(tmp_path: Path) -> None:
     """Wrong: to leave it out and print another pairing's table."""
     done = subprocess.run(
-        [sys.executable, "-m", "msgrpo_agent.cli", "eval", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m",
+        [sys.executable, "-m", "msgrpo.cli", "eval", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m",
          "--opponent", "random", "--scenario", NIM, "--episodes", "1", "--retries", "0", "--out", str(tmp_path)],
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals import page
-from evals.leaderboard import build
-from evals.plays import Series
-from evals.record import seeds_of
-from evals.rows import Row
-from evals.suites import episode_seeds
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.parse import ParseFailure
+from msgrpo.episode import Episode, Turn
+from msgrpo.evals import page
+from msgrpo.evals.leaderboard import build
+from msgrpo.evals.plays import Series
+from msgrpo.evals.record import seeds_of
+from msgrpo.evals.rows import Row
+from msgrpo.evals.suites import episode_seeds
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario
+from msgrpo.parse import ParseFailure
 from tests.browser import CHROMIUM, Ask, opened
 
 LAKE, SNAKE = "frozen-lake", "snake"

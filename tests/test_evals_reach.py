@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from evals import command, tables
-from evals.leaderboard import build
-from evals.partial import Partial
-from evals.plays import Series, load
-from evals.ranking import ranking
-from evals.record import changing_run, read_run, seeds_of
-from evals.rows import pair_of, row_of
-from evals.run import Progress
-from evals.suites import EpisodeSeeds, episode_seeds, places_in_suite
-from evals.verify import verify
-from msgrpo_agent.agent import Completion
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import RecordError, UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo.agent import Completion
+from msgrpo.episode import Episode, read_episodes
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals import command, tables
+from msgrpo.evals.leaderboard import build
+from msgrpo.evals.partial import Partial
+from msgrpo.evals.plays import Series, load
+from msgrpo.evals.ranking import ranking
+from msgrpo.evals.record import changing_run, read_run, seeds_of
+from msgrpo.evals.rows import pair_of, row_of
+from msgrpo.evals.run import Progress
+from msgrpo.evals.suites import EpisodeSeeds, episode_seeds, places_in_suite
+from msgrpo.evals.verify import verify
+from msgrpo.games import get_scenario
+from msgrpo.prompt import PromptTemplate
 from tests.fake_server import FakeServer, Request, chat, reply
 from tests.test_evals_leaderboard import SCENARIO, SETTINGS, episode, write
 from tests.test_evals_run import LAKE, Counting, evaluate, lines, no_wait, served
@@ -231,7 +231,7 @@ async def test_a_run_ends_before_it_costs_more_than_its_budget(tmp_path: Path) -
 
 async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -> None:
     """A worker that waits for room keeps its place: nobody with a later episode gets ahead of it."""
-    from evals.run import _Job, _play_all
+    from msgrpo.evals.run import _Job, _play_all
 
     class Slow:
         """Room comes after a while, and to whoever asks later at once."""
@@ -324,9 +324,9 @@ async def test_the_rate_of_requests_is_kept() -> None:
     async def waiting(seconds: float) -> None:
         waits.append(seconds)
 
-    from msgrpo_agent.agent import Sampling
-    from msgrpo_agent.models.endpoint import EndpointModel
-    from msgrpo_agent.prompt import Prompt
+    from msgrpo.agent import Sampling
+    from msgrpo.models.endpoint import EndpointModel
+    from msgrpo.prompt import Prompt
 
     async with FakeServer() as server:
         model = EndpointModel(server.url, "fake", rate=60, sleep=waiting)
@@ -351,7 +351,7 @@ async def test_a_killed_evaluation_asks_for_no_answer_twice(tmp_path: Path) -> N
     uninterrupted one's."""
     async with FakeServer() as server:
         arguments = ["--scenario", "snake", "--episodes", "6", "--concurrency", "6"]
-        program = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "--endpoint", server.url, "--model", "fake"]
+        program = [sys.executable, "-m", "msgrpo.cli", "eval", "--endpoint", server.url, "--model", "fake"]
         program += ["--name", f"endpoint:{server.url}#fake=served", *arguments, "--out"]
 
         async def finish(out: Path) -> None:
@@ -387,7 +387,7 @@ async def test_turns_under_other_settings_and_damaged_lines_are_not_taken_up(tmp
     record, settings, seeds = tmp_path / "r.jsonl", {"model": "m"}, episode_seeds(LAKE, 1)[0]
     async with FakeServer() as server:
         agent = served(server)
-        from msgrpo_agent.rollout import new_episode, play_on
+        from msgrpo.rollout import new_episode, play_on
 
         whole = new_episode(LAKE, {"player": agent}, *seeds)
         writer = Partial(record, settings, set())
@@ -557,7 +557,7 @@ def test_every_prompt_of_a_table_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("query", ["?api_key=x", "?sig=x&a=b", "?accessToken=x"])
 def test_a_secret_in_the_url_is_refused(query: str) -> None:
-    from msgrpo_agent.models.endpoint import EndpointModel
+    from msgrpo.models.endpoint import EndpointModel
 
     with pytest.raises(UsageError, match="would stand in folder names"):
         EndpointModel(f"http://h/v1{query}", "m")
@@ -608,11 +608,11 @@ async def test_a_card_says_how_the_table_came_about_and_keeps_secrets(tmp_path: 
 
 
 def test_an_endpoint_says_which_model_answered() -> None:
-    from msgrpo_agent.models.endpoint import checked
+    from msgrpo.models.endpoint import checked
     from tests.fake_server import chat
 
     body = chat("hello") | {"model": "gpt\x1b[31m-x", "system_fingerprint": "fp_1"}
-    from msgrpo_agent.models.endpoint import _completion
+    from msgrpo.models.endpoint import _completion
 
     found: Completion = _completion(checked(body), 0.0, 0, ())
     assert found.model is not None

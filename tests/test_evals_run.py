@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from evals import leaderboard, plays, suites
-from evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
-from evals.run import ATTEMPTS, FEWEST_FAILURES, Progress, duration, evaluate
-from evals.suites import episode_seeds
-from evals.verify import verify
-from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.errors import EndpointError, RecordError, UsageError
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.endpoint import EndpointModel
-from msgrpo_agent.references import RandomAgent
+from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo.episode import read_episodes
+from msgrpo.errors import EndpointError, RecordError, UsageError
+from msgrpo.evals import leaderboard, plays, suites
+from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
+from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, Progress, duration, evaluate
+from msgrpo.evals.suites import episode_seeds
+from msgrpo.evals.verify import verify
+from msgrpo.game import Scenario
+from msgrpo.games import get_scenario
+from msgrpo.models.endpoint import EndpointModel
+from msgrpo.references import RandomAgent
 from tests.fake_server import Behaviour, FakeServer, Request, answer, hang, player, reply, reset
 
 LAKE = get_scenario("frozen-lake")
@@ -167,9 +167,9 @@ async def test_kill_9_loses_at_most_the_torn_line(tmp_path: Path) -> None:
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from evals.run import Progress, evaluate
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.references import RandomAgent
+from msgrpo.evals.run import Progress, evaluate
+from msgrpo.games import get_scenario
+from msgrpo.references import RandomAgent
 def die(progress):
     if progress.done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -360,7 +360,7 @@ def test_folder_names_differ_where_specs_do() -> None:
 
 
 def start(*arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    command = [*before, sys.executable, "-m", "msgrpo_agent.cli", "eval", *arguments]
+    command = [*before, sys.executable, "-m", "msgrpo.cli", "eval", *arguments]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -401,9 +401,9 @@ async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) 
 
 async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
     """Only where asked for; the optimum's are 0, and what a later start adds is judged, too."""
-    from evals.leaderboard import build
-    from evals.plays import load
-    from msgrpo_agent.references import OptimalAgent, RandomAgent
+    from msgrpo.evals.leaderboard import build
+    from msgrpo.evals.plays import load
+    from msgrpo.references import OptimalAgent, RandomAgent
 
     agents = [OptimalAgent(), RandomAgent()]
     await evaluate(agents, [LAKE], 4, tmp_path)

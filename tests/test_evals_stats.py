@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, bootstrap
 
-from evals.stats import (
+from msgrpo.evals.stats import (
     bootstrap_mean,
     crossed_bootstrap,
     detectable_difference,

@@ -4,10 +4,10 @@ import hashlib
 
 import pytest
 
-from evals.suites import PAPER, SUITE_VERSION, HeldOut, episode_seeds, suite
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import split_of
-from msgrpo_agent.games import get_scenario
+from msgrpo.errors import UsageError
+from msgrpo.evals.suites import PAPER, SUITE_VERSION, HeldOut, episode_seeds, suite
+from msgrpo.game import split_of
+from msgrpo.games import get_scenario
 
 
 def test_paper_is_the_papers_four_and_every_suite_has_single_players_only() -> None:

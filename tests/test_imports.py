@@ -3,52 +3,77 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+import typer
 
-from msgrpo_agent.errors import MissingExtraError, MsgrpoError
-from msgrpo_agent.extras import needs
+from msgrpo.errors import MissingExtraError, MsgrpoError
+from msgrpo.extras import needs
 
 ROOT = Path(__file__).parents[1]
-OURS = {"msgrpo_agent", "train", "serve", "evals", "tui"}
+FOLDERS = {
+    "msgrpo_agent": "msgrpo",
+    "train": "msgrpo.train",
+    "serve": "msgrpo.serve",
+    "evals": "msgrpo.evals",
+    "tui": "msgrpo.tui",
+}
 ALLOWED = {
-    "msgrpo_agent": {"msgrpo_agent"},
-    "train": {"train", "msgrpo_agent", "evals", "serve"},
-    "serve": {"serve", "msgrpo_agent"},
-    "evals": {"evals", "msgrpo_agent"},
-    "tui": {"tui", "msgrpo_agent", "evals"},
+    "msgrpo_agent": set(),
+    "train": {"evals", "serve"},
+    "serve": set(),
+    "evals": set(),
+    "tui": {"evals"},
 }
 
 
+def module_of(file: Path) -> str:
+    """The import name of a file of ours."""
+    folder, *rest = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *rest])
+
+
 def imported(file: Path) -> set[str]:
+    """The packages besides the library that a file imports from."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.split(".")[0])
-    return names & OURS
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {part for name in names for part in ALLOWED if f"{name}.".startswith(f"msgrpo.{part}.")}
 
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_packages_import_only_what_they_may(package: str) -> None:
     for file in (ROOT / package).rglob("*.py"):
-        if file != ROOT / "msgrpo_agent" / "cli.py":
-            assert imported(file) <= ALLOWED[package], file
+        if file not in (ROOT / "msgrpo_agent" / "cli.py", ROOT / "msgrpo_agent" / "__init__.py"):
+            assert imported(file) <= ALLOWED[package] | {package}, file
 
 
 def test_light_packages_load_no_heavy_library() -> None:
     program = (
-        "import sys, msgrpo_agent, msgrpo_agent.cli, msgrpo_agent.specs, msgrpo_agent.rollout\n"
-        "import evals, evals.stats, tui, serve\n"
-        "print(*{'torch', 'transformers', 'peft', 'vllm'} & set(sys.modules))"
+        "import sys, msgrpo, msgrpo.cli, msgrpo.specs, msgrpo.rollout\n"
+        "import msgrpo.evals.stats, msgrpo.tui, msgrpo.serve\n"
+        "msgrpo.get_scenario('snake'), msgrpo.Game, msgrpo.verify\n"
+        "print(*{'torch', 'transformers', 'peft', 'vllm', 'ray'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_librarys_names_are_there_and_no_others() -> None:
+    import msgrpo
+
+    assert all(getattr(msgrpo, name) is not None for name in msgrpo.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        msgrpo.nothing  # noqa: B018
 
 
 def test_the_tree_in_the_readme_names_every_module_and_nothing_else() -> None:
@@ -56,7 +81,7 @@ def test_the_tree_in_the_readme_names_every_module_and_nothing_else() -> None:
     readme = (ROOT / "README.md").read_text()
     tree = readme.split("## The tree is the manual")[1].split("```")[1]
     packages = re.split(r"^(?=\w+/)", tree, flags=re.MULTILINE)
-    for package in OURS:
+    for package in FOLDERS:
         (block,) = [part for part in packages if part.startswith(f"{package}/")]
         named = set(re.findall(r"[\w]+\.py\b|(?<=\s)[\w]+/(?=\s)", block.partition("\n")[2]))
         files = {file.name for file in (ROOT / package).glob("*.py")} - {"__init__.py"}
@@ -64,32 +89,73 @@ def test_the_tree_in_the_readme_names_every_module_and_nothing_else() -> None:
         assert named == files | folders | ({"nano/"} if package == "msgrpo_agent" else set()), package
 
 
-def test_a_users_train_py_hides_nothing(tmp_path: Path) -> None:
-    """`python -m` puts the current folder in front of the path; the command keeps it off."""
-    (tmp_path / "train.py").write_text("raise SystemExit('the user file was run')\n")
-    (tmp_path / "evals.py").write_text("import torch_that_is_not_there\n")
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "games"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, "frozen-lake" in done.stdout) == (0, True), done.stderr
-
-
-def test_a_package_that_is_hidden_is_named_with_what_hides_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise SystemExit('the user file was run')\n")
-    program = "from msgrpo_agent.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, "games"], env=environment, capture_output=True, text=True, check=False
+@pytest.mark.slow
+def test_the_wheel_owns_one_name_and_lives_beside_others(tmp_path: Path) -> None:
+    """Another package owns `evals` and `train` (OpenAI's does), and a user has a train.py: nothing is mixed."""
+    others = tmp_path / "others"
+    for name in ("evals", "train"):
+        (others / name).mkdir(parents=True)
+        (others / name / "__init__.py").write_text("OWNER = 'somebody else'\n")
+    (others / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools>=77"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "others"\nversion = "1"\n[tool.setuptools]\npackages = ["evals", "train"]\n'
     )
-    assert done.returncode == 2
-    assert str(tmp_path / "train.py") in done.stderr
-    assert "Traceback" not in done.stderr
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "results", "tests")
+    )
+    wheels, venv = tmp_path / "wheels", tmp_path / "venv"
+    for project in (source, others):
+        pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(project))
+    (ours,) = wheels.glob("msgrpo-*.whl")
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(ours).namelist()}
+    assert tops == {"msgrpo", f"msgrpo-{msgrpo_version()}.dist-info"}
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    python = str(venv / "bin" / "python")
+    site = next((venv / "lib").glob("python*/site-packages"))
+    (site / "zz_libraries.pth").write_text("".join(f"{path}\n" for path in libraries()))
+    pip(python, "install", "--no-deps", *map(str, wheels.glob("*.whl")))
+    (tmp_path / "train.py").write_text("raise SystemExit('the user file was run')\n")
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "frozen-lake" in run(str(venv / "bin" / "msgrpo"), "games")
+    assert run(python, "-c", "import evals; print(evals.OWNER)").strip() == "somebody else"
+    settings = ("groups=1", "group_size=2", "keep=1", "minibatches=1", "eval_episodes=1")
+    tiny = [part for setting in settings for part in ("--set", setting)]
+    run(python, "-m", "msgrpo.cli", "train", "--steps", "1", "--out", "run", *tiny)
+    assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
+
+
+def pip(python: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def libraries() -> list[str]:
+    """Where the libraries lie that this environment has; an editable install of ours is not found that way."""
+    return [str(Path(typer.__file__).parents[1])]
+
+
+def msgrpo_version() -> str:
+    import msgrpo
+
+    return msgrpo.__version__
 
 
 def test_only_a_missing_package_is_called_missing() -> None:
     with pytest.raises(MissingExtraError, match="needs packages"), needs("msgrpo train", "train"):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     with pytest.raises(ModuleNotFoundError, match="collect"), needs("msgrpo train", "train"):
-        raise ModuleNotFoundError("No module named 'train.collect'", name="train.collect")
+        raise ModuleNotFoundError("No module named 'msgrpo.train.collect'", name="msgrpo.train.collect")
     with pytest.raises(MsgrpoError, match="huggingface_hub") as caught, needs("msgrpo train", "train"):
         raise ModuleNotFoundError("No module named 'huggingface_hub'", name="huggingface_hub")
     assert not isinstance(caught.value, MissingExtraError)
@@ -100,7 +166,7 @@ def test_only_a_missing_package_is_called_missing() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for type checking count, too: two files that need each other's names are one subject or three."""
-    files = {".".join(f.relative_to(ROOT).with_suffix("").parts): f for p in OURS for f in (ROOT / p).rglob("*.py")}
+    files = {module_of(f): f for folder in FOLDERS for f in (ROOT / folder).rglob("*.py")}
     graph: dict[str, set[str]] = {}
     for name, file in files.items():
         if file.name == "__init__.py":
@@ -116,7 +182,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_files_are_written_in_one_move() -> None:
     """Whoever writes a file over another does it through `msgrpo_agent/files.py`, or in a folder that is moved."""
     moved = {"train/dqn.py", "train/checkpoint.py", "evals/huggingface.py", "tui/launch.py"}
-    for file in (f for package in OURS for f in (ROOT / package).rglob("*.py")):
+    for file in (f for package in FOLDERS for f in (ROOT / package).rglob("*.py")):
         calls = {
             node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             for node in ast.walk(ast.parse(file.read_text()))
@@ -131,7 +197,10 @@ def test_every_benchmark_can_be_started() -> None:
     pytest.importorskip("torch")
     names = sorted(file.stem for file in (ROOT / "benchmarks").glob("*.py"))
     program = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]),
+    }
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )

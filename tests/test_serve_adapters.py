@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo_agent.errors import ModelError
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
-from serve.adapters import Adapter, check_fits, list_runs, read_adapter, same_base, served_rank, tensor_shapes
+from msgrpo.errors import ModelError
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
+from msgrpo.serve.adapters import Adapter, check_fits, list_runs, read_adapter, same_base, served_rank, tensor_shapes
 from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors
 
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
-from serve.adapters import read_adapter
-from serve.guard import Guard
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
+from msgrpo.serve.adapters import read_adapter
+from msgrpo.serve.guard import Guard
 from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors
 
 LOAD = "/v1/load_lora_adapter"
@@ -218,7 +218,7 @@ async def test_checking_a_folder_does_not_hold_up_other_requests(
         assert released.wait(10)
         return read_adapter(folder, name)
 
-    monkeypatch.setattr("serve.guard.read_adapter", waiting)
+    monkeypatch.setattr("msgrpo.serve.guard.read_adapter", waiting)
     asked = asyncio.create_task(ask(loading, LOAD, body=load("v1")))
     assert await asyncio.to_thread(slow.wait, 10)
     assert (await ask(loading, "/v1/models"))[0] == 200
@@ -535,7 +535,7 @@ async def test_a_folder_that_the_disk_refuses_is_one_clear_error(
     def refuse(folder: Path, name: str) -> None:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr("serve.guard.read_adapter", refuse)
+    monkeypatch.setattr("msgrpo.serve.guard.read_adapter", refuse)
     status, message = await ask(loading, LOAD, body=load("v1"))
     assert status == 400
     assert message.startswith("that folder cannot be read: ")

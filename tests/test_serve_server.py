@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from msgrpo_agent.errors import ServeError
-from serve import server as server_module
-from serve import supervisor, terminal
-from serve.preflight import check_port, stage, telling_lines
-from serve.server import Server, hold_port, models
-from serve.vllm_command import Launch
+from msgrpo.errors import ServeError
+from msgrpo.serve import server as server_module
+from msgrpo.serve import supervisor, terminal
+from msgrpo.serve.preflight import check_port, stage, telling_lines
+from msgrpo.serve.server import Server, hold_port, models
+from msgrpo.serve.vllm_command import Launch
 from tests.serve_fakes import fake_launch, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -156,8 +156,8 @@ DRIVER = """
 import os, sys
 from rich.console import Console
 from pathlib import Path
-from serve import server, terminal
-from serve.vllm_command import Launch, Request
+from msgrpo.serve import server, terminal
+from msgrpo.serve.vllm_command import Launch, Request
 server.DRAIN_S = float(os.environ["DRAIN_S"])
 command, port = sys.argv[2:], int(sys.argv[1])
 launch = Launch(command, {"PYTHONPATH": sys.path[0]}, "127.0.0.1", port, ["nano"])
@@ -326,7 +326,7 @@ def test_kill_9_of_supervisor_and_parent_ends_what_they_started(tmp_path: Path) 
     program = f"""
 import sys, time
 from pathlib import Path
-from serve.server import Server
+from msgrpo.serve.server import Server
 from tests.serve_fakes import fake_launch
 server = Server(fake_launch(), Path({str(tmp_path / "vllm.log")!r}))
 server.start()

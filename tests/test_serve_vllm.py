@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from msgrpo_agent.agent import Completion, Sampling
-from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.models.paths import ADAPTER_CONFIG, NANO_DIR
-from msgrpo_agent.prompt import Prompt, PromptTemplate
-from serve import supervisor
-from serve.guard import LOAD, PATHS, UNLOAD
+from msgrpo.agent import Completion, Sampling
+from msgrpo.games import SCENARIOS
+from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
+from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.serve import supervisor
+from msgrpo.serve.guard import LOAD, PATHS, UNLOAD
 from tests.serve_fakes import free_port
 
 pytestmark = [
@@ -99,7 +99,7 @@ def serving(folder: Path, until: str, *options: str) -> Iterator[Running]:
     port = free_port()
     adapters = [f"--adapter={run}" for run in sorted(folder.glob("runs/*")) if (run / ADAPTER_CONFIG).is_file()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "msgrpo_agent.cli", "serve", *adapters, "--port", str(port), *options],
+        [sys.executable, "-m", "msgrpo.cli", "serve", *adapters, "--port", str(port), *options],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "MSGRPO_API_KEY": KEY, "COLUMNS": "200"},
         stdout=subprocess.PIPE,
@@ -151,7 +151,7 @@ def prompts() -> list[Prompt]:
 
 def in_process(folder: Path, name: str, prompts: list[Prompt]) -> list[Completion]:
     """Greedy answers of the same model by transformers, one prompt at a time: no batch shares a prefix."""
-    from msgrpo_agent.models import loading
+    from msgrpo.models import loading
 
     model = loading.nano() if name == "nano" else loading.adapted(folder / name)
     sampling = Sampling(temperature=0, max_tokens=40)
@@ -172,7 +172,7 @@ def through_server(server: Running, name: str, prompt: Prompt, **settings: Any) 
 
 
 def test_it_lists_the_base_and_the_adapters_under_their_names(server: Running) -> None:
-    asked = [sys.executable, "-m", "msgrpo_agent.cli", "serve", "--status", "--json", "--port", str(server.port)]
+    asked = [sys.executable, "-m", "msgrpo.cli", "serve", "--status", "--json", "--port", str(server.port)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MSGRPO_API_KEY": KEY}
     printed = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout
     assert json.loads(printed) == {"nano": None, "fl": "nano", "snake": "nano"}

@@ -12,24 +12,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo_agent.agent import Completion, Sampling
-from msgrpo_agent.episode import Episode, Turn, read_episodes
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.run_log import read_rows
+from msgrpo.agent import Completion, Sampling
+from msgrpo.episode import Episode, Turn, read_episodes
+from msgrpo.errors import UsageError
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario
+from msgrpo.parse import ParseFailure
+from msgrpo.run_log import read_rows
+from msgrpo.train import loop, selection
+from msgrpo.train.batch import Sample, micro_batches, minibatches, pick
+from msgrpo.train.collect import Group
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.msgrpo import group_advantages
+from msgrpo.train.policy import Policy
+from msgrpo.train.rollouts import Rollouts
+from msgrpo.train.update import _accumulate
 from tests.train_helpers import taught
-from train import loop, selection
-from train.batch import Sample, micro_batches, minibatches, pick
-from train.collect import Group
-from train.config import TrainConfig, make_config
-from train.display import Quiet
-from train.engines.hf import HfEngine
-from train.msgrpo import group_advantages
-from train.policy import Policy
-from train.rollouts import Rollouts
-from train.update import _accumulate
 
 CPU = torch.device("cpu")
 START = get_scenario("frozen-lake").new(0, 0)
@@ -147,7 +147,7 @@ def policy() -> Policy:
 @pytest.fixture(scope="module")
 def samples(policy: Policy) -> list[Sample]:
     """Answers of different lengths to different prompts, with log-probabilities of another policy."""
-    from msgrpo_agent.prompt import PromptTemplate
+    from msgrpo.prompt import PromptTemplate
 
     scenario = get_scenario("frozen-lake")
     prompts = [PromptTemplate().render(scenario, scenario.new(seed, 0).observe("player")) for seed in range(6)]

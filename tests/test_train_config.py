@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.models.paths import shipped_adapters
-from msgrpo_agent.run_log import CONFIG
-from train.config import CHOSEN, PRESETS, TrainConfig, make_config
+from msgrpo.errors import UsageError
+from msgrpo.games import SCENARIOS
+from msgrpo.models.paths import shipped_adapters
+from msgrpo.run_log import CONFIG
+from msgrpo.train.config import CHOSEN, PRESETS, TrainConfig, make_config
 
 ADAPTERS = shipped_adapters()
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import SCENARIOS
-from train.credit import CREDITS, ESTIMATORS, Advantages, Step, Trajectories, in_common, returns_to_go
+from msgrpo.game import Outcome
+from msgrpo.games import SCENARIOS
+from msgrpo.train.credit import CREDITS, ESTIMATORS, Advantages, Step, Trajectories, in_common, returns_to_go
 
 # Two episodes part at s1: `up` pays 1 at the next step, `down` nothing; before it one got 2 by luck.
 GROUP = [

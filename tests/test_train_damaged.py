@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 import torch
 
-from msgrpo_agent import files
-from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.files import digest, replace_bytes, replace_text
-from msgrpo_agent.models.paths import ADAPTER_WEIGHTS
-from msgrpo_agent.run_log import CONFIG, METRICS
+from msgrpo import files
+from msgrpo.errors import RunError, UsageError
+from msgrpo.files import digest, replace_bytes, replace_text
+from msgrpo.models.paths import ADAPTER_WEIGHTS
+from msgrpo.run_log import CONFIG, METRICS
+from msgrpo.train import checkpoint
+from msgrpo.train.checkpoint import Progress, State, load_latest
+from msgrpo.train.config import make_config
+from msgrpo.train.loop import enough_memory, train
+from msgrpo.train.run_folder import check_folder, writing
 from tests.train_helpers import Told
-from train import checkpoint
-from train.checkpoint import Progress, State, load_latest
-from train.config import make_config
-from train.loop import enough_memory, train
-from train.run_folder import check_folder, writing
 
 TINY = ["groups=1", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=2", "steps=2", "checkpoint_every=1"]
 

@@ -16,17 +16,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from evals.run import evaluate
-from msgrpo_agent.agent import Agent
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.errors import ModelError, RunError, UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.gym_env import ScenarioEnv
-from msgrpo_agent.models.dqn import DQNAgent, read_card
-from msgrpo_agent.references import RandomAgent
-from msgrpo_agent.rollout import play_episode
-from msgrpo_agent.specs import make_agent
-from train.dqn import CHECKPOINTS, Tuning, newest_checkpoint, train, tuning_for
+from msgrpo.agent import Agent
+from msgrpo.cli import make_app
+from msgrpo.errors import ModelError, RunError, UsageError
+from msgrpo.evals.run import evaluate
+from msgrpo.games import get_scenario
+from msgrpo.gym_env import ScenarioEnv
+from msgrpo.models.dqn import DQNAgent, read_card
+from msgrpo.references import RandomAgent
+from msgrpo.rollout import play_episode
+from msgrpo.specs import make_agent
+from msgrpo.train.dqn import CHECKPOINTS, Tuning, newest_checkpoint, train, tuning_for
 
 LAKE = get_scenario("frozen-lake")
 TINY = Tuning(steps=240, environments=2, buffer=500, batch=16, learning_starts=40, target_update=50, hidden=(16, 16))

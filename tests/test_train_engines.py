@@ -15,28 +15,28 @@ from typing import Any
 import pytest
 import torch
 
-from msgrpo_agent.agent import Completion, Sampling
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import EndpointError, RunError, UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.chat import ChatFormat
-from msgrpo_agent.models.loading import load_adapted, load_base
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.prompt import Prompt, PromptTemplate
-from msgrpo_agent.run_log import read_rows
-from serve.preflight import failure
-from serve.vllm_command import Request as Request_
-from serve.vllm_command import build
+from msgrpo.agent import Completion, Sampling
+from msgrpo.episode import Episode, read_episodes
+from msgrpo.errors import EndpointError, RunError, UsageError
+from msgrpo.games import get_scenario
+from msgrpo.models.chat import ChatFormat
+from msgrpo.models.loading import load_adapted, load_base
+from msgrpo.models.local import LocalModel
+from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.run_log import read_rows
+from msgrpo.serve.preflight import failure
+from msgrpo.serve.vllm_command import Request as Request_
+from msgrpo.serve.vllm_command import build
+from msgrpo.train import checkpoint, loop
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.engines import pool
+from msgrpo.train.engines.vllm import VllmEngine
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
+from msgrpo.train.rollouts import Pace
 from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
 from tests.train_helpers import Told
-from train import checkpoint, loop
-from train.config import TrainConfig, make_config
-from train.display import Quiet
-from train.engines import pool
-from train.engines.vllm import VllmEngine
-from train.policy import Policy
-from train.ranks import ALONE
-from train.rollouts import Pace
 
 LAKE = get_scenario("frozen-lake")
 TINY = [
@@ -548,7 +548,7 @@ def test_a_stop_reaches_through_asyncio(where: str) -> None:
     """Raised by a handler inside a callback or a task of a loop, where most exceptions would be swallowed."""
     import signal
 
-    from train.stopping import StopRequested, stop_requests
+    from msgrpo.train.stopping import StopRequested, stop_requests
 
     async def playing() -> None:
         loop_ = asyncio.get_running_loop()
@@ -570,8 +570,8 @@ def test_a_stop_reaches_through_asyncio(where: str) -> None:
 
 
 def test_the_templates_arguments_hold_where_the_adapter_plays(tmp_path: Path) -> None:
-    from msgrpo_agent.errors import ModelError
-    from msgrpo_agent.models.loading import adapted
+    from msgrpo.errors import ModelError
+    from msgrpo.models.loading import adapted
 
     config = make_config(given={"chat": '{"enable_thinking": false}'})
     Policy(config).save_adapter(tmp_path)
@@ -584,7 +584,7 @@ def test_the_templates_arguments_hold_where_the_adapter_plays(tmp_path: Path) ->
 
 
 def test_a_run_made_before_metric_names_were_paths_is_drawn(tmp_path: Path) -> None:
-    from train.curve import draw_curve
+    from msgrpo.train.curve import draw_curve
 
     row = {"kind": "eval", "success": 0.5, "success_low": 0.4, "success_high": 0.6}
     rows = [{"kind": "train", "step": 1, "return": 0.5}, {"kind": "train", "step": 2, "rollout/return": 0.7}]
@@ -594,7 +594,7 @@ def test_a_run_made_before_metric_names_were_paths_is_drawn(tmp_path: Path) -> N
 
 
 def test_launchers_that_set_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from train.ranks import open_ranks
+    from msgrpo.train.ranks import open_ranks
 
     for name in ("RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)

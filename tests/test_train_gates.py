@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.run_log import read_rows
+from msgrpo.episode import Turn
+from msgrpo.errors import UsageError
+from msgrpo.games import get_scenario
+from msgrpo.run_log import read_rows
+from msgrpo.train import loop
+from msgrpo.train.collect import Group
+from msgrpo.train.config import make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.gates import EXAMPLE, accepted, gate_named, true_words
+from msgrpo.train.msgrpo import composite_returns, group_advantages
+from msgrpo.train.words import look
 from tests.train_helpers import Told
-from train import loop
-from train.collect import Group
-from train.config import make_config
-from train.display import Quiet
-from train.gates import EXAMPLE, accepted, gate_named, true_words
-from train.msgrpo import composite_returns, group_advantages
-from train.words import look
 
 LAKE = get_scenario("frozen-lake")
 TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=1"]
@@ -41,7 +41,9 @@ def test_more_than_half_of_the_first_thoughts_must_be_true() -> None:
     assert len(accepted([group(true), group(false)], None)) == 2
 
 
-@pytest.mark.parametrize("spec", ["nowhere:gate", "train.gates:none", "train.gates", ":", "train.gates:EXAMPLE"])
+@pytest.mark.parametrize(
+    "spec", ["nowhere:gate", "msgrpo.train.gates:none", "train.gates", ":", "msgrpo.train.gates:EXAMPLE"]
+)
 def test_a_gate_that_is_none_is_named_before_anything_is_loaded(spec: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gate"):
         gate_named(spec)
@@ -89,7 +91,7 @@ def nothing(group: Group) -> bool:
 def test_a_run_whose_gate_rejects_everything_learns_nothing_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.gates.true_words", nothing)
+    monkeypatch.setattr("msgrpo.train.gates.true_words", nothing)
     gate_named.cache_clear()
     told = Told()
     loop.train(make_config(settings=[f"gate={EXAMPLE}", *TINY]), tmp_path / "out", report=told)

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from evals.suites import episode_seeds
-from msgrpo_agent.errors import MsgrpoError, RunError, UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.rollout import play_episode
-from msgrpo_agent.run_log import METRICS, read_rows
-from msgrpo_agent.specs import make_agent
-from train.config import TrainConfig
-from train.lab import Job, Study, _alone, _same_study, load_study, run
-from train.lab_report import curve, markdown, reported
+from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.evals.suites import episode_seeds
+from msgrpo.games import get_scenario
+from msgrpo.rollout import play_episode
+from msgrpo.run_log import METRICS, read_rows
+from msgrpo.specs import make_agent
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.lab import Job, Study, _alone, _same_study, load_study, run
+from msgrpo.train.lab_report import curve, markdown, reported
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = """
@@ -93,7 +93,7 @@ def test_an_arm_has_the_studys_settings_and_its_own() -> None:
 
 
 def command(file: Path, out: Path) -> list[str]:
-    return [sys.executable, "-m", "msgrpo_agent.cli", "lab", str(file), "--out", str(out), "--json"]
+    return [sys.executable, "-m", "msgrpo.cli", "lab", str(file), "--out", str(out), "--json"]
 
 
 def done(out: Path) -> int:
@@ -201,7 +201,7 @@ def test_a_study_goes_on_after_a_setting_was_added(tmp_path: Path) -> None:
     del fixed["arms"]["aaw"]["gate"]
     file.write_text(json.dumps(fixed))
     _same_study(study, tmp_path)
-    fixed["arms"]["aaw"]["gate"] = "train.gates:true_words"
+    fixed["arms"]["aaw"]["gate"] = "msgrpo.train.gates:true_words"
     file.write_text(json.dumps(fixed))
     with pytest.raises(UsageError, match="other arms"):
         _same_study(study, tmp_path)

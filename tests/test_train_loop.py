@@ -19,28 +19,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from msgrpo_agent import run_log
-from msgrpo_agent.agent import Completion, Sampling
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.errors import ModelError, RunError, UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models import loading, local, shared_prefix
-from msgrpo_agent.models.chat import ChatFormat
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.run_log import read_rows
+from msgrpo import run_log
+from msgrpo.agent import Completion, Sampling
+from msgrpo.episode import Episode, Turn
+from msgrpo.errors import ModelError, RunError, UsageError
+from msgrpo.game import Outcome
+from msgrpo.games import get_scenario
+from msgrpo.models import loading, local, shared_prefix
+from msgrpo.models.chat import ChatFormat
+from msgrpo.parse import ParseFailure
+from msgrpo.prompt import PromptTemplate
+from msgrpo.run_log import read_rows
+from msgrpo.train import checkpoint, loop, update
+from msgrpo.train.batch import minibatches
+from msgrpo.train.checkpoint import Progress
+from msgrpo.train.collect import Group
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.engines import contract
+from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.policy import Policy
+from msgrpo.train.rollouts import Rollouts, next_starts
 from tests.train_helpers import Told, taught
-from train import checkpoint, loop, update
-from train.batch import minibatches
-from train.checkpoint import Progress
-from train.collect import Group
-from train.config import TrainConfig, make_config
-from train.display import Quiet
-from train.engines import contract
-from train.engines.hf import HfEngine
-from train.policy import Policy
-from train.rollouts import Rollouts, next_starts
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -61,7 +61,7 @@ def tiny(**given: Any) -> TrainConfig:
 
 def command(out: Path, *more: str) -> list[str]:
     settings = [part for setting in TINY for part in ("--set", setting)]
-    return [sys.executable, "-m", "msgrpo_agent.cli", "train", "--steps", "4", "--out", str(out), *settings, *more]
+    return [sys.executable, "-m", "msgrpo.cli", "train", "--steps", "4", "--out", str(out), *settings, *more]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     assert "is given up and will be done again" in said
     hint = re.search(r"go on with: msgrpo (train --resume --out \S+)", said)
     assert hint is not None
-    go_on = [sys.executable, "-m", "msgrpo_agent.cli", *hint[1].split()]  # what it prints can be pasted
+    go_on = [sys.executable, "-m", "msgrpo.cli", *hint[1].split()]  # what it prints can be pasted
     done = subprocess.run(go_on, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "6 validation starts" in done.stdout
 
@@ -381,7 +381,7 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
     """It reads the run's own settings; what is said beside it must agree."""
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out)]
+    resume = [sys.executable, "-m", "msgrpo.cli", "train", "--resume", "--out", str(out)]
     done = subprocess.run([*resume, "--steps", "5"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "6 validation starts" in done.stdout
     assert read_rows(out)[-1]["step"] == 5
@@ -392,7 +392,7 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
 
 def test_resume_begins_nothing_where_nothing_says_what_to_train(tmp_path: Path) -> None:
     out = tmp_path / "mistyped"
-    resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out)]
+    resume = [sys.executable, "-m", "msgrpo.cli", "train", "--resume", "--out", str(out)]
     refused = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "holds no run to go on with" in refused.stderr
@@ -403,7 +403,7 @@ def test_one_process_trains_in_a_folder(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     before = (out / "metrics.jsonl").read_bytes()
-    resume = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--resume", "--out", str(out), "--steps", "5"]
+    resume = [sys.executable, "-m", "msgrpo.cli", "train", "--resume", "--out", str(out), "--steps", "5"]
     with run_log.alone(out):
         refused = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.msgrpo import K3_MAX, aaw_sample, composite_returns, group_advantages, policy_loss
+from msgrpo.train.msgrpo import K3_MAX, aaw_sample, composite_returns, group_advantages, policy_loss
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.1}
 

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Game, Outcome, stream
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.games.snake import DELTA
-from train import nano
-from train.nano import Build, build, lists_only, rows_of
-from train.words import Sight, Words, follow, look, looking_ahead, truth
+from msgrpo.episode import Turn
+from msgrpo.errors import UsageError
+from msgrpo.game import Game, Outcome, stream
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.snake import DELTA
+from msgrpo.train import nano
+from msgrpo.train.nano import Build, build, lists_only, rows_of
+from msgrpo.train.words import Sight, Words, follow, look, looking_ahead, truth
 
 ENOUGH = 6  # episodes of a scenario that a follower plays
 

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from msgrpo_agent.agent import Completion, LanguageAgent
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Game, Scenario, stream
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.games.template import write
-from msgrpo_agent.parse import parse_action
-from msgrpo_agent.references import RandomAgent
-from msgrpo_agent.rollout import play_episode
-from msgrpo_agent.run_log import read_rows
-from msgrpo_agent.specs import make_agent
+from msgrpo.agent import Completion, LanguageAgent
+from msgrpo.episode import Turn
+from msgrpo.errors import UsageError
+from msgrpo.game import Game, Scenario, stream
+from msgrpo.games import get_scenario
+from msgrpo.games.template import write
+from msgrpo.parse import parse_action
+from msgrpo.references import RandomAgent
+from msgrpo.rollout import play_episode
+from msgrpo.run_log import read_rows
+from msgrpo.specs import make_agent
+from msgrpo.train import loop
+from msgrpo.train.advice import advice, idle
+from msgrpo.train.collect import Group, beginning, opponent_of, own_turns, seats_in, seats_of
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.teach import rows_of, teach
 from tests.train_helpers import Told
-from train import loop
-from train.advice import advice, idle
-from train.collect import Group, beginning, opponent_of, own_turns, seats_in, seats_of
-from train.config import TrainConfig, make_config
-from train.display import Quiet
-from train.teach import rows_of, teach
 
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
 TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=1"]

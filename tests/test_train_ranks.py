@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from msgrpo_agent.run_log import read_rows
-from train.ranks import ALONE, Ranks
+from msgrpo.run_log import read_rows
+from msgrpo.train.ranks import ALONE, Ranks
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -32,7 +32,7 @@ TOLERANCE = 2e-4
 def command(out: Path, ranks: int, *more: str) -> list[str]:
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     settings = [part for setting in TINY for part in ("--set", setting)]
-    program = ["msgrpo_agent.cli", "train", "--steps", "3", "--out", str(out), *settings, *more]
+    program = ["msgrpo.cli", "train", "--steps", "3", "--out", str(out), *settings, *more]
     return [sys.executable, "-m", *launcher, *program]
 
 
@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_ends_all_and_resume_goes_on(both: tuple[Path, Pat
     metrics = out / "metrics.jsonl"
     while launched.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
         time.sleep(0.02)
-    ranks = [p for p in psutil.Process(launched.pid).children() if "msgrpo_agent.cli" in " ".join(p.cmdline())]
+    ranks = [p for p in psutil.Process(launched.pid).children() if "msgrpo.cli" in " ".join(p.cmdline())]
     (second,) = [p for p in ranks if p.environ()["RANK"] == "1"]
     second.send_signal(signal.SIGKILL)
     said, _ = launched.communicate(timeout=120)

@@ -12,30 +12,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo_agent.agent import Completion
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.errors import GameError, UsageError
-from msgrpo_agent.game import Board, Game, Outcome
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.rollout import replay
-from msgrpo_agent.run_log import read_rows
-from train import loop
-from train.branch import branch_groups, disputed, forks, play_forks
-from train.collect import grouped, play_groups
-from train.config import TrainConfig, make_config
-from train.credit import Step
-from train.critic import critic_values, hidden_states, left_out_values
-from train.display import Quiet
-from train.engines.hf import HfEngine
-from train.objectives import OBJECTIVES, combined, shares
-from train.policy import Policy
-from train.ranks import ALONE
-from train.rollouts import next_starts
-from train.selection import widest_groups
-from train.temperature import following
-from train.token_weights import token_weights
-from train.words import look
+from msgrpo.agent import Completion
+from msgrpo.episode import Turn
+from msgrpo.errors import GameError, UsageError
+from msgrpo.game import Board, Game, Outcome
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.parse import ParseFailure
+from msgrpo.rollout import replay
+from msgrpo.run_log import read_rows
+from msgrpo.train import loop
+from msgrpo.train.branch import branch_groups, disputed, forks, play_forks
+from msgrpo.train.collect import grouped, play_groups
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.credit import Step
+from msgrpo.train.critic import critic_values, hidden_states, left_out_values
+from msgrpo.train.display import Quiet
+from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.objectives import OBJECTIVES, combined, shares
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
+from msgrpo.train.rollouts import next_starts
+from msgrpo.train.selection import widest_groups
+from msgrpo.train.temperature import following
+from msgrpo.train.token_weights import token_weights
+from msgrpo.train.words import look
 
 LAKE = get_scenario("frozen-lake")
 TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=2"]
@@ -306,7 +306,7 @@ def test_a_mixture_draws_its_scenarios_by_their_shares() -> None:
         ("frozen-lake", ["branch=1"], "branch is 1"),
         ("frozen-lake", ["branch=2", "ahead=1", "rollouts=vllm"], "ahead=1"),
         ("frozen-lake~noise", ['objectives={"words": 1}'], "no true words there"),
-        ("frozen-lake,frozen-lake~noise", ["gate=train.gates:true_words"], "no true words there"),
+        ("frozen-lake,frozen-lake~noise", ["gate=msgrpo.train.gates:true_words"], "no true words there"),
         ("frozen-lake", ['objectives={"brevity": -0.9}', "objective_weights=variance"], "0 or more"),
         ("frozen-lake,snake", ["drop_groups=0.5"], "several"),
         ("frozen-lake,snake", ["credit=critic"], "several"),
@@ -363,7 +363,7 @@ def test_a_seat_that_never_moved_is_compared_with_nothing(settings: list[str], t
 
 
 def test_names_of_a_mixture_keep_their_own_commas() -> None:
-    from train.config import names_of
+    from msgrpo.train.config import names_of
 
     assert names_of("snake, frozen-lake") == ["snake", "frozen-lake"]
     name = "spiel:goofspiel(imp_info=True,num_cards=4)"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.run_log import read_rows
+from msgrpo.cli import make_app
+from msgrpo.errors import UsageError
+from msgrpo.run_log import read_rows
+from msgrpo.train import sinks
+from msgrpo.train.config import make_config
 from tests.train_helpers import Told
-from train import sinks
-from train.config import make_config
 
 CONFIG = make_config()
 ROW = {"score": "success", "success": 0.5, "success_low": 0.4, "success_high": 0.6, "values": [1.0, 0.0]}

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.run_log import read_rows
-from serve import supervisor
+from msgrpo.episode import read_episodes
+from msgrpo.run_log import read_rows
+from msgrpo.serve import supervisor
 
 pytestmark = [
     pytest.mark.vllm,
@@ -37,7 +37,7 @@ TINY = [
 
 def command(out: Path, rollouts: str, *more: str) -> list[str]:
     settings = [part for setting in (*TINY, *more) for part in ("--set", setting)]
-    program = [sys.executable, "-m", "msgrpo_agent.cli", "train", "--steps", "3", "--out", str(out)]
+    program = [sys.executable, "-m", "msgrpo.cli", "train", "--steps", "3", "--out", str(out)]
     return [*program, "--rollouts", rollouts, *settings]
 
 

@@ -13,20 +13,20 @@ import pytest
 from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
-from msgrpo_agent.agent import Agent, Completion
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.errors import EndpointError, MissingExtraError
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.agent import Agent, Completion
+from msgrpo.episode import read_episodes
+from msgrpo.errors import EndpointError, MissingExtraError
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.records import Records
+from msgrpo.tui.screens.start import StartScreen
+from msgrpo.tui.session import Session, Setup
+from msgrpo.tui.theme import THEMES
+from msgrpo.tui.widgets.bars import ActionBars
+from msgrpo.tui.widgets.board import BoardView
+from msgrpo.tui.widgets.panel import AgentPanel
+from msgrpo.tui.widgets.timeline import Timeline
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
-from tui.app import PlayApp
-from tui.records import Records
-from tui.screens.start import StartScreen
-from tui.session import Session, Setup
-from tui.theme import THEMES
-from tui.widgets.bars import ActionBars
-from tui.widgets.board import BoardView
-from tui.widgets.panel import AgentPanel
-from tui.widgets.timeline import Timeline
 
 
 def resolver(**agents: Agent):
@@ -481,7 +481,7 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
 
 
 async def test_without_torch_the_start_screen_says_what_can_play(app_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.choices.find_spec", lambda name: None)
+    monkeypatch.setattr("msgrpo.tui.choices.find_spec", lambda name: None)
     app = app_of(Setup("snake", "nano"))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
@@ -788,7 +788,7 @@ async def test_no_text_from_outside_drives_the_terminal(app_of, way: str, clock:
     app = app_of(Setup("snake", "s", seed=3, step=True), s=agent)
     if way == "replayed":
         record = tmp_path / "r.jsonl"
-        command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "random", "--scenario", "snake"]
+        command = [sys.executable, "-m", "msgrpo.cli", "eval", "random", "--scenario", "snake"]
         command += ["--episodes", "1", "--out", str(tmp_path / "eval")]
         subprocess.run(command, check=True, capture_output=True)
         line = json.loads((tmp_path / "eval" / "random" / "snake.jsonl").read_text())

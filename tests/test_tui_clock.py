@@ -15,7 +15,7 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Static
 
-from tui.clock import after, once_drawn, stands
+from msgrpo.tui.clock import after, once_drawn, stands
 
 TUI = Path(__file__).parent.parent / "tui"
 PUTS_OFF = {"call_after_refresh", "call_later", "call_next", "set_timer", "set_interval"}

@@ -10,8 +10,8 @@ import threading
 import pytest
 from textual.drivers._writer_thread import WriterThread
 
-from tui.app import PlayApp
-from tui.driver import Lasting, TerminalDriver
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.driver import Lasting, TerminalDriver
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -18,15 +18,15 @@ from rich.style import Style
 from rich.text import Text
 from textual.strip import Strip
 
-from msgrpo_agent.errors import EndpointError, MsgrpoError, UsageError
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.errors import EndpointError, MsgrpoError, UsageError
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui import launch
+from msgrpo.tui.film import LAST_S, LONGEST_S, Film, _Draw
+from msgrpo.tui.records import Records
+from msgrpo.tui.session import Setup
 from tests.tui_helpers import answer, scripted
-from tui import launch
-from tui.film import LAST_S, LONGEST_S, Film, _Draw
-from tui.records import Records
-from tui.session import Setup
 
-COMMAND = [sys.executable, "-m", "msgrpo_agent.cli", "play"]
+COMMAND = [sys.executable, "-m", "msgrpo.cli", "play"]
 
 
 def frames(file: Path) -> list[Image.Image]:
@@ -82,7 +82,7 @@ def test_a_cast_is_what_the_screen_showed(tmp_path: Path) -> None:
 
 
 def test_a_record_plays_by_itself(tmp_path: Path) -> None:
-    from msgrpo_agent.cli import main  # the real command makes the record
+    from msgrpo.cli import main  # the real command makes the record
 
     out = tmp_path / "eval"
     sys_argv, sys.argv = (

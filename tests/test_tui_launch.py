@@ -18,20 +18,20 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.cli import make_app
+from msgrpo.episode import read_episodes
+from msgrpo.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui import launch
+from msgrpo.tui.export import append_episode
+from msgrpo.tui.keys import bindings, is_key, read_keys
+from msgrpo.tui.plain import play_plain
+from msgrpo.tui.session import Setup
+from msgrpo.tui.theme import NIGHT
 from tests.browser import CHROMIUM, opened, wait_for
-from tui import launch
-from tui.export import append_episode
-from tui.keys import bindings, is_key, read_keys
-from tui.plain import play_plain
-from tui.session import Setup
-from tui.theme import NIGHT
 
 ROOT = Path(__file__).parent.parent
-COMMAND = [sys.executable, "-m", "msgrpo_agent.cli", "play"]
+COMMAND = [sys.executable, "-m", "msgrpo.cli", "play"]
 AGENTS = {"random": RandomAgent, "optimal": OptimalAgent}
 
 
@@ -81,7 +81,7 @@ def test_wrong_names_are_refused_with_a_hint(arguments: tuple[str, ...]) -> None
 
 
 def test_without_torch_plain_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.choices.find_spec", lambda name: None)
+    monkeypatch.setattr("msgrpo.tui.choices.find_spec", lambda name: None)
     with pytest.raises(MsgrpoError) as caught:
         run("snake", "--plain")
     assert "pip install 'msgrpo[train]'" in str(caught.value)

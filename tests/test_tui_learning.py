@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo_agent import run_log
-from msgrpo_agent.errors import MsgrpoError, RecordError, UsageError
-from msgrpo_agent.run_log import GroupRow, Member, Update
+from msgrpo import run_log
+from msgrpo.errors import MsgrpoError, RecordError, UsageError
+from msgrpo.run_log import GroupRow, Member, Update
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.learning import SIGNS, Learning, duration, sign
+from msgrpo.tui.screens.learn import LOOK_S, LearnScreen
+from msgrpo.tui.session import Session
 from tests.tui_helpers import NARROWEST, ManualClock, footer_width
-from tui.app import PlayApp
-from tui.learning import SIGNS, Learning, duration, sign
-from tui.screens.learn import LOOK_S, LearnScreen
-from tui.session import Session
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -37,7 +37,7 @@ TINY = (
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "msgrpo_agent.cli", *arguments]
+    return [sys.executable, "-m", "msgrpo.cli", *arguments]
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_is_followed(run: Path) -> None:
 def test_a_run_that_was_stopped_or_killed_is_said_to_be(run: Path) -> None:
     """By the lock of its process, which ends with it; a run of another machine's is judged by its silence."""
     (run / "summary.json").unlink()
-    program = "import sys, time; from pathlib import Path; from msgrpo_agent import run_log\n"
+    program = "import sys, time; from pathlib import Path; from msgrpo import run_log\n"
     program += "with run_log.alone(Path(sys.argv[1])): print(flush=True); time.sleep(600)"
     training = subprocess.Popen([sys.executable, "-c", program, str(run)], stdout=subprocess.PIPE)
     assert training.stdout is not None

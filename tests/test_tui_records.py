@@ -11,16 +11,16 @@ from rich.console import Console
 from textual.widgets import DataTable, Static
 from typer.testing import CliRunner
 
-from evals.run import evaluate
-from msgrpo_agent.cli import make_app
-from msgrpo_agent.errors import MsgrpoError, UsageError
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.cli import make_app
+from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.evals.run import evaluate
+from msgrpo.games import get_scenario
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui import launch
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.records import Records
+from msgrpo.tui.screens.records import RecordsScreen
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle
-from tui import launch
-from tui.app import PlayApp
-from tui.records import Records
-from tui.screens.records import RecordsScreen
 
 LAKE = get_scenario("frozen-lake")
 AGENTS = {
@@ -131,7 +131,7 @@ async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp
 def test_a_list_in_a_pipe_is_not_cut_to_a_terminals_width(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     file = tmp_path / "r.jsonl"
-    from msgrpo_agent.rollout import new_episode
+    from msgrpo.rollout import new_episode
 
     file.write_text(
         new_episode(

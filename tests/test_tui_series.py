@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 from textual.app import App, ComposeResult
 
-from evals.stats import bootstrap_mean
-from msgrpo_agent.agent import Agent, Decision
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.errors import RecordError, UsageError
-from msgrpo_agent.game import Judgement, Outcome
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.agent import Agent, Decision
+from msgrpo.episode import read_episodes
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals.stats import bootstrap_mean
+from msgrpo.game import Judgement, Outcome
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.export import append_episode
+from msgrpo.tui.plain import play_plain
+from msgrpo.tui.records import Records, reached, reached_by_people
+from msgrpo.tui.screens.match import BETWEEN_S
+from msgrpo.tui.screens.records import RecordsScreen
+from msgrpo.tui.screens.start import StartScreen
+from msgrpo.tui.series import Series, verdict, winner
+from msgrpo.tui.session import Match, Session, Setup, new_match
+from msgrpo.tui.status import worth
+from msgrpo.tui.widgets.bars import ActionBars
+from msgrpo.tui.widgets.board import BoardView
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
-from tui.app import PlayApp
-from tui.export import append_episode
-from tui.plain import play_plain
-from tui.records import Records, reached, reached_by_people
-from tui.screens.match import BETWEEN_S
-from tui.screens.records import RecordsScreen
-from tui.screens.start import StartScreen
-from tui.series import Series, verdict, winner
-from tui.session import Match, Session, Setup, new_match
-from tui.status import worth
-from tui.widgets.bars import ActionBars
-from tui.widgets.board import BoardView
 
 ROOT = Path(__file__).parents[1]
 
@@ -260,7 +260,7 @@ async def test_the_choices_of_the_start_screen_are_remembered(tmp_path: Path) ->
 
 def test_a_series_in_plain_text_plays_all_its_games_and_needs_two(tmp_path: Path) -> None:
     def play(*arguments: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "msgrpo_agent.cli", "play", "frozen-lake", "--plain", "--best-of", "3"]
+        program = [sys.executable, "-m", "msgrpo.cli", "play", "frozen-lake", "--plain", "--best-of", "3"]
         return subprocess.run([*program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
     done = play("--agent", "optimal", "--against", "random")
@@ -450,7 +450,7 @@ async def test_the_temperature_chosen_on_the_start_screen_is_what_the_model_gets
 async def test_a_reward_lights_the_cell_up_where_the_app_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, motion: str, lit: bool
 ) -> None:
-    monkeypatch.setattr("tui.widgets.board.FLASH_S", 60.0)
+    monkeypatch.setattr("msgrpo.tui.widgets.board.FLASH_S", 60.0)
     clock = ManualClock()
     app = PlayApp(lambda spec: OptimalAgent(), Setup("frozen-lake", "optimal", seed=3), clock=clock, plays=tmp_path)
     app.animation_level = motion  # type: ignore[assignment]
@@ -470,7 +470,7 @@ async def test_a_reward_lights_the_cell_up_where_the_app_moves(
         }
         assert (accent in drawn) is lit
 
-        monkeypatch.setattr("tui.widgets.board.FLASH_S", 0.01)
+        monkeypatch.setattr("msgrpo.tui.widgets.board.FLASH_S", 0.01)
         board.flash(["won"])
         for _ in range(1000):
             if not board._lit:
@@ -484,7 +484,7 @@ async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(
     monkeypatch: pytest.MonkeyPatch, motion: str
 ) -> None:
     ease_s = 1.0
-    monkeypatch.setattr("tui.widgets.bars.EASE_S", ease_s)
+    monkeypatch.setattr("msgrpo.tui.widgets.bars.EASE_S", ease_s)
 
     class Bars(App[None]):
         def compose(self) -> ComposeResult:

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from evals.verify import first_difference
-from msgrpo_agent.agent import Completion, Decision
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import GameError, RecordError, UsageError
-from msgrpo_agent.game import Outcome
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.parse import ParseFailure
-from msgrpo_agent.references import OptimalAgent, RandomAgent
-from msgrpo_agent.rollout import decide, play_episode
-from tui.agents import HUMAN, HumanAgent
-from tui.export import episode_line, file_stem
-from tui.series import verdict
-from tui.session import Match, Session, Setup, Sitting, ending, new_match, short_name
+from msgrpo.agent import Completion, Decision
+from msgrpo.episode import Episode
+from msgrpo.errors import GameError, RecordError, UsageError
+from msgrpo.evals.verify import first_difference
+from msgrpo.game import Outcome
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.parse import ParseFailure
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import decide, play_episode
+from msgrpo.tui.agents import HUMAN, HumanAgent
+from msgrpo.tui.export import episode_line, file_stem
+from msgrpo.tui.series import verdict
+from msgrpo.tui.session import Match, Session, Setup, Sitting, ending, new_match, short_name
 
 
 def seat(spec: str, temperature: float = 1.0):
@@ -222,7 +222,7 @@ def test_unknown_scenarios_are_refused() -> None:
 def test_the_session_loads_no_textual_and_the_app_no_torch() -> None:
     code = (
         "import sys, tui.session, tui.export, tui.plain; assert 'textual' not in sys.modules, 'textual';"
-        "import tui.app, tui.launch, tui.keys;"
+        "import msgrpo.tui.app, msgrpo.tui.launch, msgrpo.tui.keys;"
         "bad = [m for m in ('torch','transformers','peft','vllm') if m in sys.modules]; assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

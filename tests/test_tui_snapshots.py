@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from msgrpo_agent.errors import EndpointError
-from msgrpo_agent.references import OptimalAgent, RandomAgent
+from msgrpo.errors import EndpointError
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.session import Setup
 from tests.tui_helpers import ManualClock, answer, press, scripted, settle, ticks
-from tui.app import PlayApp
-from tui.session import Setup
 
 PINNED = "8.2.8"
 SIZES = {"80x24": (80, 24), "120x40": (120, 40)}
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(version("textual") != PINNED, reason=f"the pictu
 def picture(request: pytest.FixtureRequest, snap_compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compare the screen after some seconds of play and some keys."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tui.choices.missing_extra", lambda spec: None)
-    monkeypatch.setattr("tui.app.missing_extra", lambda spec: None)
+    monkeypatch.setattr("msgrpo.tui.choices.missing_extra", lambda spec: None)
+    monkeypatch.setattr("msgrpo.tui.app.missing_extra", lambda spec: None)
 
     def compare(setup: Setup | None, *keys: str, steps: int = 0, light: bool = False, script: tuple = ()) -> bool:
         clock = ManualClock()

@@ -23,7 +23,7 @@ from tests.fake_server import FakeServer, Request, reply, send
 
 ROOT = Path(__file__).parents[1]
 TMUX = shutil.which("tmux")
-PLAY = [sys.executable, "-P", "-m", "msgrpo_agent.cli", "play"]
+PLAY = [sys.executable, "-P", "-m", "msgrpo.cli", "play"]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(TMUX is None, reason="tmux is not installed")]
 
 SETTLES_S = 1.5  # longer than the app's slowest timer: what fires after the screen has gone has fired by then
@@ -194,7 +194,7 @@ def state(terminal: Terminal, name: str, url: str) -> None:
     elif name == "replaying":
         file = terminal.folder / "r.jsonl"
         if not file.is_file():
-            command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "optimal", "--scenario", "frozen-lake"]
+            command = [sys.executable, "-m", "msgrpo.cli", "eval", "optimal", "--scenario", "frozen-lake"]
             command += ["--episodes", "1", "--out", str(terminal.folder / "eval")]
             subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
             shutil.copy(terminal.folder / "eval" / "optimal" / "frozen-lake.jsonl", file)
@@ -276,9 +276,9 @@ def test_a_streamed_answer_cannot_drive_the_terminal(terminal: Terminal, url: st
 
 def test_a_crash_ends_with_1(terminal: Terminal) -> None:
     (terminal.folder / "crash.py").write_text(
-        "from tui.screens.play import PlayScreen\n"
+        "from msgrpo.tui.screens.play import PlayScreen\n"
         "PlayScreen.show_time = lambda self: 1 / 0\n"
-        "from msgrpo_agent.cli import main\n"
+        "from msgrpo.cli import main\n"
         "main()\n"
     )
     terminal.press(f"clear; {sys.executable} crash.py play snake --agent random; echo code=$?.", "Enter")
@@ -353,7 +353,7 @@ def test_what_a_real_terminal_showed_is_recorded_when_it_is_left(terminal: Termi
 
 def test_records_are_read_on_a_real_terminal(terminal: Terminal) -> None:
     out = terminal.folder / "eval"
-    command = [sys.executable, "-m", "msgrpo_agent.cli", "eval", "optimal", "random", "--scenario", "frozen-lake"]
+    command = [sys.executable, "-m", "msgrpo.cli", "eval", "optimal", "random", "--scenario", "frozen-lake"]
     subprocess.run([*command, "--episodes", "3", "--out", str(out)], check=True, capture_output=True, cwd=ROOT)
     terminal.run(str(out), program=[*PLAY[:-1], "view"])
     terminal.sees("6 of 6 episodes")

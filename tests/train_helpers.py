@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from msgrpo_agent.agent import Completion
-from train.batch import Sample
-from train.display import Quiet
+from msgrpo.agent import Completion
+from msgrpo.train.batch import Sample
+from msgrpo.train.display import Quiet
 
 
 class Told(Quiet):

@@ -12,11 +12,11 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from msgrpo_agent.agent import Agent, Completion, LanguageAgent, OnText, Sampling
-from msgrpo_agent.prompt import Prompt
-from tui.agents import HumanAgent
-from tui.app import PlayApp
-from tui.screens.play import PlayScreen
+from msgrpo.agent import Agent, Completion, LanguageAgent, OnText, Sampling
+from msgrpo.prompt import Prompt
+from msgrpo.tui.agents import HumanAgent
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.screens.play import PlayScreen
 
 NARROWEST = 80  # columns: a usual terminal, in which no key at the foot may be cut off
 FOUR = ("up", "down", "left", "right")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from train.config import TrainConfig, names_of
+from msgrpo.train.config import TrainConfig, names_of
 
 NEARLY_ALL = 0.9
 HEARD_BY: dict[str, tuple[str, ...]] = {  # the credits that a setting belongs to

@@ -9,13 +9,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from msgrpo_agent.agent import Completion
-from msgrpo_agent.models.shared_prefix import common_prefix_length
-from train.collect import Group
-from train.config import TrainConfig
-from train.credit import ESTIMATORS, Advantages, in_common
-from train.objectives import combined
-from train.selection import keep_indices, widest_groups
+from msgrpo.agent import Completion
+from msgrpo.models.shared_prefix import common_prefix_length
+from msgrpo.train.collect import Group
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.credit import ESTIMATORS, Advantages, in_common
+from msgrpo.train.objectives import combined
+from msgrpo.train.selection import keep_indices, widest_groups
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.output import say
-from msgrpo_agent.run_log import CONFIG, goes_on, settings
-from msgrpo_agent.signals import ending_as_interrupt
-from msgrpo_agent.trust import foreign
+from msgrpo.errors import UsageError
+from msgrpo.output import say
+from msgrpo.run_log import CONFIG, goes_on, settings
+from msgrpo.signals import ending_as_interrupt
+from msgrpo.trust import foreign
 
 WAKES_S = 0.2  # after which whoever a shell has woken is awake
 LOG = "train.log"  # in the run's folder: what the training would have printed
-PROGRAM = (sys.executable, "-P", "-m", "msgrpo_agent.cli")  # -P: nothing in the present folder is imported
+PROGRAM = (sys.executable, "-P", "-m", "msgrpo.cli")  # -P: nothing in the present folder is imported
 
 
 def train_and_watch(arguments: Sequence[str], folder: Path) -> int:

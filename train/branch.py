@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel, Sampling
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.game import Game, Scenario
-from msgrpo_agent.limits import games_code
-from msgrpo_agent.rewards import Shaping
-from msgrpo_agent.rollout import derive_seed, new_episode, play_on, replay
-from train.collect import POLICY, Group, OnEnded, Start, beginning, seated, seats_in, silent, together
-from train.config import TrainConfig
-from train.credit import Trajectories, action_gains, by_state
-from train.ranks import ALONE, Ranks
+from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
+from msgrpo.episode import Episode
+from msgrpo.game import Game, Scenario
+from msgrpo.limits import games_code
+from msgrpo.rewards import Shaping
+from msgrpo.rollout import derive_seed, new_episode, play_on, replay
+from msgrpo.train.collect import POLICY, Group, OnEnded, Start, beginning, seated, seats_in, silent, together
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.credit import Trajectories, action_gains, by_state
+from msgrpo.train.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)

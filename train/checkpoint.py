@@ -19,8 +19,8 @@ import torch
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from msgrpo_agent.errors import RunError
-from msgrpo_agent.files import digest, replace_text, sync_folder
+from msgrpo.errors import RunError
+from msgrpo.files import digest, replace_text, sync_folder
 
 KEEP = 2
 

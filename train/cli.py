@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.extras import needs
-from msgrpo_agent.output import Json, err, out, print_json, say
-from msgrpo_agent.signals import ending_as_interrupt
+from msgrpo.errors import UsageError
+from msgrpo.extras import needs
+from msgrpo.output import Json, err, out, print_json, say
+from msgrpo.signals import ending_as_interrupt
 
 commands = typer.Typer()
 nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
@@ -45,14 +45,14 @@ def train(
 ) -> None:
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
     with needs("msgrpo train", "train"):
-        from train.advice import idle
-        from train.beside import train_and_watch
-        from train.config import TrainConfig, make_config, said_settings
-        from train.display import closing_line, reporter
-        from train.loop import train as run
-        from train.ranks import launched_as
-        from train.run_folder import check_folder, config_of, resume_command
-        from train.sinks import check_logs
+        from msgrpo.train.advice import idle
+        from msgrpo.train.beside import train_and_watch
+        from msgrpo.train.config import TrainConfig, make_config, said_settings
+        from msgrpo.train.display import closing_line, reporter
+        from msgrpo.train.loop import train as run
+        from msgrpo.train.ranks import launched_as
+        from msgrpo.train.run_folder import check_folder, config_of, resume_command
+        from msgrpo.train.sinks import check_logs
 
     given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
     check_logs(log or ())
@@ -110,7 +110,7 @@ def train_dqn(
 ) -> None:
     """Train the DQN baseline on a scenario's training starts (stable-baselines3)."""
     with needs("msgrpo train-dqn", "dqn"):
-        from train import dqn
+        from msgrpo.train import dqn
 
     with _going_on():
         dqn.train(scenario, out_dir, steps=steps, seed=seed, say=say)
@@ -125,8 +125,8 @@ def lab(
 ) -> None:
     """Run a study: every arm with every seed, then a table, curves, paired comparisons. The same command goes on."""
     with needs("msgrpo lab", "train"):
-        from train import lab as laboratory
-        from train import lab_report
+        from msgrpo.train import lab as laboratory
+        from msgrpo.train import lab_report
     from rich.table import Table
 
     planned, folder = laboratory.load_study(study), out_dir or Path("runs/lab") / study.stem
@@ -173,7 +173,7 @@ def nano_build(
 ) -> None:
     """Train the embedded model again from nothing (about an hour). The same command goes on after a stop."""
     with needs("msgrpo nano build", "train"):
-        from train.nano import QUICK, STEPS, build
+        from msgrpo.train.nano import QUICK, STEPS, build
     from rich.progress import Progress
 
     steps = steps or (QUICK if quick else STEPS)
@@ -202,10 +202,10 @@ def nano_teach(
 ) -> None:
     """Teach nano the form of a new game's answers, from play on it; the result is a base for `msgrpo train`."""
     with needs("msgrpo nano teach", "train"):
-        from train.teach import STEPS, teach
+        from msgrpo.train.teach import STEPS, teach
     from rich.progress import Progress
 
-    from msgrpo_agent.games import get_scenario
+    from msgrpo.games import get_scenario
 
     one, steps = get_scenario(scenario), steps or STEPS
     with Progress(console=err, disable=as_json) as progress:

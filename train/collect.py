@@ -11,17 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel, Sampling
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.errors import RunError
-from msgrpo_agent.game import Game, Scenario
-from msgrpo_agent.rewards import Shaping
-from msgrpo_agent.rollout import GAME_FAULT, derive_seed, play_episode
-from msgrpo_agent.specs import make_agent
-from train.config import TrainConfig
-from train.credit import Step
-from train.msgrpo import composite_returns, group_advantages
-from train.ranks import ALONE, Ranks
+from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
+from msgrpo.episode import Episode, Turn
+from msgrpo.errors import RunError
+from msgrpo.game import Game, Scenario
+from msgrpo.rewards import Shaping
+from msgrpo.rollout import GAME_FAULT, derive_seed, play_episode
+from msgrpo.specs import make_agent
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.credit import Step
+from msgrpo.train.msgrpo import composite_returns, group_advantages
+from msgrpo.train.ranks import ALONE, Ranks
 
 OnEnded = Callable[[int, int, int], None]  # episodes that have ended, episodes in all, tokens generated so far
 

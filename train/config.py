@@ -13,17 +13,17 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
-from msgrpo_agent.agent import Sampling
-from msgrpo_agent.errors import UsageError, nearest
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.prompt import PromptTemplate, make_template
-from msgrpo_agent.text import Clean
-from train.credit import Credit, Scale
-from train.msgrpo import Aggregate
-from train.objectives import OBJECTIVES, Weights
-from train.selection import Selection
-from train.words import has_words
+from msgrpo.agent import Sampling
+from msgrpo.errors import UsageError, nearest
+from msgrpo.game import Scenario
+from msgrpo.games import get_scenario
+from msgrpo.prompt import PromptTemplate, make_template
+from msgrpo.text import Clean
+from msgrpo.train.credit import Credit, Scale
+from msgrpo.train.msgrpo import Aggregate
+from msgrpo.train.objectives import OBJECTIVES, Weights
+from msgrpo.train.selection import Selection
+from msgrpo.train.words import has_words
 
 MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")
@@ -43,8 +43,12 @@ class TrainConfig(BaseModel):
     groups: int = Field(16, ge=1, le=MANY, description="groups (starts) an update; [P] has one")
     group_size: int = Field(24, ge=2, le=MANY, description="G, episodes of a group")
     keep: int = Field(8, ge=1, description="G′, episodes of a group that the update sees")
-    selection: Selection = Field("aaw", description="how the G′ are chosen: aaw [P], or a rival of `train.selection`")
-    credit: Credit = Field("episode", description="a turn's advantage: episode [P], or a rival of `train.credit`")
+    selection: Selection = Field(
+        "aaw", description="how the G′ are chosen: aaw [P], or a rival of `msgrpo.train.selection`"
+    )
+    credit: Credit = Field(
+        "episode", description="a turn's advantage: episode [P], or a rival of `msgrpo.train.credit`"
+    )
     gamma: float = Field(1.0, gt=0, le=1, description="discount of returns to go; `episode` has none")
     lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda and credit=critic")
     scale: Scale = Field("group", description="credit is divided by its group's spread [P], or by the update's")
@@ -70,7 +74,7 @@ class TrainConfig(BaseModel):
     max_tokens: int = Field(48, ge=1, description="of one answer")
 
     learning_rate: float = Field(
-        1e-3, gt=0, le=1, description="AdamW's at its highest: see `train.update.learning_rate`"
+        1e-3, gt=0, le=1, description="AdamW's at its highest: see `msgrpo.train.update.learning_rate`"
     )
     epochs: int = Field(1, ge=1, le=MANY, description="passes over the kept episodes of an update")
     minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps a pass")
@@ -120,7 +124,7 @@ class TrainConfig(BaseModel):
             raise ValueError(f"no objective is named {unknown.pop()!r}: {', '.join(OBJECTIVES)}")
         if self.opponent is not None:
             self._check_opponent(self.opponent)
-        if "words" in self.objectives or self.gate == "train.gates:true_words":
+        if "words" in self.objectives or self.gate == "msgrpo.train.gates:true_words":
             for scenario in self.scenarios:
                 if not has_words(scenario):
                     raise ValueError(f"nano's words say nothing of {scenario.id}: no true words there")

@@ -30,7 +30,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from train.msgrpo import group_advantages
+from msgrpo.train.msgrpo import group_advantages
 
 Credit = Literal["episode", "to-go", "state", "state-action", "lambda", "critic"]
 CREDITS: tuple[Credit, ...] = get_args(Credit)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.models.shared_prefix import common_prefix_length
-from msgrpo_agent.models.trunk import evaluating
-from train.collect import Group
-from train.credit import returns_to_go
-from train.policy import Policy
-from train.ranks import Ranks
+from msgrpo.episode import Turn
+from msgrpo.models.shared_prefix import common_prefix_length
+from msgrpo.models.trunk import evaluating
+from msgrpo.train.collect import Group
+from msgrpo.train.credit import returns_to_go
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import Ranks
 
 ROWS = 64  # prompts of one forward pass
 RIDGE = 1e-2  # λ, as a share of Σ h² over all turns, the mean over the features

@@ -5,8 +5,8 @@ from __future__ import annotations
 from io import BytesIO
 from pathlib import Path
 
-from msgrpo_agent.files import replace_bytes
-from msgrpo_agent.run_log import read_rows
+from msgrpo.files import replace_bytes
+from msgrpo.run_log import read_rows
 
 
 def draw_curve(run: Path, title: str, score: str) -> Path:

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from msgrpo_agent.text import interval_text
-from train.config import TrainConfig
-from train.sinks import Reporter, Row
+from msgrpo.text import interval_text
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.sinks import Reporter, Row
 
 SHOWN = {
     "rollout/return": "return",

@@ -19,12 +19,12 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
-from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.files import replace_bytes, replace_text, sync_file, sync_folder
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.gym_env import ScenarioEnv, layers, planes_shape
-from msgrpo_agent.models.dqn import CARD, WEIGHTS, policy_arguments, read_card
+from msgrpo.errors import RunError, UsageError
+from msgrpo.files import replace_bytes, replace_text, sync_file, sync_folder
+from msgrpo.game import Scenario
+from msgrpo.games import get_scenario
+from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
+from msgrpo.models.dqn import CARD, WEIGHTS, policy_arguments, read_card
 
 CHECKPOINTS, REPLAY = "checkpoints", "replay.npz"
 HELD = ("observations", "next_observations", "actions", "rewards", "dones")  # of the replay buffer

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
-from evals.suites import SUITE_VERSION, episode_seeds
-from msgrpo_agent.agent import Agent, LanguageAgent, LanguageModel
-from msgrpo_agent.errors import RunError
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.rewards import Shaping
-from msgrpo_agent.run_log import METRICS, read_rows
-from msgrpo_agent.text import as_json
-from train.checkpoint import Progress
-from train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent, whole
-from train.config import TrainConfig
-from train.curve import draw_curve
-from train.display import counter
-from train.ranks import ALONE, Ranks
-from train.sinks import Reporter
+from msgrpo.agent import Agent, LanguageAgent, LanguageModel
+from msgrpo.errors import RunError
+from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
+from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
+from msgrpo.files import replace_text
+from msgrpo.game import Scenario
+from msgrpo.rewards import Shaping
+from msgrpo.run_log import METRICS, read_rows
+from msgrpo.text import as_json
+from msgrpo.train.checkpoint import Progress
+from msgrpo.train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent, whole
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.curve import draw_curve
+from msgrpo.train.display import counter
+from msgrpo.train.ranks import ALONE, Ranks
+from msgrpo.train.sinks import Reporter
 
 HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the summary
 

@@ -13,12 +13,12 @@ from importlib import import_module
 
 import numpy as np
 
-from msgrpo_agent.errors import UsageError, users_code
-from train.collect import Group
-from train.words import Words, truth
+from msgrpo.errors import UsageError, users_code
+from msgrpo.train.collect import Group
+from msgrpo.train.words import Words, truth
 
 Gate = Callable[[Group], bool]
-EXAMPLE = "train.gates:true_words"
+EXAMPLE = "msgrpo.train.gates:true_words"
 HOW = f"module:function, like {EXAMPLE}"
 
 
@@ -62,7 +62,7 @@ def accepted(groups: Sequence[Group], spec: str | None) -> list[int]:
 
 
 def _passes(gate: Gate, group: Group, spec: str | None) -> bool:
-    with users_code(f"gate {spec!r} failed", fix="a gate takes one train.collect.Group"):
+    with users_code(f"gate {spec!r} failed", fix="a gate takes one msgrpo.train.collect.Group"):
         verdict = gate(group)
     if not isinstance(verdict, bool | np.bool_):
         raise UsageError(f"gate {spec!r} returned {verdict!r}", fix="a gate returns True or False")

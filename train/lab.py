@@ -39,19 +39,19 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from evals.match import points_of
-from evals.suites import SUITE_VERSION
-from msgrpo_agent.episode import read_episodes
-from msgrpo_agent.errors import RunError, UsageError, nearest
-from msgrpo_agent.files import read_regular, replace_text
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.specs import make_agent
-from msgrpo_agent.text import as_json
-from msgrpo_agent.trust import check_named
-from train.collect import opponent_of
-from train.config import MANY, TrainConfig, first_fault, make_config, names_of
-from train.gates import gate_named
-from train.lab_report import curve, draw, markdown, reported
+from msgrpo.episode import read_episodes
+from msgrpo.errors import RunError, UsageError, nearest
+from msgrpo.evals.match import points_of
+from msgrpo.evals.suites import SUITE_VERSION
+from msgrpo.files import read_regular, replace_text
+from msgrpo.games import get_scenario
+from msgrpo.specs import make_agent
+from msgrpo.text import as_json
+from msgrpo.train.collect import opponent_of
+from msgrpo.train.config import MANY, TrainConfig, first_fault, make_config, names_of
+from msgrpo.train.gates import gate_named
+from msgrpo.train.lab_report import curve, draw, markdown, reported
+from msgrpo.trust import check_named
 
 STUDY = "study.json"  # what a folder's study is, whole
 Say = Callable[[str], None]
@@ -147,7 +147,7 @@ class Job:
         """What is still to be started: the training (it goes on where it was), and the one look at the test
         starts.
         """
-        msgrpo = [sys.executable, "-P", "-m", "msgrpo_agent.cli"]
+        msgrpo = [sys.executable, "-P", "-m", "msgrpo.cli"]
         settings = self.folder.with_suffix(".json")
         settings.parent.mkdir(parents=True, exist_ok=True)
         replace_text(settings, self.config.model_dump_json(indent=2) + "\n")

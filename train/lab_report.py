@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from evals.stats import FEW_SEEDS, crossed_interval, seeds_alike
-from msgrpo_agent.errors import RunError
-from msgrpo_agent.files import replace_bytes
-from msgrpo_agent.run_log import METRICS, read_rows
-from msgrpo_agent.text import interval_text
+from msgrpo.errors import RunError
+from msgrpo.evals.stats import FEW_SEEDS, crossed_interval, seeds_alike
+from msgrpo.files import replace_bytes
+from msgrpo.run_log import METRICS, read_rows
+from msgrpo.text import interval_text
 
 Curve = Mapping[str, list[float]]
 

@@ -12,36 +12,36 @@ from typing import Any
 
 import torch
 
-from msgrpo_agent import run_log
-from msgrpo_agent.agent import Agent
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.files import is_part, replace_text
-from msgrpo_agent.models.paths import ADAPTER_WEIGHTS
-from msgrpo_agent.rollout import derive_seed
-from msgrpo_agent.run_log import CONFIG
-from train import checkpoint
-from train.advice import advice
-from train.batch import Picked, pick
-from train.checkpoint import Progress, State
-from train.collect import opponent_of, own_seats, own_turns
-from train.config import TrainConfig
-from train.critic import critic_values
-from train.display import counter
-from train.engines import open_engine
-from train.evaluate import Evaluations, finish
-from train.gates import accepted, gate_named
-from train.policy import Policy
-from train.ranks import Ranks, open_ranks
-from train.rollouts import Pace, Rollouts
-from train.run_folder import check_folder, write_transcripts, writing
-from train.sinks import Reporter, Sinks, open_sinks
-from train.stopping import StopRequested, stop_requests
-from train.temperature import entropy, following
-from train.token_weights import token_weights
-from train.update import check_mismatch, update
-from train.watched import watched
-from train.words import looking_ahead
+from msgrpo import run_log
+from msgrpo.agent import Agent
+from msgrpo.episode import Episode
+from msgrpo.errors import RunError, UsageError
+from msgrpo.files import is_part, replace_text
+from msgrpo.models.paths import ADAPTER_WEIGHTS
+from msgrpo.rollout import derive_seed
+from msgrpo.run_log import CONFIG
+from msgrpo.train import checkpoint
+from msgrpo.train.advice import advice
+from msgrpo.train.batch import Picked, pick
+from msgrpo.train.checkpoint import Progress, State
+from msgrpo.train.collect import opponent_of, own_seats, own_turns
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.critic import critic_values
+from msgrpo.train.display import counter
+from msgrpo.train.engines import open_engine
+from msgrpo.train.evaluate import Evaluations, finish
+from msgrpo.train.gates import accepted, gate_named
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import Ranks, open_ranks
+from msgrpo.train.rollouts import Pace, Rollouts
+from msgrpo.train.run_folder import check_folder, write_transcripts, writing
+from msgrpo.train.sinks import Reporter, Sinks, open_sinks
+from msgrpo.train.stopping import StopRequested, stop_requests
+from msgrpo.train.temperature import entropy, following
+from msgrpo.train.token_weights import token_weights
+from msgrpo.train.update import check_mismatch, update
+from msgrpo.train.watched import watched
+from msgrpo.train.words import looking_ahead
 
 
 def train(

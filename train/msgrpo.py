@@ -30,7 +30,7 @@ def composite_returns(rewards: Sequence[Sequence[float]], shaping: Sequence[Sequ
 
     Args:
         rewards: for each of the G episodes its environment rewards, one a step; lengths may differ.
-        shaping: the shaping terms Φ of the same steps (see `msgrpo_agent.rewards`).
+        shaping: the shaping terms Φ of the same steps (see `msgrpo.rewards`).
 
     Returns:
         returns_G, float64.

@@ -28,19 +28,19 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from evals.suites import SUITE_VERSION
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.files import replace_text, sync_file, sync_folder
-from msgrpo_agent.game import Game, Outcome, Scenario, stream
-from msgrpo_agent.games import SCENARIOS
-from msgrpo_agent.games.frozen_lake import FrozenLake
-from msgrpo_agent.games.snake import DELTA, Snake, ahead
-from msgrpo_agent.models.chat import ChatFormat
-from msgrpo_agent.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
-from msgrpo_agent.models.trunk import trunk_and_head
-from msgrpo_agent.prompt import Prompt, PromptTemplate
-from msgrpo_agent.references import best_actions
-from train.words import Sight, look
+from msgrpo.errors import UsageError
+from msgrpo.evals.suites import SUITE_VERSION
+from msgrpo.files import replace_text, sync_file, sync_folder
+from msgrpo.game import Game, Outcome, Scenario, stream
+from msgrpo.games import SCENARIOS
+from msgrpo.games.frozen_lake import FrozenLake
+from msgrpo.games.snake import DELTA, Snake, ahead
+from msgrpo.models.chat import ChatFormat
+from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
+from msgrpo.models.trunk import trunk_and_head
+from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.references import best_actions
+from msgrpo.train.words import Sight, look
 
 # Probabilities of the reference player's move and of the habit; the rest is random.
 PLAY = {"frozen-lake": (0.35, 0.5), "snake": (0.5, 0.3)}

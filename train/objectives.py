@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.game import Game
-from train.credit import Advantages
-from train.msgrpo import group_advantages
-from train.words import Words, truth
+from msgrpo.episode import Turn
+from msgrpo.game import Game
+from msgrpo.train.credit import Advantages
+from msgrpo.train.msgrpo import group_advantages
+from msgrpo.train.words import Words, truth
 
 Weights = Literal["fixed", "variance"]
 

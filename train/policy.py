@@ -13,13 +13,13 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from msgrpo_agent.errors import RunError
-from msgrpo_agent.files import replace_bytes, replace_text
-from msgrpo_agent.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
-from msgrpo_agent.models.local import pad_id
-from msgrpo_agent.models.shared_prefix import answer_logprobs, last_hidden
-from msgrpo_agent.models.trunk import trunk_and_head
-from train.config import TrainConfig
+from msgrpo.errors import RunError
+from msgrpo.files import replace_bytes, replace_text
+from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
+from msgrpo.models.local import pad_id
+from msgrpo.models.shared_prefix import answer_logprobs, last_hidden
+from msgrpo.models.trunk import trunk_and_head
+from msgrpo.train.config import TrainConfig
 
 Pairs = Sequence[tuple[list[int], list[int]]]
 State = dict[str, Tensor]  # the adapter's weights by name

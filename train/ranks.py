@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from msgrpo_agent.errors import RunError, UsageError
+from msgrpo.errors import RunError, UsageError
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ def open_ranks() -> Iterator[Ranks]:
     if "MASTER_ADDR" not in os.environ:
         raise UsageError(
             f"RANK and WORLD_SIZE ({count}) are set, and MASTER_ADDR is not",
-            fix=f"torchrun --nproc-per-node {count} -m msgrpo_agent.cli train …, or unset RANK",
+            fix=f"torchrun --nproc-per-node {count} -m msgrpo.cli train …, or unset RANK",
         )
     if torch.cuda.is_available():
         torch.cuda.set_device(_launched("LOCAL_RANK", 0))

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from msgrpo_agent.agent import Agent, LanguageModel, Sampling
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.game import stream
-from train.branch import branch_groups, forks, play_forks
-from train.checkpoint import Progress
-from train.collect import Group, OnEnded, Start, grouped, play_groups, silent, whole
-from train.config import TrainConfig
-from train.ranks import Ranks
+from msgrpo.agent import Agent, LanguageModel, Sampling
+from msgrpo.episode import Episode
+from msgrpo.game import stream
+from msgrpo.train.branch import branch_groups, forks, play_forks
+from msgrpo.train.checkpoint import Progress
+from msgrpo.train.collect import Group, OnEnded, Start, grouped, play_groups, silent, whole
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.ranks import Ranks
 
 
 @dataclass(frozen=True)

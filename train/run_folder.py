@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import RunError, UsageError
-from msgrpo_agent.files import is_part, replace_text
-from msgrpo_agent.run_log import CONFIG, LOCK
-from msgrpo_agent.trust import check_named, foreign
-from train.config import TrainConfig, first_fault
+from msgrpo.episode import Episode
+from msgrpo.errors import RunError, UsageError
+from msgrpo.files import is_part, replace_text
+from msgrpo.run_log import CONFIG, LOCK
+from msgrpo.train.config import TrainConfig, first_fault
+from msgrpo.trust import check_named, foreign
 
 MAY_CHANGE = (
     "steps",

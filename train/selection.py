@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from train.msgrpo import aaw_sample
+from msgrpo.train.msgrpo import aaw_sample
 
 Selection = Literal["aaw", "uniform", "spread", "all"]
 

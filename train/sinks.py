@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from msgrpo_agent.errors import UsageError, nearest
-from msgrpo_agent.extras import needs
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.run_log import METRICS, read_rows
-from msgrpo_agent.text import as_json
-from train.config import TrainConfig
+from msgrpo.errors import UsageError, nearest
+from msgrpo.extras import needs
+from msgrpo.files import replace_text
+from msgrpo.run_log import METRICS, read_rows
+from msgrpo.text import as_json
+from msgrpo.train.config import TrainConfig
 
 Row = dict[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from train.sinks import Reporter
+from msgrpo.train.sinks import Reporter
 
 
 class StopRequested(KeyboardInterrupt):

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.game import Outcome, Scenario, stream
-from msgrpo_agent.limits import games_code
-from msgrpo_agent.models.loading import load_base
-from msgrpo_agent.prompt import PromptTemplate
-from msgrpo_agent.references import best_actions
-from msgrpo_agent.rollout import observation_of
-from train.nano import Progress, Row, Source, answer_loss
+from msgrpo.errors import UsageError
+from msgrpo.files import replace_text
+from msgrpo.game import Outcome, Scenario, stream
+from msgrpo.limits import games_code
+from msgrpo.models.loading import load_base
+from msgrpo.prompt import PromptTemplate
+from msgrpo.references import best_actions
+from msgrpo.rollout import observation_of
+from msgrpo.train.nano import Progress, Row, Source, answer_loss
 
 SKILL = 0.4  # of its actions are the reference player's
 STEPS, BATCH = 250, 48

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
-from train.collect import own_turns
-from train.config import TrainConfig
-from train.rollouts import Rollouts
+from msgrpo.train.collect import own_turns
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.rollouts import Rollouts
 
 RATE = 0.1
 

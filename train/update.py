@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from msgrpo_agent.errors import RunError
-from train.batch import Sample, micro_batches, minibatches
-from train.config import TrainConfig
-from train.msgrpo import policy_loss
-from train.policy import Policy
-from train.ranks import ALONE, Ranks
+from msgrpo.errors import RunError
+from msgrpo.train.batch import Sample, micro_batches, minibatches
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.msgrpo import policy_loss
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE, Ranks
 
 WARM_UP = 5  # updates over which the learning rate rises to its value
 SUMS = ("loss", "kl", "clip_share", "ratio", "mismatch")

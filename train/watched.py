@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.run_log import GroupRow, Member, Sample, Update
-from train.batch import Picked
-from train.collect import Group
+from msgrpo.episode import Episode
+from msgrpo.run_log import GroupRow, Member, Sample, Update
+from msgrpo.train.batch import Picked
+from msgrpo.train.collect import Group
 
 GROUPS, WHOLE = 16, 3  # groups that are listed; those of them whose best and worst episode are kept whole
 

@@ -20,12 +20,12 @@ from functools import cached_property
 
 import numpy as np
 
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Game, Scenario
-from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake
-from msgrpo_agent.games.search import optimal_values
-from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
+from msgrpo.episode import Turn
+from msgrpo.errors import UsageError
+from msgrpo.game import Game, Scenario
+from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
+from msgrpo.games.search import optimal_values
+from msgrpo.games.snake import DELTA, Cell, Snake, ahead
 
 LONGEST_PATH = 12  # cells: what fits into an answer
 CLOSE = 5  # percent: a chance that is this near the exact one is true

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from msgrpo_agent.agent import Agent, Decision, LanguageAgent, OnText, View
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.prompt import Prompt
+from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo.errors import UsageError
+from msgrpo.prompt import Prompt
 
 T = TypeVar("T")
 Resolve = Callable[[str], Agent]

@@ -17,25 +17,25 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
-from msgrpo_agent.episode import Episode
-from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.files import replace_bytes
-from msgrpo_agent.games import SCENARIOS
-from tui import export
-from tui.agents import HUMAN, Resolve, Table
-from tui.choices import RUNS, agent_choices, missing_extra
-from tui.clock import Clock, RealClock
-from tui.driver import TerminalDriver
-from tui.film import Film
-from tui.learning import Learning
-from tui.records import Records, reached, reached_by_people
-from tui.screens.learn import LearnScreen
-from tui.screens.play import PlayScreen
-from tui.screens.records import RecordsScreen
-from tui.screens.start import StartScreen
-from tui.series import Series
-from tui.session import Match, Session, Setup, Sitting, new_match, points
-from tui.theme import DAY, NIGHT, THEMES
+from msgrpo.episode import Episode
+from msgrpo.errors import MsgrpoError
+from msgrpo.files import replace_bytes
+from msgrpo.games import SCENARIOS
+from msgrpo.tui import export
+from msgrpo.tui.agents import HUMAN, Resolve, Table
+from msgrpo.tui.choices import RUNS, agent_choices, missing_extra
+from msgrpo.tui.clock import Clock, RealClock
+from msgrpo.tui.driver import TerminalDriver
+from msgrpo.tui.film import Film
+from msgrpo.tui.learning import Learning
+from msgrpo.tui.records import Records, reached, reached_by_people
+from msgrpo.tui.screens.learn import LearnScreen
+from msgrpo.tui.screens.play import PlayScreen
+from msgrpo.tui.screens.records import RecordsScreen
+from msgrpo.tui.screens.start import StartScreen
+from msgrpo.tui.series import Series
+from msgrpo.tui.session import Match, Session, Setup, Sitting, new_match, points
+from msgrpo.tui.theme import DAY, NIGHT, THEMES
 
 PLAYS = Path("plays")  # where episodes, pictures and recordings go
 

@@ -8,11 +8,11 @@ from functools import partial
 
 from textual.message import Message
 
-from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.text import printable
-from tui.agents import HumanAgent, LazyAgent
-from tui.messages import AnswerStreamed, RoundEnded, SeatAnswered, SeatFailed
-from tui.session import Match
+from msgrpo.errors import MsgrpoError
+from msgrpo.text import printable
+from msgrpo.tui.agents import HumanAgent, LazyAgent
+from msgrpo.tui.messages import AnswerStreamed, RoundEnded, SeatAnswered, SeatFailed
+from msgrpo.tui.session import Match
 
 Seat = tuple[int, str]  # (session, player)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from msgrpo_agent.errors import MissingExtraError
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.models.paths import shipped_adapters
-from msgrpo_agent.run_log import METRICS
+from msgrpo.errors import MissingExtraError
+from msgrpo.files import replace_text
+from msgrpo.models.paths import shipped_adapters
+from msgrpo.run_log import METRICS
 
 RUNS = Path("runs")
 

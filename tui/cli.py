@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from msgrpo_agent.output import out
+from msgrpo.output import out
 
 commands = typer.Typer()
 
@@ -27,9 +27,9 @@ def view(
     plain: Annotated[bool, typer.Option("--plain", help="Print the list as text, without the app.")] = False,
 ) -> None:
     """Read what agents did: a list of episodes to filter, search, watch and compare."""
-    from msgrpo_agent.agent import Sampling
-    from msgrpo_agent.specs import make_agent
-    from tui import launch
+    from msgrpo.agent import Sampling
+    from msgrpo.specs import make_agent
+    from msgrpo.tui import launch
 
     if html is not None:
         launch.write_page(folder, html, episodes)
@@ -77,9 +77,9 @@ def play(
     ] = False,
 ) -> None:
     """Watch, step through, take over, and play against an agent."""
-    from msgrpo_agent.agent import Sampling
-    from msgrpo_agent.specs import make_agent
-    from tui import launch
+    from msgrpo.agent import Sampling
+    from msgrpo.specs import make_agent
+    from msgrpo.tui import launch
 
     sampling = Sampling(max_tokens=max_tokens)
     if keys:

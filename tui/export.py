@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from msgrpo_agent.episode import Episode
-from tui.session import Session
+from msgrpo.episode import Episode
+from msgrpo.tui.session import Session
 
 LONGEST_STEM = 100  # file systems take names of 255 bytes
 

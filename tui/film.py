@@ -22,9 +22,9 @@ from rich.style import Style
 from textual.screen import Screen
 from textual.strip import Strip
 
-from msgrpo_agent.errors import MsgrpoError, UsageError
-from msgrpo_agent.extras import needs
-from msgrpo_agent.files import replace_bytes
+from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.extras import needs
+from msgrpo.files import replace_bytes
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msgrpo_agent.game import MOVES, Game
-from tui.agents import ARROWS, WASD, HumanAgent
-from tui.asking import Asking, Seat
-from tui.session import Match
+from msgrpo.game import MOVES, Game
+from msgrpo.tui.agents import ARROWS, WASD, HumanAgent
+from msgrpo.tui.asking import Asking, Seat
+from msgrpo.tui.session import Match
 
 KEYS = {(ARROWS, WASD): "arrows, hjkl or wasd", (ARROWS,): "arrows or hjkl", (WASD,): "wasd"}
 

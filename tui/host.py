@@ -7,12 +7,12 @@ from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
-from msgrpo_agent.episode import Episode
-from tui.clock import Clock
-from tui.film import Film
-from tui.records import Records
-from tui.series import Series
-from tui.session import Match, Session, Setup, Sitting
+from msgrpo.episode import Episode
+from msgrpo.tui.clock import Clock
+from msgrpo.tui.film import Film
+from msgrpo.tui.records import Records
+from msgrpo.tui.series import Series
+from msgrpo.tui.session import Match, Session, Setup, Sitting
 
 
 class Host(Protocol):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from textual.message import Message
 
-from msgrpo_agent.game import Game, Judgement
-from msgrpo_agent.text import printable
-from tui.agents import in_daemon_thread
-from tui.messages import Judged
-from tui.session import Match, Session
+from msgrpo.game import Game, Judgement
+from msgrpo.text import printable
+from msgrpo.tui.agents import in_daemon_thread
+from msgrpo.tui.messages import Judged
+from msgrpo.tui.session import Match, Session
 
 Position = tuple[int, int, str]  # (session, step, who is to move)
 

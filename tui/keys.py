@@ -12,12 +12,12 @@ from textual.keys import Keys
 from textual.keys import _character_to_key as character_to_key
 from textual.screen import Screen
 
-from msgrpo_agent.errors import UsageError, nearest
-from tui.app import PlayApp
-from tui.screens.learn import LearnScreen
-from tui.screens.play import PlayScreen
-from tui.screens.records import RecordsScreen
-from tui.screens.start import StartScreen
+from msgrpo.errors import UsageError, nearest
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.screens.learn import LearnScreen
+from msgrpo.tui.screens.play import PlayScreen
+from msgrpo.tui.screens.records import RecordsScreen
+from msgrpo.tui.screens.start import StartScreen
 
 SCREENS: tuple[type[Screen[None]], ...] = (StartScreen, PlayScreen, LearnScreen, RecordsScreen)
 SIGNS = (

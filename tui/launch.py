@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from msgrpo_agent.errors import MsgrpoError, UsageError, nearest
-from msgrpo_agent.extras import needs
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.games import get_scenario
-from msgrpo_agent.models.paths import read_adapter_config
-from tui import film
-from tui.agents import HUMAN, Resolve
-from tui.choices import memory_file, missing_extra
-from tui.film import Film
-from tui.learning import SIGNS, Learning, sign
-from tui.records import COLUMNS, FILTERS, Records
-from tui.series import Series
-from tui.session import Session, Setup
+from msgrpo.errors import MsgrpoError, UsageError, nearest
+from msgrpo.extras import needs
+from msgrpo.files import replace_text
+from msgrpo.games import get_scenario
+from msgrpo.models.paths import read_adapter_config
+from msgrpo.tui import film
+from msgrpo.tui.agents import HUMAN, Resolve
+from msgrpo.tui.choices import memory_file, missing_extra
+from msgrpo.tui.film import Film
+from msgrpo.tui.learning import SIGNS, Learning, sign
+from msgrpo.tui.records import COLUMNS, FILTERS, Records
+from msgrpo.tui.series import Series
+from msgrpo.tui.session import Session, Setup
 
 PIPED = 160  # columns of a list that goes into a pipe or a file
 UNSEEN = (120, 40)  # columns and rows of a recording that is made without a terminal
@@ -105,8 +105,8 @@ def start(
             return
         _print(resolve, wanted, records, games, console)
         return
-    from tui.app import PlayApp
-    from tui.keys import read_keys
+    from msgrpo.tui.app import PlayApp
+    from msgrpo.tui.keys import read_keys
 
     check_specs(resolve, plays_on, *((wanted.agent, wanted.against) if wanted is not None else ()))
     alone = records is not None and (records.chosen or len(records.episodes) == 1)
@@ -152,8 +152,8 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
         wide = console if console.is_terminal else Console(file=console.file, width=PIPED)
         wide.print(table)
         return
-    from tui.app import PlayApp
-    from tui.keys import read_keys
+    from msgrpo.tui.app import PlayApp
+    from msgrpo.tui.keys import read_keys
 
     app = PlayApp(resolve, records=records, keys=read_keys(), memory=memory_file())
     app.run()
@@ -163,9 +163,9 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
 
 def write_page(folder: Path, file: Path, episodes: int) -> None:
     """The leaderboard's page with so many episodes of each agent. Raises MsgrpoError where it cannot be written."""
-    from evals.leaderboard import build  # a third of the time to the first board, where a game is asked for
-    from evals.page import html
-    from evals.plays import load
+    from msgrpo.evals.leaderboard import build  # a third of the time to the first board, where a game is asked for
+    from msgrpo.evals.page import html
+    from msgrpo.evals.plays import load
 
     plays, notes = load([folder], by_prompt=True)
     text = html(build(plays, notes), plays, replays=episodes)
@@ -216,7 +216,7 @@ def check_specs(resolve: Resolve, *specs: str | None) -> None:
 
 
 def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, games: int, console: Console) -> None:
-    from tui.plain import play_plain, show_replay
+    from msgrpo.tui.plain import play_plain, show_replay
 
     if records is not None:
         if not records.chosen:
@@ -258,7 +258,7 @@ def print_run(run: Learning, console: Console) -> None:
 
 def print_keys(console: Console) -> None:
     """Every key with its name, and where to change it."""
-    from tui.keys import bindings, keys_file, read_keys
+    from msgrpo.tui.keys import bindings, keys_file, read_keys
 
     changed = read_keys()
     table = RichTable("name", "keys", "does")
@@ -285,7 +285,7 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
         )
     with needs("--web", "web"):
         from textual_serve.server import Server
-    command = shlex.join([sys.executable, "-m", "msgrpo_agent.cli", *without_web(arguments)])
+    command = shlex.join([sys.executable, "-m", "msgrpo.cli", *without_web(arguments)])
     with TemporaryDirectory() as templates:
         page_without_links(Path(templates))
         Server(command, host=host, port=port, title="msgrpo play", templates_path=templates).serve()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgrpo_agent import run_log
-from msgrpo_agent.errors import MsgrpoError, RecordError
-from msgrpo_agent.run_log import GroupRow, Member, Sample, Update
-from msgrpo_agent.text import printable
-from tui.session import Session, short_name
+from msgrpo import run_log
+from msgrpo.errors import MsgrpoError, RecordError
+from msgrpo.run_log import GroupRow, Member, Sample, Update
+from msgrpo.text import printable
+from msgrpo.tui.session import Session, short_name
 
 SUMMARY = "summary.json"
 FACTS = {

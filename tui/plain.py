@@ -8,12 +8,12 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Board, Role
-from msgrpo_agent.parse import thought
-from tui.agents import HUMAN, Resolve, Table
-from tui.series import verdict
-from tui.session import Frame, Match, Session, Setup, ending, new_match, points
+from msgrpo.errors import UsageError
+from msgrpo.game import Board, Role
+from msgrpo.parse import thought
+from msgrpo.tui.agents import HUMAN, Resolve, Table
+from msgrpo.tui.series import verdict
+from msgrpo.tui.session import Frame, Match, Session, Setup, ending, new_match, points
 
 COLOURS: dict[Role, str] = {
     "own": "bold green",

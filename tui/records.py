@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from evals.record import records_in
-from msgrpo_agent.episode import Episode, read_episodes
-from msgrpo_agent.errors import RecordError, UsageError
-from msgrpo_agent.game import MISTAKE, Outcome
-from tui.agents import HUMAN
-from tui.session import points, short_name
+from msgrpo.episode import Episode, read_episodes
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals.record import records_in
+from msgrpo.game import MISTAKE, Outcome
+from msgrpo.tui.agents import HUMAN
+from msgrpo.tui.session import points, short_name
 
 FILTERS: dict[str, Callable[[Episode], bool]] = {
     "all": lambda episode: True,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from evals.stats import bootstrap_mean
-from tui.session import Match, Setup, opponent, points, short_name
+from msgrpo.evals.stats import bootstrap_mean
+from msgrpo.tui.session import Match, Setup, opponent, points, short_name
 
 
 def winner(match: Match) -> int | None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from msgrpo_agent.agent import Agent, Decision, View
-from msgrpo_agent.episode import Episode, Turn
-from msgrpo_agent.errors import GameError, GameFaultError, RecordError, UsageError
-from msgrpo_agent.game import Board, Game, Outcome, Scenario
-from msgrpo_agent.games import get_scenario, recorded_scenario
-from msgrpo_agent.limits import games_code
-from msgrpo_agent.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
-from tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
+from msgrpo.agent import Agent, Decision, View
+from msgrpo.episode import Episode, Turn
+from msgrpo.errors import GameError, GameFaultError, RecordError, UsageError
+from msgrpo.game import Board, Game, Outcome, Scenario
+from msgrpo.games import get_scenario, recorded_scenario
+from msgrpo.limits import games_code
+from msgrpo.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
+from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
 SPEED = 4.0  # steps a second, unless somebody asks for another
 Mood = Literal["good", "bad", "limit"]  # of an end: won, lost, or the steps are used up

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from msgrpo_agent.game import Role
+from msgrpo.game import Role
 
 SMALLEST = 6  # pixels a side; below it letters say more
 WAY = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}  # (x, y), y downwards

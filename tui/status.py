@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tui.agents import EmptySeat, HumanAgent
-from tui.asking import Asking
-from tui.hands import keys_of
-from tui.judging import Judging
-from tui.session import Match, Mood, ending, mood
+from msgrpo.tui.agents import EmptySeat, HumanAgent
+from msgrpo.tui.asking import Asking
+from msgrpo.tui.hands import keys_of
+from msgrpo.tui.judging import Judging
+from msgrpo.tui.session import Match, Mood, ending, mood
 
 Kind = Literal["note", "turn", "wait", "error"] | Mood
 PATIENCE_S = 3  # of thinking, before the way out is named

@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games.gymnasium_game import gym_scenario
+from msgrpo.game import Scenario
+from msgrpo.games.gymnasium_game import gym_scenario
 
 LENGTH = 9
 RULES = (

@@ -9,15 +9,15 @@ import shlex
 
 from gymnasium.envs.toy_text.frozen_lake import MAPS
 
-from msgrpo_agent.errors import UsageError, nearest
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.games import frozen_lake, outside, snake
-from msgrpo_agent.games.frozen_lake import FrozenLake
-from msgrpo_agent.games.retold import SIGN, retold
-from msgrpo_agent.games.search import best_snake_actions, judge_lake, optimal_lake_actions
-from msgrpo_agent.games.snake import Item, Snake, SnakeSetting
-from msgrpo_agent.judge import playouts
-from msgrpo_agent.trust import is_allowed, names_code
+from msgrpo.errors import UsageError, nearest
+from msgrpo.game import Scenario
+from msgrpo.games import frozen_lake, outside, snake
+from msgrpo.games.frozen_lake import FrozenLake
+from msgrpo.games.retold import SIGN, retold
+from msgrpo.games.search import best_snake_actions, judge_lake, optimal_lake_actions
+from msgrpo.games.snake import Item, Snake, SnakeSetting
+from msgrpo.judge import playouts
+from msgrpo.trust import is_allowed, names_code
 
 SCENARIOS: dict[str, Scenario] = {}
 MOST_TELLINGS = 4  # of one game; a name with thousands is no name

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from msgrpo_agent.game import Board, Game, Outcome, Role
+from msgrpo.game import Board, Game, Outcome, Role
 
 GYM_ACTION = {"left": 0, "down": 1, "right": 2, "up": 3}
 GLYPH = {"S": "_", "F": "_", "H": "O", "G": "G"}

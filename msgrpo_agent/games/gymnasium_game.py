@@ -16,8 +16,8 @@ import gymnasium
 from gymnasium.utils import EzPickle
 from numpy.random import PCG64, Generator
 
-from msgrpo_agent.errors import UsageError, nearest
-from msgrpo_agent.game import Board, Game, Scenario
+from msgrpo.errors import UsageError, nearest
+from msgrpo.game import Board, Game, Scenario
 
 Seen = Callable[[Any, Any], str]
 Make = Callable[[], Any]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from msgrpo_agent.game import Game, Scenario, stream
+from msgrpo.game import Game, Scenario, stream
 
 CARDS, ROUNDS = 9, 8
 RULES = (
@@ -50,6 +50,6 @@ scenario = Scenario(
 
 
 def test_my_game() -> None:
-    from msgrpo_agent.contract import check_game
+    from msgrpo.contract import check_game
 
     check_game(scenario)

@@ -19,9 +19,9 @@ from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, STATE_TO_IDX
 from minigrid.envs.babyai.core import roomgrid_level
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.game import Board, Role, Scenario
-from msgrpo_agent.games.gymnasium_game import GoalGymGame, environment, view_board
+from msgrpo.errors import UsageError
+from msgrpo.game import Board, Role, Scenario
+from msgrpo.games.gymnasium_game import GoalGymGame, environment, view_board
 
 roomgrid_level.print = lambda *said: None  # it prints what it rejects, and a terminal app makes games in threads
 
@@ -92,7 +92,7 @@ def minigrid_scenario(env_id: str, *, step_limit: int | None = None) -> Scenario
     if not str(gymnasium.registry[env_id].entry_point).startswith("minigrid."):  # known before it is made
         raise UsageError(
             f"{env_id} is no MiniGrid level",
-            fix="a game of your own for any Gymnasium environment: msgrpo_agent.games.gymnasium_game.gym_scenario",
+            fix="a game of your own for any Gymnasium environment: msgrpo.games.gymnasium_game.gym_scenario",
         )
     env = make_level()
     env.reset(seed=0)  # BabyAI says how many steps a level has when it has drawn one

@@ -26,12 +26,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from msgrpo_agent.errors import UsageError, users_code
-from msgrpo_agent.extras import needs
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.limits import within
-from msgrpo_agent.text import printable
-from msgrpo_agent.trust import allow
+from msgrpo.errors import UsageError, users_code
+from msgrpo.extras import needs
+from msgrpo.game import Scenario
+from msgrpo.limits import within
+from msgrpo.text import printable
+from msgrpo.trust import allow
 
 GROUP = "msgrpo.scenarios"
 IMPORT_S = 60.0  # seconds that a game's file may take to be imported, libraries included
@@ -50,7 +50,7 @@ _loaded: dict[str, Scenario] = {}
 
 def _minigrid(name: str, env_id: str, limit: int | None) -> Scenario:
     with needs(f"the game {name!r}", "minigrid"):
-        from msgrpo_agent.games.minigrid_game import minigrid_scenario
+        from msgrpo.games.minigrid_game import minigrid_scenario
     return minigrid_scenario(env_id, step_limit=limit)
 
 
@@ -77,7 +77,7 @@ def _found(name: str) -> Scenario | None:
         return _minigrid(name, rest, None)
     if kind == "spiel":
         with needs(f"the game {name!r}", "openspiel"):
-            from msgrpo_agent.games.spiel_game import spiel_scenario
+            from msgrpo.games.spiel_game import spiel_scenario
         return spiel_scenario(rest)
     if ":" in name:
         where, _, attribute = name.rpartition(":")
@@ -130,7 +130,7 @@ def _scenario(module: ModuleType, attribute: str, name: str) -> Scenario:
     file = getattr(module, "__file__", module.__name__)
     if not hasattr(module, attribute):
         known = [key for key, value in vars(module).items() if isinstance(value, Scenario)]
-        there = f"it has {', '.join(known)}" if known else "it holds no msgrpo_agent.game.Scenario"
+        there = f"it has {', '.join(known)}" if known else "it holds no msgrpo.game.Scenario"
         raise UsageError(f"{name!r}: {file} has no {attribute!r}", fix=there)
     return _checked(getattr(module, attribute), name, f"{file}:{attribute}")
 
@@ -142,7 +142,7 @@ def _checked(found: Any, name: str, where: str) -> Scenario:
     if not isinstance(found, Scenario):
         raise UsageError(
             f"{name!r}: {where} is a {type(found).__name__}",
-            fix="it must be a msgrpo_agent.game.Scenario, or a function without arguments that returns one",
+            fix="it must be a msgrpo.game.Scenario, or a function without arguments that returns one",
         )
     names = [*found.players, *found.actions]
     odd = [one for one in names if not isinstance(one, str) or printable(one) != one]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from msgrpo_agent.errors import UsageError, nearest
-from msgrpo_agent.game import Board, Game, Judgement, Outcome, Scenario, stream
+from msgrpo.errors import UsageError, nearest
+from msgrpo.game import Board, Game, Judgement, Outcome, Scenario, stream
 
 SIGN = "~"
 SENTENCES = re.compile(r"(?<=\.) (?=[A-Z0-9])")

@@ -8,9 +8,9 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from msgrpo_agent.game import Judgement
-from msgrpo_agent.games.frozen_lake import GYM_ACTION, FrozenLake, _environment
-from msgrpo_agent.games.snake import DELTA, Cell, Snake, ahead
+from msgrpo.game import Judgement
+from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake, _environment
+from msgrpo.games.snake import DELTA, Cell, Snake, ahead
 
 
 @lru_cache(maxsize=4096)

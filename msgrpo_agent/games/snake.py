@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msgrpo_agent.game import Board, Game, Outcome, Place, Role, stream
+from msgrpo.game import Board, Game, Outcome, Place, Role, stream
 
 Cell = tuple[int, int]
 BODY_GLYPHS = "oxvz"  # of snake 1, 2, …; a head is its snake's number

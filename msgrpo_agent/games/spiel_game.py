@@ -15,8 +15,8 @@ from typing import Any
 
 import pyspiel
 
-from msgrpo_agent.errors import GameError, UsageError, nearest
-from msgrpo_agent.game import Game, Judgement, Scenario, stream
+from msgrpo.errors import GameError, UsageError, nearest
+from msgrpo.game import Game, Judgement, Scenario, stream
 
 LIMIT = 400  # steps, where a game may last longer
 MOST_ACTIONS = 150  # that are listed; of games with more, each state names its own

@@ -6,8 +6,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from msgrpo_agent.errors import UsageError
-from msgrpo_agent.files import replace_text
+from msgrpo.errors import UsageError
+from msgrpo.files import replace_text
 
 
 def write(file: Path) -> str:
@@ -16,7 +16,7 @@ def write(file: Path) -> str:
         raise UsageError(f"{file} cannot be imported", fix="a name like my_game.py")
     if file.exists():
         raise UsageError(f"{file} is there already", fix="choose another name")
-    text = files("msgrpo_agent.games").joinpath("higher.py").read_text()
+    text = files("msgrpo.games").joinpath("higher.py").read_text()
     try:
         replace_text(file, text.replace('"higher", "higher", RULES', f'"{file.stem}", "{file.stem}", RULES'))
     except OSError as error:

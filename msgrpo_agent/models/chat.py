@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgrpo_agent.errors import LONGEST_REASON, ModelError, TookTooLongError
-from msgrpo_agent.limits import within
-from msgrpo_agent.prompt import Prompt
+from msgrpo.errors import LONGEST_REASON, ModelError, TookTooLongError
+from msgrpo.limits import within
+from msgrpo.prompt import Prompt
 
 _MARK = "\u241fcontent\u241f"
 RENDER_S = 10.0  # seconds of one prompt: templates take milliseconds

@@ -15,10 +15,10 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor, nn
 
-from msgrpo_agent.agent import Decision, OnText, View
-from msgrpo_agent.errors import ModelError, UsageError
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.gym_env import layers, planes, planes_shape
+from msgrpo.agent import Decision, OnText, View
+from msgrpo.errors import ModelError, UsageError
+from msgrpo.game import Scenario
+from msgrpo.gym_env import layers, planes, planes_shape
 
 CARD, WEIGHTS = "dqn.json", "model.zip"
 

@@ -25,13 +25,13 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import openai
 from openai import BaseModel
 
-from msgrpo_agent.agent import Completion, FinishReason, OnText, Sampling
-from msgrpo_agent.episode import MOST_TOKENS
-from msgrpo_agent.errors import EndpointError, UsageError
-from msgrpo_agent.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
-from msgrpo_agent.parse import action_span
-from msgrpo_agent.prompt import Prompt
-from msgrpo_agent.text import printable
+from msgrpo.agent import Completion, FinishReason, OnText, Sampling
+from msgrpo.episode import MOST_TOKENS
+from msgrpo.errors import EndpointError, UsageError
+from msgrpo.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
+from msgrpo.parse import action_span
+from msgrpo.prompt import Prompt
+from msgrpo.text import printable
 
 KEY_VARIABLES = ("MSGRPO_API_KEY", "OPENAI_API_KEY")
 TOP_LOGPROBS = 20  # the most that OpenAI and vLLM give by default

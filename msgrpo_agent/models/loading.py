@@ -19,18 +19,18 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from msgrpo_agent.errors import LONGEST_REASON, ModelError
-from msgrpo_agent.files import digest
-from msgrpo_agent.models.local import LocalModel
-from msgrpo_agent.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
-from msgrpo_agent.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
-from msgrpo_agent.models.paths import NANO as NANO
-from msgrpo_agent.models.paths import NANO_DIR as NANO_DIR
-from msgrpo_agent.models.paths import base_path as base_path
-from msgrpo_agent.models.paths import check_base, check_header, is_folder, own_code
-from msgrpo_agent.models.paths import read_adapter_config as read_adapter_config
-from msgrpo_agent.models.trunk import prepare
-from msgrpo_agent.prompt import PromptTemplate
+from msgrpo.errors import LONGEST_REASON, ModelError
+from msgrpo.files import digest
+from msgrpo.models.local import LocalModel
+from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
+from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
+from msgrpo.models.paths import NANO as NANO
+from msgrpo.models.paths import NANO_DIR as NANO_DIR
+from msgrpo.models.paths import base_path as base_path
+from msgrpo.models.paths import check_base, check_header, is_folder, own_code
+from msgrpo.models.paths import read_adapter_config as read_adapter_config
+from msgrpo.models.trunk import prepare
+from msgrpo.prompt import PromptTemplate
 
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from msgrpo_agent.agent import Completion, OnText, Sampling
-from msgrpo_agent.errors import EndpointError, ModelError
-from msgrpo_agent.models.chat import ChatFormat
-from msgrpo_agent.models.sampler import sample, uniforms
-from msgrpo_agent.models.shared_prefix import (
+from msgrpo.agent import Completion, OnText, Sampling
+from msgrpo.errors import EndpointError, ModelError
+from msgrpo.models.chat import ChatFormat
+from msgrpo.models.sampler import sample, uniforms
+from msgrpo.models.shared_prefix import (
     answer_logprobs,
     common_prefix_length,
     compute_prefix,
@@ -28,9 +28,9 @@ from msgrpo_agent.models.shared_prefix import (
     select_rows,
     shareable_length,
 )
-from msgrpo_agent.models.trunk import evaluating, trunk_and_head
-from msgrpo_agent.parse import action_span
-from msgrpo_agent.prompt import Prompt
+from msgrpo.models.trunk import evaluating, trunk_and_head
+from msgrpo.parse import action_span
+from msgrpo.prompt import Prompt
 
 
 class _AbandonedError(Exception):

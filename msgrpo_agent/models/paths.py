@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from msgrpo_agent.errors import ModelError
+from msgrpo.errors import ModelError
 
 LARGEST_CONFIG = 8 * 2**20  # bytes of a config
 LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msgrpo_agent.agent import Sampling
+from msgrpo.agent import Sampling
 
 
 def uniforms(seeds: Sequence[int], n: int) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from msgrpo_agent.errors import ModelError
-from msgrpo_agent.models.shared_prefix import answer_logprobs, share_prefixes
+from msgrpo.errors import ModelError
+from msgrpo.models.shared_prefix import answer_logprobs, share_prefixes
 
 # Mean difference in log-probability, ours from the model's own: rounding is below, any other arithmetic is above.
 AGREES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgrpo_agent.game import Scenario
-from train.config import TrainConfig
-from train.engines.contract import Engine
-from train.policy import Policy
-from train.ranks import Ranks
-from train.sinks import Reporter
+from msgrpo.game import Scenario
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.engines.contract import Engine
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import Ranks
+from msgrpo.train.sinks import Reporter
 
 
 def open_engine(
@@ -17,9 +17,9 @@ def open_engine(
 ) -> Engine:
     """The engine that `config.rollouts` names."""
     if config.rollouts == "hf":
-        from train.engines.hf import HfEngine
+        from msgrpo.train.engines.hf import HfEngine
 
         return HfEngine(policy, scenario, config)
-    from train.engines.vllm import VllmEngine
+    from msgrpo.train.engines.vllm import VllmEngine
 
     return VllmEngine(policy, scenario, config, out, ranks, report)

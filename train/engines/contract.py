@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from msgrpo_agent.agent import Completion, LanguageModel, Sampling
-from msgrpo_agent.errors import RunError
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.models.shared_prefix import common_prefix_length
-from msgrpo_agent.models.trunk import evaluating, plain_logprobs
-from msgrpo_agent.prompt import Prompt, PromptTemplate
-from msgrpo_agent.rollout import observation_of
-from train.policy import Policy, State
+from msgrpo.agent import Completion, LanguageModel, Sampling
+from msgrpo.errors import RunError
+from msgrpo.game import Scenario
+from msgrpo.models.shared_prefix import common_prefix_length
+from msgrpo.models.trunk import evaluating, plain_logprobs
+from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.rollout import observation_of
+from msgrpo.train.policy import Policy, State
 
 
 class Engine(Protocol):

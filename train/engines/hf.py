@@ -6,11 +6,11 @@ import copy
 
 import torch
 
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.models.local import LocalModel
-from train.config import TrainConfig
-from train.engines import contract
-from train.policy import Policy
+from msgrpo.game import Scenario
+from msgrpo.models.local import LocalModel
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.engines import contract
+from msgrpo.train.policy import Policy
 
 
 class HfEngine:

@@ -17,13 +17,13 @@ from typing import Any
 
 import httpx
 
-from msgrpo_agent.agent import Completion, OnText, Sampling
-from msgrpo_agent.errors import EndpointError, MsgrpoError, RunError
-from msgrpo_agent.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
-from msgrpo_agent.models.chat import ChatFormat
-from msgrpo_agent.models.endpoint import speaks_of_context
-from msgrpo_agent.prompt import Prompt
-from msgrpo_agent.text import printable
+from msgrpo.agent import Completion, OnText, Sampling
+from msgrpo.errors import EndpointError, MsgrpoError, RunError
+from msgrpo.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
+from msgrpo.models.chat import ChatFormat
+from msgrpo.models.endpoint import speaks_of_context
+from msgrpo.prompt import Prompt
+from msgrpo.text import printable
 
 PATIENCE = 3  # failures in a row after which a server leaves
 TURN_S, TOKEN_S = 60.0, 0.5  # an answer that takes longer than this, and this a token, does not come

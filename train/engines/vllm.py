@@ -18,22 +18,22 @@ from pathlib import Path
 
 import httpx
 
-from msgrpo_agent.agent import Completion
-from msgrpo_agent.errors import MsgrpoError, RunError, UsageError
-from msgrpo_agent.files import replace_text
-from msgrpo_agent.game import Scenario
-from msgrpo_agent.models.chat import ChatFormat
-from msgrpo_agent.models.local import stop_ids
-from serve.guard import LOAD, UNLOAD
-from serve.server import Server
-from serve.terminal import check_key, prepare
-from serve.vllm_command import KEY_VARIABLE, Request
-from train.config import TrainConfig
-from train.engines import contract
-from train.engines.pool import NEW, Pool, Remote, RemoteError, VersionModel, ask, post, still_has
-from train.policy import Policy, State
-from train.ranks import Ranks
-from train.sinks import Reporter
+from msgrpo.agent import Completion
+from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.files import replace_text
+from msgrpo.game import Scenario
+from msgrpo.models.chat import ChatFormat
+from msgrpo.models.local import stop_ids
+from msgrpo.serve.guard import LOAD, UNLOAD
+from msgrpo.serve.server import Server
+from msgrpo.serve.terminal import check_key, prepare
+from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.engines import contract
+from msgrpo.train.engines.pool import NEW, Pool, Remote, RemoteError, VersionModel, ask, post, still_has
+from msgrpo.train.policy import Policy, State
+from msgrpo.train.ranks import Ranks
+from msgrpo.train.sinks import Reporter
 
 SILENCE_TRIES = 3  # at a server that played until now and does not answer at all
 LOAD_TRIES = 8  # a disk that is shared may show a new folder seconds later

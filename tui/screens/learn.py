@@ -14,15 +14,15 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 from textual_plotext import PlotextPlot
 
-from msgrpo_agent.errors import MsgrpoError
-from tui.clock import Cancel
-from tui.host import host
-from tui.learning import Learning
-from tui.pace import Pace
-from tui.screens.dialogs import Help
-from tui.session import Session, ending
-from tui.widgets.board import BoardView
-from tui.widgets.learning import Groups, draw_curve, turns, words
+from msgrpo.errors import MsgrpoError
+from msgrpo.tui.clock import Cancel
+from msgrpo.tui.host import host
+from msgrpo.tui.learning import Learning
+from msgrpo.tui.pace import Pace
+from msgrpo.tui.screens.dialogs import Help
+from msgrpo.tui.session import Session, ending
+from msgrpo.tui.widgets.board import BoardView
+from msgrpo.tui.widgets.learning import Groups, draw_curve, turns, words
 
 LOOK_S = 1.0  # between two looks into the folder
 

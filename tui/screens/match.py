@@ -15,24 +15,24 @@ from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
-from msgrpo_agent.errors import MsgrpoError
-from msgrpo_agent.prompt import Prompt
-from tui.agents import LazyAgent
-from tui.asking import Asking
-from tui.clock import Cancel, once_drawn, stands
-from tui.film import Film
-from tui.host import Host, host
-from tui.judging import Judging
-from tui.messages import AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed
-from tui.pace import Pace
-from tui.records import Records
-from tui.series import Series, standing
-from tui.session import Match, Session, Setup
-from tui.status import status, worth
-from tui.widgets.lane import Lane
-from tui.widgets.moves import MoveList
-from tui.widgets.panel import AgentPanel
-from tui.widgets.timeline import Timeline
+from msgrpo.errors import MsgrpoError
+from msgrpo.prompt import Prompt
+from msgrpo.tui.agents import LazyAgent
+from msgrpo.tui.asking import Asking
+from msgrpo.tui.clock import Cancel, once_drawn, stands
+from msgrpo.tui.film import Film
+from msgrpo.tui.host import Host, host
+from msgrpo.tui.judging import Judging
+from msgrpo.tui.messages import AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed
+from msgrpo.tui.pace import Pace
+from msgrpo.tui.records import Records
+from msgrpo.tui.series import Series, standing
+from msgrpo.tui.session import Match, Session, Setup
+from msgrpo.tui.status import status, worth
+from msgrpo.tui.widgets.lane import Lane
+from msgrpo.tui.widgets.moves import MoveList
+from msgrpo.tui.widgets.panel import AgentPanel
+from msgrpo.tui.widgets.timeline import Timeline
 
 P = ParamSpec("P")
 BETWEEN_S = 2.0  # two games of a series

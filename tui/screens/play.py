@@ -8,14 +8,14 @@ from typing import ClassVar
 from textual import on, work
 from textual.binding import Binding, BindingType
 
-from tui import hands
-from tui.agents import ARROWS, HUMAN, WASD, EmptySeat
-from tui.clock import once_drawn
-from tui.messages import ActionChosen, SeekTo
-from tui.screens.dialogs import Help, Jump
-from tui.screens.match import MatchScreen
-from tui.widgets.panel import AgentPanel
-from tui.widgets.timeline import PLAIN, mark
+from msgrpo.tui import hands
+from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat
+from msgrpo.tui.clock import once_drawn
+from msgrpo.tui.messages import ActionChosen, SeekTo
+from msgrpo.tui.screens.dialogs import Help, Jump
+from msgrpo.tui.screens.match import MatchScreen
+from msgrpo.tui.widgets.panel import AgentPanel
+from msgrpo.tui.widgets.timeline import PLAIN, mark
 
 
 def move_bindings() -> list[BindingType]:

@@ -12,9 +12,9 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
-from tui.host import host
-from tui.records import COLUMNS, Records
-from tui.screens.dialogs import Ask, Help
+from msgrpo.tui.host import host
+from msgrpo.tui.records import COLUMNS, Records
+from msgrpo.tui.screens.dialogs import Ask, Help
 
 
 class RecordsScreen(Screen[None]):

@@ -16,19 +16,19 @@ from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from msgrpo_agent.game import Game, Outcome
-from msgrpo_agent.games import SCENARIOS, get_scenario
-from msgrpo_agent.games.outside import offered
-from msgrpo_agent.rollout import observation_of
-from msgrpo_agent.text import printable
-from tui.agents import HUMAN
-from tui.choices import Choice, latest_run, remember, remembered
-from tui.clock import Cancel
-from tui.host import host
-from tui.pace import SPEEDS, neighbour
-from tui.screens.dialogs import Ask, Help, Pick
-from tui.session import SPEED, Setup
-from tui.widgets.board import BoardView
+from msgrpo.game import Game, Outcome
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.outside import offered
+from msgrpo.rollout import observation_of
+from msgrpo.text import printable
+from msgrpo.tui.agents import HUMAN
+from msgrpo.tui.choices import Choice, latest_run, remember, remembered
+from msgrpo.tui.clock import Cancel
+from msgrpo.tui.host import host
+from msgrpo.tui.pace import SPEEDS, neighbour
+from msgrpo.tui.screens.dialogs import Ask, Help, Pick
+from msgrpo.tui.session import SPEED, Setup
+from msgrpo.tui.widgets.board import BoardView
 
 ENDPOINT = "endpoint"
 LISTS = ("games", "ways", "agents", "others")

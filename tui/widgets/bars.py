@@ -9,7 +9,7 @@ from textual.events import Click
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from tui.messages import ActionChosen
+from msgrpo.tui.messages import ActionChosen
 
 WIDEST = 60  # columns of a bar
 EASE_S = 0.2  # in which bars come to their new length

@@ -18,9 +18,9 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from msgrpo_agent.game import Board, Place, Role
-from tui.clock import after
-from tui.sprites import DRAWN, SMALLEST, WAY, sprite
+from msgrpo.game import Board, Place, Role
+from msgrpo.tui.clock import after
+from msgrpo.tui.sprites import DRAWN, SMALLEST, WAY, sprite
 
 FLASH_S = 0.25  # how long a reward lights up who got it
 SCALES = (6, 5, 4, 3, 2)  # rows of a cell; nothing grows beyond the first

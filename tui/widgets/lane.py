@@ -12,10 +12,10 @@ from textual.content import Content
 from textual.markup import escape
 from textual.widgets import Static
 
-from msgrpo_agent.game import Board, Role
-from tui.agents import HumanAgent
-from tui.session import Frame, Mood, Session, ending, mood
-from tui.widgets.board import BoardView, look
+from msgrpo.game import Board, Role
+from msgrpo.tui.agents import HumanAgent
+from msgrpo.tui.session import Frame, Mood, Session, ending, mood
+from msgrpo.tui.widgets.board import BoardView, look
 
 NARROWEST, AROUND = 30, 4  # columns of a lane; those of its border and padding
 CHIPS = {

@@ -6,10 +6,10 @@ from textual.content import Content
 from textual.widget import Widget
 from textual_plotext import PlotextPlot
 
-from msgrpo_agent.parse import thought
-from msgrpo_agent.run_log import Member
-from tui.learning import Learning, measured, sign
-from tui.session import Session, points
+from msgrpo.parse import thought
+from msgrpo.run_log import Member
+from msgrpo.tui.learning import Learning, measured, sign
+from msgrpo.tui.session import Session, points
 
 NOTHING_YET = "nothing measured yet"
 

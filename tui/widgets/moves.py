@@ -6,9 +6,9 @@ from textual.content import Content
 from textual.events import Click
 from textual.widget import Widget
 
-from tui.judging import Judging
-from tui.messages import SeekTo
-from tui.session import Frame, Session, points
+from msgrpo.tui.judging import Judging
+from msgrpo.tui.messages import SeekTo
+from msgrpo.tui.session import Frame, Session, points
 
 SIGNS = {"": "$text-muted", "?": "bold $warning", "??": "bold $error"}
 

@@ -9,15 +9,15 @@ from textual.markup import escape
 from textual.widget import Widget
 from textual.widgets import Sparkline, Static
 
-from msgrpo_agent.agent import Decision
-from msgrpo_agent.episode import Turn
-from msgrpo_agent.parse import ParseFailure, thought
-from msgrpo_agent.prompt import Prompt
-from tui.clock import once_drawn
-from tui.judging import Judging
-from tui.session import Session, points
-from tui.widgets.bars import ActionBars
-from tui.widgets.moves import MoveList
+from msgrpo.agent import Decision
+from msgrpo.episode import Turn
+from msgrpo.parse import ParseFailure, thought
+from msgrpo.prompt import Prompt
+from msgrpo.tui.clock import once_drawn
+from msgrpo.tui.judging import Judging
+from msgrpo.tui.session import Session, points
+from msgrpo.tui.widgets.bars import ActionBars
+from msgrpo.tui.widgets.moves import MoveList
 
 STREAMED = 4000  # characters of a growing answer that are drawn: more than a screen holds
 

@@ -6,10 +6,10 @@ from textual.content import Content
 from textual.events import Click
 from textual.widget import Widget
 
-from tui.judging import Judging
-from tui.messages import SeekTo
-from tui.pace import Pace
-from tui.session import Frame, Match
+from msgrpo.tui.judging import Judging
+from msgrpo.tui.messages import SeekTo
+from msgrpo.tui.pace import Pace
+from msgrpo.tui.session import Frame, Match
 
 PLAIN, GAIN, LOSS, MISTAKE, BLUNDER, INVALID, AHEAD, HERE = "━", "+", "−", "?", "⁇", "!", "─", "●"
 STYLES = {

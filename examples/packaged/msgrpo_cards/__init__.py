@@ -1,5 +1,5 @@
 """Higher or lower in an installed package: what `msgrpo games new` writes, offered under a name of its own."""
 
-from msgrpo_agent.games.higher import scenario
+from msgrpo.games.higher import scenario
 
 __all__ = ["scenario"]
