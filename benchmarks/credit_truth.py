@@ -4,12 +4,12 @@
 
 For fixed policies on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
 sampled; their frequencies are taken as the policy itself, so its values are exact: Q and A = Q − V by dynamic
-programming over Gymnasium's own transition table, the format penalty included. Updates of a group of G episodes from
-each start are then drawn from that policy and credited by each estimator of `msgrpo.train.credit`. All of them see the same
-groups, so the budget, answers generated, is equal. The critic's head is fitted in each update as in training, on the
-hidden states of the other starts' turns (`train.critic`). *By update*: divided by one spread of the whole update, and
-not by that of each group (`msgrpo.train.credit.in_common`). `true` has the exact V in the place of its values: what the
-best head there can be would give.
+programming over Gymnasium's own transition table, the format penalty included. Updates of a group of G episodes
+from each start are then drawn from that policy and credited by each estimator of `msgrpo.train.credit`. All of them
+see the same groups, so the budget, answers generated, is equal. The critic's head is fitted in each update as in
+training, on the hidden states of the other starts' turns (`msgrpo.train.critic`). *By update*: divided by one
+spread of the whole update, and not by that of each group (`msgrpo.train.credit.in_common`). `true` has the exact V
+in the place of its values: what the best head there can be would give.
 
 *Turns.* Over all turns of all groups, each turn counting once: the correlation of the credit with A, and the share of
 turns whose sign is right, where A is not 0 (a credit of 0 counts as half right).

@@ -7,10 +7,10 @@
 
 The loop is that of training: the current adapter plays groups, and an update goes over all their turns in
 minibatches, with the same loss, optimizer and penalty on the divergence from nano. Only there is no credit. In each
-turn the action of somebody who acts on the model's own words as well as can be (`msgrpo.train.words.follow`) stands in the
-place of the model's; its tokens have the advantage 1 and the words 0, so the gradient is that of the log-likelihood
-of the right action. (On slippery ice that somebody looks at the neighbours and not at the chances, which nano says
-wrongly.)
+turn the action of somebody who acts on the model's own words as well as can be (`msgrpo.train.words.follow`) stands
+in the place of the model's; its tokens have the advantage 1 and the words 0, so the gradient is that of the
+log-likelihood of the right action. (On slippery ice that somebody looks at the neighbours and not at the chances,
+which nano says wrongly.)
 
 That is the signal which a perfect judge of actions on the model's own words would give, without noise. It is no bound
 of what a credit can reach: credit falls on the words as well, and `follow` looks no further than a step.

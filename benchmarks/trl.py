@@ -12,7 +12,7 @@ sample as many answers for each at temperature 1, which end where the model ends
 point to every answer that says "right", and make one optimizer step on all of them: LoRA of the same rank on all
 linear layers, AdamW at the same constant rate, the same β, clip range and gradient norm, the mean over tokens,
 float32. What is timed is a whole update: generation, reward, reference, loss, step; for msgrpo also the merge into
-its engine and the canary, as in `train.loop`. The sides take turns within one process, so that a busy machine
+its engine and the canary, as in `msgrpo.train.loop`. The sides take turns within one process, so that a busy machine
 disturbs both; loading and the first update of each are not counted. Seconds are the clock's; `cpu_seconds`, of all
 threads together, tell how much of them the machine gave to something else.
 

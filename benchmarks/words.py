@@ -4,9 +4,9 @@
     python benchmarks/words.py adapter:runs/fl --scenario frozen-lake --result benchmarks/results/words-fl.json
 
 The model plays, and each of its thoughts is held against the game. Then two players that know nothing but its words
-act on them as well as can be (`msgrpo.train.words.follow`): one that hears no looking ahead, one that always does (the words
-with which it begins are put into the model's mouth). What they reach is the ceiling of any training that only teaches
-the model to act on what it says; it stands next to every result of such a training.
+act on them as well as can be (`msgrpo.train.words.follow`): one that hears no looking ahead, one that always does
+(the words with which it begins are put into the model's mouth). What they reach is the ceiling of any training that
+only teaches the model to act on what it says; it stands next to every result of such a training.
 """
 
 from __future__ import annotations

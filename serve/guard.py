@@ -3,7 +3,7 @@
 vLLM asks for its key below /v1 and a few other paths alone; /invocations (inference), /tokenize, /metrics and /docs
 answer anybody. And it loads an adapter from any folder that it can read. What passes is named here: a path that the
 router understands in a way of its own (its patterns end before a newline) is not among them. The guard is configured
-by the environment that `serve.vllm_command` builds.
+by the environment that `msgrpo.serve.vllm_command` builds.
 """
 
 from __future__ import annotations

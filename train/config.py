@@ -62,7 +62,7 @@ class TrainConfig(BaseModel):
     )
     objective_weights: Weights = Field("fixed", description="of the objectives: as set, or DVAO's")
     words_weight: float = Field(1.0, ge=0, description="of the tokens before the action; below 1: ActFocus")
-    gate: Clean | None = Field(None, description="module:function that accepts or rejects groups; see train.gates")
+    gate: Clean | None = Field(None, description="module:function that accepts or rejects groups: msgrpo.train.gates")
     opponent: Clean | None = Field(
         None,
         description="who has the other seats: random, optimal, base, adapter:DIR; the policy's seat alternates",

@@ -101,7 +101,7 @@ def policy_loss(
         logprobs_NT: log pθ of the sampled tokens; the only input through which the gradient flows.
         old_logprobs_NT: of the same tokens, as the rollout engine reported them.
         ref_logprobs_NT: of the same tokens, the model with its adapter switched off.
-        advantages_N: one for each turn: its episode's. (N, T) where tokens differ: see `train.token_weights`.
+        advantages_N: one for each turn: its episode's. (N, T) where tokens differ: see `msgrpo.train.token_weights`.
         mask_NT: 1 where a token was generated, 0 on padding.
         clip_low, clip_high: ε_low and ε_up (nats of nothing: w is a plain ratio).
         kl_coef: β.
