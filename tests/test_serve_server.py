@@ -135,7 +135,7 @@ def test_a_killed_supervisor_leaves_nothing_after_stop(tmp_path: Path) -> None:
 
 def test_another_servers_answer_is_not_taken_for_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else's starts at our port: vLLM binds it first and listens much later."""
-    monkeypatch.setattr("serve.server.hold_port", lambda port: socket.socket())  # which only ours keep
+    monkeypatch.setattr("msgrpo.serve.server.hold_port", lambda port: socket.socket())  # which only ours keep
     launch = fake_launch()
     with Server(launch, tmp_path / "a.log") as theirs, Server(fake_launch("dies"), tmp_path / "b.log") as ours:
         theirs.start()
