@@ -60,8 +60,20 @@ from msgrpo.models.trunk import evaluating, trunk_and_head
 from msgrpo.parse import parse_action
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.rollout import derive_seed
-from msgrpo.train.credit import CREDITS, ESTIMATORS, Advantages, Credit, Scale, Step, in_common, returns_to_go
+from msgrpo.train.credit import (
+    CREDITS,
+    ESTIMATORS,
+    Advantages,
+    Credit,
+    Scale,
+    Step,
+    Trajectories,
+    in_common,
+    of_episodes,
+    returns_to_go,
+)
 from msgrpo.train.critic import left_out_values
+from msgrpo.train.msgrpo import composite_returns, group_advantages
 
 ACTIONS = (*GYM_ACTION, None)  # None: no legal action, and the player stays
 PENALTY = 0.1  # of such an answer, as in training
@@ -271,7 +283,11 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
         valued = {"critic": by_the_head(lakes, groups), "true": by_the_truth(lakes, groups)}
         for name, (credit, lam, scale) in COMPARED.items():
             of_starts = valued.get(name.split()[0], groups)
-            found = [ESTIMATORS[credit](group, 1.0, lam, WEIGHT, scale == "group") for group in of_starts]
+            divided = scale == "group"
+            found = [
+                ESTIMATORS[credit](group, episodes_credit(group, divided), 1.0, lam, WEIGHT, divided)
+                for group in of_starts
+            ]
             found = found if scale == "group" else in_common(found)
             credits[name] += [value for of_group in found for one in of_group for value in one]
             rows = [lake.gradient(group, one) for lake, group, one in zip(lakes, groups, found, strict=True)]
@@ -287,6 +303,13 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
         | {"directions": {str(n * size): all_of.scores(name, n)["direction"] for n in counts}}
         for name in COMPARED
     }
+
+
+def episodes_credit(group: Trajectories, divided: bool) -> torch.Tensor:
+    """A_j of each episode, by the method's own equations; a step's reward holds its shaping."""
+    rewards = [[step.reward for step in one] for one in group]
+    returns_G = composite_returns(rewards, [[0.0] * len(one) for one in rewards])
+    return of_episodes(group_advantages(returns_G), returns_G, divided)
 
 
 def by_the_head(lakes: Sequence[Lake], groups: Groups) -> Groups:

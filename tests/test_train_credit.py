@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS
-from msgrpo.train.credit import CREDITS, ESTIMATORS, Advantages, Step, Trajectories, in_common, returns_to_go
+from msgrpo.train.credit import (
+    CREDITS,
+    ESTIMATORS,
+    Advantages,
+    Step,
+    Trajectories,
+    in_common,
+    of_episodes,
+    returns_to_go,
+)
+from msgrpo.train.msgrpo import composite_returns, group_advantages
 
 # Two episodes part at s1: `up` pays 1 at the next step, `down` nothing; before it one got 2 by luck.
 GROUP = [
@@ -27,7 +37,11 @@ def credit(
     group: Trajectories = GROUP,
     divided: bool = True,
 ) -> Advantages:
-    return ESTIMATORS[name](group, gamma, lam, weight, divided)  # type: ignore[index]
+    returns_G = composite_returns(
+        [[step.reward for step in one] for one in group], [[0.0] * len(one) for one in group]
+    )
+    episodes_G = of_episodes(group_advantages(returns_G), returns_G, divided)
+    return ESTIMATORS[name](group, episodes_G, gamma, lam, weight, divided)  # type: ignore[index]
 
 
 def test_returns_to_go_are_discounted_from_the_last_turn_back() -> None:

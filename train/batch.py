@@ -13,7 +13,7 @@ from msgrpo.agent import Completion
 from msgrpo.models.shared_prefix import common_prefix_length
 from msgrpo.train.collect import Group
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.credit import ESTIMATORS, Advantages, in_common
+from msgrpo.train.credit import ESTIMATORS, Advantages, in_common, of_episodes
 from msgrpo.train.objectives import combined
 from msgrpo.train.selection import keep_indices, widest_groups
 
@@ -113,7 +113,8 @@ def credit(group: Group, config: TrainConfig, values: Advantages | None) -> Adva
             for one, of_episode in zip(steps, values, strict=True)
         ]
     divided = config.scale == "group"
-    return ESTIMATORS[config.credit](steps, config.gamma, config.lam, config.state_weight, divided)
+    episodes_G = of_episodes(group.advantages_G, group.returns_G, divided)
+    return ESTIMATORS[config.credit](steps, episodes_G, config.gamma, config.lam, config.state_weight, divided)
 
 
 def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:

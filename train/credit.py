@@ -1,6 +1,7 @@
 """Credit: what each turn of a group's episodes is worth. `episode` is the paper's; the others are its rivals.
 
-Each takes the G trajectories of a group as `Step`s and returns an advantage for every turn. R_jt = Σ_{k≥t} γ^{k−t}
+Each takes the G trajectories of a group as `Step`s, and the advantages A_j that `msgrpo.py` gave its episodes
+(`of_episodes_G`, see `of_episodes`), and returns an advantage for every turn. R_jt = Σ_{k≥t} γ^{k−t}
 r_jk is the return to go, r the reward with its shaping. Turns are in the same *state* if their prompts are equal: a
 prompt holds all that the policy sees, the number of the step included, so nothing of the history is hidden that the
 policy could have used (the objection of HGPO, arXiv 2602.22817, to grouping by the last observation does not arise).
@@ -54,6 +55,11 @@ Trajectories = Sequence[Sequence[Step]]
 Advantages = list[list[float]]  # [j][t]
 
 
+def of_episodes(advantages_G: Tensor, returns_G: Tensor, divided: bool) -> Tensor:
+    """A_j = (C_j − mean C) / std C of each episode, or in units of reward, C_j − mean C; zeros if all are equal."""
+    return advantages_G if divided else advantages_G * returns_G.std(correction=0)
+
+
 def returns_to_go(trajectories: Trajectories, gamma: float) -> Advantages:
     """R_jt = r_jt + γ R_j,t+1, from the last turn back."""
     found = []
@@ -66,25 +72,30 @@ def returns_to_go(trajectories: Trajectories, gamma: float) -> Advantages:
     return found
 
 
-def episode(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
-    """A_j on every turn of episode j: (C_j − mean C) / std C with the undiscounted C_j."""
-    advantages_G = _centred([sum(step.reward for step in steps) for steps in trajectories], divided)
-    return [[float(advantage)] * len(steps) for advantage, steps in zip(advantages_G, trajectories, strict=True)]
+def episode(
+    trajectories: Trajectories, of_episodes_G: Tensor, gamma: float, lam: float, weight: float, divided: bool
+) -> Advantages:
+    """A_j on every turn of episode j."""
+    return [[advantage] * len(steps) for advantage, steps in zip(of_episodes_G.tolist(), trajectories, strict=True)]
 
 
-def to_go(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
+def to_go(
+    trajectories: Trajectories, of_episodes_G: Tensor, gamma: float, lam: float, weight: float, divided: bool
+) -> Advantages:
     """The return to go, centred and scaled over all turns of the group: rewards before a turn are noise to it."""
     going = returns_to_go(trajectories, gamma)
     return _like(_centred([value for one in going for value in one], divided), going)
 
 
-def state(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
+def state(
+    trajectories: Trajectories, of_episodes_G: Tensor, gamma: float, lam: float, weight: float, divided: bool
+) -> Advantages:
     """The episode's advantage plus `weight` times the advantage among the turns in the same state.
 
     A state that was met once, or where all returns to go are equal, adds nothing.
     """
     going = returns_to_go(trajectories, gamma)
-    found = episode(trajectories, gamma, lam, weight, divided)
+    found = episode(trajectories, of_episodes_G, gamma, lam, weight, divided)
     for places in by_state(trajectories).values():
         among = _centred([going[j][t] for j, t in places], divided)
         for (j, t), advantage in zip(places, among, strict=True):
@@ -92,7 +103,9 @@ def state(trajectories: Trajectories, gamma: float, lam: float, weight: float, d
     return found
 
 
-def state_action(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
+def state_action(
+    trajectories: Trajectories, of_episodes_G: Tensor, gamma: float, lam: float, weight: float, divided: bool
+) -> Advantages:
     """Q(s, a) − V(s), both means of returns to go; answers with the same action share what they brought.
 
     Scaled by the root of the mean square over all turns; not centred, since it is centred in every state already.
@@ -114,7 +127,9 @@ def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
     return found
 
 
-def gae(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
+def gae(
+    trajectories: Trajectories, of_episodes_G: Tensor, gamma: float, lam: float, weight: float, divided: bool
+) -> Advantages:
     """A_jt = Σ_k (γλ)^k δ_j,t+k with δ_jt = r_jt + γ V(s_j,t+1) − V(s_jt), V(s) the mean return to go in s.
 
     V is 0 after the last turn. Scaled by the root of the mean square over all turns.
@@ -125,7 +140,9 @@ def gae(trajectories: Trajectories, gamma: float, lam: float, weight: float, div
     return _scaled(_gae(trajectories, values, gamma, lam), trajectories, divided)
 
 
-def critic(trajectories: Trajectories, gamma: float, lam: float, weight: float, divided: bool) -> Advantages:
+def critic(
+    trajectories: Trajectories, of_episodes_G: Tensor, gamma: float, lam: float, weight: float, divided: bool
+) -> Advantages:
     """`gae` with V from the critic, which knows states that were met only once by what the model makes of them."""
     values = [[step.value for step in steps] for steps in trajectories]
     return _scaled(_gae(trajectories, values, gamma, lam), trajectories, divided)
@@ -143,7 +160,8 @@ def _gae(trajectories: Trajectories, values: Advantages, gamma: float, lam: floa
     return found
 
 
-ESTIMATORS: Mapping[Credit, Callable[[Trajectories, float, float, float, bool], Advantages]] = {
+Estimator = Callable[[Trajectories, Tensor, float, float, float, bool], Advantages]
+ESTIMATORS: Mapping[Credit, Estimator] = {
     "episode": episode,
     "to-go": to_go,
     "state": state,
@@ -187,8 +205,7 @@ def _flat(values: Advantages) -> Tensor:
 def _centred(returns: Sequence[float], divided: bool) -> Tensor:
     """Less their mean, and divided by their spread or not; zeros where they are all equal."""
     values = _tensor(returns)
-    advantages = group_advantages(values)
-    return advantages if divided else advantages * values.std(correction=0)
+    return of_episodes(group_advantages(values), values, divided)
 
 
 def _like(flat: Tensor, shape: Advantages) -> Advantages:

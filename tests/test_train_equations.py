@@ -1,0 +1,75 @@
+"""The equations of `train/msgrpo.py` are the way to the loss: there is no second one beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from msgrpo.episode import Episode
+from msgrpo.train import batch, collect, credit, selection
+from msgrpo.train import update as update_module
+from msgrpo.train.batch import Sample, pick
+from msgrpo.train.collect import grouped, play_groups
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.loop import train
+from msgrpo.train.msgrpo import composite_returns
+from msgrpo.train.policy import Policy
+from msgrpo.train.rollouts import next_starts
+from msgrpo.train.update import _accumulate
+
+TINY = ["groups=3", "group_size=6", "keep=3", "minibatches=2", "eval_episodes=2", "kl_coef=0"]
+EQUATIONS = ("composite_returns", "group_advantages", "aaw_sample", "policy_loss")
+
+
+def gradient(policy: Policy, samples: list[Sample], config: TrainConfig) -> torch.Tensor:
+    policy.model.zero_grad()
+    _accumulate(policy, samples, samples, config)
+    return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
+
+
+def test_negated_returns_turn_the_gradient_of_a_default_update_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(settings=TINY)
+    policy = Policy(config)
+    model = HfEngine(policy, config.scenarios[0], config).load(0)
+    starts, _ = next_starts(config, 0)
+    episodes = asyncio.run(play_groups(model, config, 0, starts, config.sampling))
+
+    def samples(of: list[Episode]) -> list[Sample]:
+        picked = pick(grouped(of, config, 0, starts), config, torch.Generator().manual_seed(0))
+        return [sample for one in picked for sample in one.samples()]
+
+    before = gradient(policy, samples(episodes), config)
+    monkeypatch.setattr(collect, "composite_returns", lambda *given: -composite_returns(*given))
+    after = gradient(policy, samples(episodes), config)
+    assert before.norm() > 0
+    assert (after + before).norm() < 1e-5 * before.norm()
+
+
+def test_a_default_update_computes_each_equation_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of each group the returns and advantages, of each that is not flat the draw, of each micro-batch the loss."""
+    counts: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return call(*given, **named)
+
+        return counted
+
+    for module in (collect, credit, selection, batch, update_module):
+        for name in EQUATIONS:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+    monkeypatch.setattr(update_module, "micro_batches", counting("micro", update_module.micro_batches))
+    train(make_config(settings=TINY, given={"steps": 1}), tmp_path / "run", report=Quiet())
+    assert counts["composite_returns"] == counts["group_advantages"] == 3
+    assert 1 <= counts["aaw_sample"] <= 3
+    assert counts["policy_loss"] == counts["micro"] == 2
