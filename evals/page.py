@@ -79,7 +79,7 @@ REPLAY = """<section id="replays"><h2>Replays</h2>
 
 def html(board: Leaderboard, plays: Sequence[Series], *, replays: int = REPLAYS) -> str:
     """The whole page, with the first `replays` episodes of each play. What agents wrote is escaped or set as text."""
-    style, script = (files("evals").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, script = (files("msgrpo.evals").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'

@@ -128,6 +128,8 @@ def test_the_wheel_owns_one_name_and_lives_beside_others(tmp_path: Path) -> None
     tiny = [part for setting in settings for part in ("--set", setting)]
     run(python, "-m", "msgrpo.cli", "train", "--steps", "1", "--out", "run", *tiny)
     assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
+    run(python, "-m", "msgrpo.cli", "eval", "adapter:run", "random", "--episodes", "1", "--out", "tables")
+    assert (tmp_path / "tables" / "leaderboard.html").is_file()  # whose style and script come with the package
 
 
 def pip(python: str, *arguments: str) -> None:
