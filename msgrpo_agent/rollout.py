@@ -171,10 +171,12 @@ async def play_on(
                     break
                 if played > scenario.step_limit:
                     raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
-                views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in game.to_move}
-            await asyncio.sleep(
-                0
-            )  # an agent that answers at once must not keep others, and a Ctrl-C, from their turn
+                moving = tuple(game.to_move)
+                if not moving or not set(moving) <= set(agents):
+                    raise GameFaultError(f"to_move is {moving!r}, not some of {', '.join(agents)}", rule="actions")
+                views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in moving}
+            # An agent that answers at once must not keep others, and a Ctrl-C, from their turn.
+            await asyncio.sleep(0)
             decisions = await decide(agents, views)
             apply_turn(episode, game, views, decisions, shaping)
             after_step(episode)

@@ -159,6 +159,18 @@ async def test_a_games_own_fault_costs_its_episode_and_is_named(game: type[Game]
         assert f"{Path(__file__).name}:" in episode.error_message  # file and line
 
 
+@pytest.mark.parametrize("moving", [(), ("ghost",), ("player", "ghost")])
+async def test_who_is_to_move_is_one_of_the_players(moving: tuple[str, ...]) -> None:
+    class Moves(Walk):
+        @property
+        def to_move(self) -> tuple[str, ...]:
+            return moving
+
+    episode = await played(Moves)
+    assert episode.error == GAME_FAULT
+    assert "to_move is" in episode.error_message
+
+
 @pytest.mark.parametrize("reward", [np.float32(1), np.float64(1), np.int64(1), True, 1, np.array(1.0)])
 async def test_numbers_of_any_library_are_rewards(reward: Any) -> None:
     """Every Gymnasium game returns them; they passed the check and ended a training in a traceback."""
