@@ -182,22 +182,9 @@ SUCCESS = Axis((0.0, 0.25, 0.5, 0.75, 1.0))
 def return_axis(rows: Iterable[Row]) -> Axis:
     """The one scale of all charts of returns: from zero, or below, to the highest end of an interval."""
     shown = [row for row in rows if row.success_rate is None]
-    return axis(
-        min(
-            [
-                0.0,
-                *(row.return_low for row in shown if not math.isnan(row.return_low)),
-                *(row.return_mean for row in shown),
-            ]
-        ),
-        max(
-            [
-                0.0,
-                *(row.return_high for row in shown if not math.isnan(row.return_high)),
-                *(row.return_mean for row in shown),
-            ]
-        ),
-    )
+    points = [value for row in shown for value in (row.return_low, row.return_mean, row.return_high)]
+    points = [0.0, *(value for value in points if not math.isnan(value))]  # NaN: there is no interval
+    return axis(min(points), max(points))
 
 
 def axis(low: float, high: float) -> Axis:

@@ -196,6 +196,7 @@ class Price(BaseModel):
 
 
 Asked = Annotated[int, Field(ge=0, le=MANY)]
+Repeats = Annotated[int, Field(ge=1, le=1000)]
 FREE = Price(prompt=0, completion=0)
 
 
@@ -216,9 +217,7 @@ class Run(BaseModel):
     forgiven: dict[Clean, int] = {}  # record -> leading lines whose failures use no attempts up
     started: dict[Clean, int] = {}  # agent -> starts of the evaluation
     ended: dict[Clean, int] = {}  # agent -> those of them that came to their end
-    repeats: dict[
-        Clean, dict[Clean, Annotated[int, Field(ge=1, le=1000)]]
-    ] = {}  # agent -> scenario -> episodes a start
+    repeats: dict[Clean, dict[Clean, Repeats]] = {}  # agent -> scenario -> episodes from each start
     names: dict[Clean, Clean] = {}  # agent -> what tables call it
     commands: list[Command] = []  # what was started, in order
 

@@ -46,9 +46,7 @@ class Verified:
     misjudged: int = 0  # episodes with a regret that is not what the judge says now
     foreign: int = 0  # finished episodes with seeds of no suite
     missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
-    unplayed: dict[str, int] = field(
-        default_factory=dict
-    )  # scenario -> episodes that were asked for and are not there
+    unplayed: dict[str, int] = field(default_factory=dict)  # scenario -> asked for, and not there
     twice: int = 0  # lines that repeat an episode
     computed: int = 0  # turns of players whose every move follows from the seeds, played again
     outdated: int = 0  # episodes of a reference player of another version

@@ -65,6 +65,13 @@ def observation_of(game: Game, player: str) -> str:
     return printable(seen if legal == game.actions or not legal else f"{seen}\nLegal now: {', '.join(legal)}.")
 
 
+def outcome_of(game: Game) -> Outcome:
+    """How a game stands. Raises GameFaultError where it says anything but an Outcome."""
+    if not isinstance(game.outcome, Outcome):
+        raise GameFaultError(f"outcome is {str(game.outcome)[:80]!r}, not a msgrpo.game.Outcome")
+    return game.outcome
+
+
 def apply_turn(
     episode: Episode,
     game: Game,
@@ -79,7 +86,7 @@ def apply_turn(
     step = game.steps
     with games_code(episode.scenario):
         rewards = game.step({player: decision.action for player, decision in decisions.items()})
-        after = (game.outcome, game.success, dict(game.returns))
+        after = (outcome_of(game), game.success, dict(game.returns))
     for player in set(rewards) - set(decisions):
         for turn in episode.turns_of(player)[-1:]:
             turn.late += rewards[player]
@@ -167,7 +174,7 @@ async def play_on(
     try:
         for played in count(game.steps):
             with games_code(name):
-                if game.outcome is not Outcome.PLAYING:
+                if outcome_of(game) is not Outcome.PLAYING:
                     break
                 if played > scenario.step_limit:
                     raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")

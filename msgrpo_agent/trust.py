@@ -15,14 +15,8 @@ from typing import Any
 from msgrpo.errors import UsageError
 
 _allowed: set[str] = set()
-SETTINGS = (
-    "scenario",
-    "gate",
-    "rollouts",
-    "adapters",
-    "opponent",
-    "test_opponent",
-)  # of a run: those that can name code or a server
+# Settings of a run, or of a study, that can name code or a server.
+SETTINGS = ("scenario", "gate", "rollouts", "adapters", "opponent", "test_opponent")
 
 
 def allow(names: Iterable[str]) -> None:

@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
-from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError
 from msgrpo.models.paths import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    Shapes,
     base_path,
-    check_header,
     is_folder,
     read_adapter_config,
+    tensor_shapes,
 )
-
-Shapes = dict[str, tuple[int, ...]]
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM's --max-lora-rank takes
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the base's own weights
@@ -59,18 +57,6 @@ def served_rank(rank: int) -> int:
         if rank <= allowed:
             return allowed
     raise ModelError(f"vLLM serves adapters up to rank {RANKS[-1]}, this one has {rank}")
-
-
-def tensor_shapes(file: Path) -> Shapes:
-    """Tensor name → shape, from the header. Raises ModelError when the file is torn or no safetensors."""
-    try:
-        check_header(file)
-        with safe_open(file, framework="numpy") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise ModelError(f"{file} is no complete safetensors file: {error}", fix="copy or train it again") from error
 
 
 def base_shapes(folder: Path) -> Shapes:

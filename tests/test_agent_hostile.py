@@ -171,6 +171,20 @@ async def test_who_is_to_move_is_one_of_the_players(moving: tuple[str, ...]) -> 
     assert "to_move is" in episode.error_message
 
 
+async def test_an_outcome_is_none_but_an_outcome() -> None:
+    """A text in its place ended a training in a division by zero: nothing had been played, and it seemed over."""
+
+    class Says(Walk):
+        @property
+        def outcome(self) -> Any:
+            return "playing"
+
+    episode = await played(Says)
+    assert episode.error == GAME_FAULT
+    assert "outcome is 'playing'" in episode.error_message
+    assert [one.rule for one in examine(scenario(Says), plays=2).breaches] == ["start"]
+
+
 @pytest.mark.parametrize("reward", [np.float32(1), np.float64(1), np.int64(1), True, 1, np.array(1.0)])
 async def test_numbers_of_any_library_are_rewards(reward: Any) -> None:
     """Every Gymnasium game returns them; they passed the check and ended a training in a traceback."""
@@ -438,7 +452,7 @@ def test_what_is_no_base_is_said_in_a_sentence(base: Path, tmp_path: Path) -> No
 
 
 def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     began = time.monotonic()
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_base("somebody/some-model")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from msgrpo.errors import RunError
@@ -25,7 +25,7 @@ from msgrpo.files import digest, replace_text, sync_folder
 KEEP = 2
 
 
-@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Progress:
     """Where a run stands: updates done, start seed to go on from, and the counters that its summary needs."""
 
@@ -33,9 +33,8 @@ class Progress:
     next_start: Annotated[int, Field(ge=0)] = 0
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     flat_groups: int = 0
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = (
-        None  # of the next rollouts, where it is adapted
-    )
+    # of the next rollouts, where it is adapted
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _state(held: Any) -> State:
         raise TypeError("a state holds progress, adapter and optimizer")
     if not all(isinstance(tensor, torch.Tensor) for tensor in held["adapter"].values()):
         raise TypeError("an adapter is made of tensors")
-    return State(TypeAdapter(Progress).validate_python(held["progress"]), held["adapter"], held["optimizer"])
+    return State(Progress(**held["progress"]), held["adapter"], held["optimizer"])
 
 
 def _folders(run: Path) -> list[Path]:

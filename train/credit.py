@@ -11,7 +11,7 @@ policy could have used (the objection of HGPO, arXiv 2602.22817, to grouping by 
     state          A_j + w · (R_jt − mean_s R) / std_s R         GiGPO, arXiv 2505.10978
     state-action   (mean_{s,a} R − mean_s R) / rms over all      RTMC, arXiv 2604.11037; BiPACE, arXiv 2606.25556
     lambda         Σ_k (γλ)^k δ_{t+k} / rms over all             GAE on a table of states; GAGPO, arXiv 2605.13217
-    critic         the same with values of `critic.py`   PPO, arXiv 1707.06347; GAE, arXiv 1506.02438
+    critic         the same with the values of `critic.py`       PPO, arXiv 1707.06347; GAE, arXiv 1506.02438
 
 *rms*: the root of the mean square, not centred.
 

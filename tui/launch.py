@@ -285,7 +285,7 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
         )
     with needs("--web", "web"):
         from textual_serve.server import Server
-    command = shlex.join([sys.executable, "-m", "msgrpo.cli", *without_web(arguments)])
+    command = shlex.join([sys.executable, "-P", "-m", "msgrpo.cli", *without_web(arguments)])
     with TemporaryDirectory() as templates:
         page_without_links(Path(templates))
         Server(command, host=host, port=port, title="msgrpo play", templates_path=templates).serve()

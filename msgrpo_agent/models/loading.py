@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import threading
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from pydantic import ValidationError
 from pydantic_core import from_json
-from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -27,7 +26,7 @@ from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO as NANO
 from msgrpo.models.paths import NANO_DIR as NANO_DIR
 from msgrpo.models.paths import base_path as base_path
-from msgrpo.models.paths import check_base, check_header, is_folder, own_code
+from msgrpo.models.paths import check_base, is_folder, own_code, tensor_shapes
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.trunk import prepare
 from msgrpo.prompt import PromptTemplate
@@ -86,7 +85,6 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     from peft import LoraConfig, PeftModel
 
     config = read_adapter_config(folder)
-    check_header(folder / ADAPTER_WEIGHTS)
     lora = LoraConfig(**adapter_arguments(folder, config))
     model, tokenizer = load_base(config["base_model_name_or_path"], device=device, dtype=dtype)
     try:
@@ -103,12 +101,8 @@ def _look_at_hub(name: str) -> None:
     """Raise where a model is not on this disk and the hub cannot be reached: its client would try for minutes."""
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
-    request = urllib.request.Request(f"{constants.ENDPOINT}/api/models/{name}", method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=HUB_S):
-            return
-    except urllib.error.HTTPError:
-        return  # it answers; its client says what is wrong
+    with suppress(HfHubHTTPError):  # it answers: loading says what is wrong
+        HfApi().model_info(name, timeout=HUB_S)
 
 
 def adapter_arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +111,8 @@ def adapter_arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
     The layers are those that the weights name: a pattern from a file is no pattern that is run over anything. Raises
     ModelError for a config that asks for more than that.
     """
-    named = {key.rsplit(".lora_", 1)[0].removeprefix("base_model.model.") for key in _tensor_names(folder)}
+    tensors = [name for name in tensor_shapes(folder / ADAPTER_WEIGHTS) if ".lora_" in name]
+    named = {name.rsplit(".lora_", 1)[0].removeprefix("base_model.model.") for name in tensors}
     said = {key: config[key] for key in PLAIN if key in config}
     odd = [key for key in NOT_PLAIN if config.get(key)] + [
         key for key, kind in PLAIN.items() if key in said and not (isinstance(said[key], kind) and _fits(said[key]))
@@ -169,14 +164,6 @@ def _fits(value: Any) -> bool:
     if isinstance(value, dict):
         return all(re.fullmatch(r"[\w.]{1,200}", key) and _fits(held) for key, held in value.items())
     return isinstance(value, (int, float)) and 0 < value <= LARGEST
-
-
-def _tensor_names(folder: Path) -> list[str]:
-    try:
-        with safe_open(folder / ADAPTER_WEIGHTS, framework="numpy") as tensors:
-            return [name for name in tensors.keys() if ".lora_" in name]  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"the adapter {folder} cannot be read: {error}", fix="copy or train it again") from error
 
 
 def nano() -> LocalModel:

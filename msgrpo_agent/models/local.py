@@ -156,15 +156,12 @@ class LocalModel:
         seeds: Sequence[int],
         *,
         actions: Sequence[tuple[str, ...]] | None = None,
-        stream: Any = None,
-        abandoned: Callable[[], bool] = lambda: False,
     ) -> list[Completion]:
-        """Answer prompts that share a prefix, as one batch. `abandoned` is asked before every token: a person who
-        leaves, or takes the seat over, does not wait for the rest of the answer.
+        """Answer prompts that share a prefix, as one batch.
 
         Raises EndpointError for a prompt that is longer than the model's context.
         """
-        found = self._completed(prompts, sampling, seeds, actions=actions, stream=stream, abandoned=abandoned)
+        found = self._completed(prompts, sampling, seeds, actions=actions)
         for one in found:
             if isinstance(one, EndpointError):
                 raise one
@@ -186,7 +183,11 @@ class LocalModel:
         stream: Any = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> list[Completion | EndpointError]:
-        """The answers in the order of the prompts; in the place of one that is too long, why there is none."""
+        """The answers in the order of the prompts; in the place of one that is too long, why there is none.
+
+        `abandoned` is asked before every token: a person who leaves, or takes the seat over, does not wait for the
+        rest of the answer.
+        """
         rows, asked = self.chat.ids(prompts), actions or [()] * len(prompts)
         known = self.model.get_input_embeddings().weight.shape[0]
         if (largest := max(map(max, rows))) >= known:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
+from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError
 
+Shapes = dict[str, tuple[int, ...]]
 LARGEST_CONFIG = 8 * 2**20  # bytes of a config
 LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
 NANO = "nano"
@@ -62,6 +64,18 @@ def check_header(file: Path) -> int:
                 f"{file} is no complete safetensors file: its list of tensors is damaged: {error}",
                 fix="copy or train it again",
             ) from error
+
+
+def tensor_shapes(file: Path) -> Shapes:
+    """Tensor name → shape, from the header. Raises ModelError when the file is torn or no safetensors."""
+    try:
+        check_header(file)
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise ModelError(f"{file} is no complete safetensors file: {error}", fix="copy or train it again") from error
 
 
 def check_base(base: str) -> None:

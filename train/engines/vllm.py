@@ -148,9 +148,8 @@ class VllmEngine:
                 if re.fullmatch(rf"\.?{re.escape(old)}-v\d{{6,}}(\.part)?", folder.name)
             ]
             asyncio.run(self._unload(left))
-        called = (
-            re.sub(r"[^A-Za-z0-9_.]+", "-", out.resolve().name).strip("-.") or "run"
-        )  # a model's name, and a URL's
+        # The name of a model, and a part of a URL.
+        called = re.sub(r"[^A-Za-z0-9_.]+", "-", out.resolve().name).strip("-.") or "run"
         self._name = f"{called}-{secrets.token_hex(3)}"
         out.mkdir(parents=True, exist_ok=True)
         replace_text(owner, self._name)
