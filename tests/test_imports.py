@@ -195,13 +195,14 @@ def test_files_are_written_in_one_move() -> None:
 
 
 def test_every_benchmark_can_be_started() -> None:
-    """A benchmark that nobody runs for a while must not be broken by a name that moved."""
+    """A benchmark or notebook that nobody runs for a while must not be broken by a name that moved."""
     pytest.importorskip("torch")
-    names = sorted(file.stem for file in (ROOT / "benchmarks").glob("*.py"))
+    folders = [ROOT / "benchmarks", ROOT / "benchmarks" / "studies"]
+    names = sorted(file.stem for folder in folders for file in folder.glob("*.py"))
     program = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False

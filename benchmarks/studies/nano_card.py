@@ -1,7 +1,8 @@
 """What the embedded model can do, for its card: play, format, reading the rules, and what its thought is for.
 Whether its words are true, and what the best use of them would give, is in `words.py`.
 
-    python benchmarks/nano_card.py --episodes 200 --result benchmarks/results/nano-card.json
+    PYTHONPATH=benchmarks python benchmarks/studies/nano_card.py --episodes 200 \\
+        --result benchmarks/results/nano-card.json
 
 "Another's thought" puts what nano says in some other position of the scenario into its mouth, so that it acts on
 words that are wrong here: what it then loses is what its own are worth. "Apples taken" is how often it moves onto an

@@ -1,6 +1,7 @@
 """Credit against the truth: where each estimator sends the policy, and where the exact advantages would send it.
 
-    python benchmarks/credit_truth.py --model nano --model adapter:runs/fl --result truth.json
+    PYTHONPATH=benchmarks python benchmarks/studies/credit_truth.py --model nano --model adapter:runs/fl \\
+        --result truth.json
 
 For fixed policies on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
 sampled; their frequencies are taken as the policy itself, so its values are exact: Q and A = Q − V by dynamic

@@ -3,7 +3,8 @@
     msgrpo lab benchmarks/studies/override.toml --out runs/override
     msgrpo eval base:runs/nano-snake adapter:runs/override/nothing/seed-0 … --scenario snake \\
         --scenario snake-poison-apple --episodes 100 --out runs/override-eval
-    python benchmarks/apples.py --records runs/override-eval --against base:runs/nano-snake --against nothing \\
+    PYTHONPATH=benchmarks python benchmarks/studies/apples.py --records runs/override-eval \\
+        --against base:runs/nano-snake --against nothing \\
         --result benchmarks/results/apples-override.json
 
 Apples eaten in an episode, from the records of `msgrpo eval`: its rewards without the −1 of a death, and without

@@ -1,6 +1,7 @@
 """Whether a taught model says what is true of a game from outside: its words against the scenario's own description.
 
-    python benchmarks/described.py runs/eval-goto --result benchmarks/results/described-babyai-goto.json
+    PYTHONPATH=benchmarks python benchmarks/studies/described.py runs/eval-goto \\
+        --result benchmarks/results/described-babyai-goto.json
 
 For every record of an evaluation's folder: the share of turns whose words are exactly what the scenario's `describe`
 says of that state. The game is simulated again from the record. A game from a file: say `--game my_game.py:scenario`.

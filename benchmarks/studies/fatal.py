@@ -1,6 +1,7 @@
 """How loudly does each credit say what killed the snake, and does the snake know?
 
-    python benchmarks/fatal.py --adapter msgrpo_agent/nano/adapters/snake --result benchmarks/results/fatal-snake.json
+    PYTHONPATH=benchmarks python benchmarks/studies/fatal.py --adapter msgrpo_agent/nano/adapters/snake \\
+        --result benchmarks/results/fatal-snake.json
 
 Snake has no exact advantages to hold an estimator against (`credit_truth.py` has them for the lake), but the worth of
 some of its turns is beyond doubt: one that kills costs the reward of death and all apples after it, and a step nearer

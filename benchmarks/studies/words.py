@@ -1,7 +1,8 @@
 """Are a model's own words true, and what is the best that could be made of them?
 
-    python benchmarks/words.py nano --result benchmarks/results/words-nano.json
-    python benchmarks/words.py adapter:runs/fl --scenario frozen-lake --result benchmarks/results/words-fl.json
+    PYTHONPATH=benchmarks python benchmarks/studies/words.py nano --result benchmarks/results/words-nano.json
+    PYTHONPATH=benchmarks python benchmarks/studies/words.py adapter:runs/fl --scenario frozen-lake \\
+        --result benchmarks/results/words-fl.json
 
 The model plays, and each of its thoughts is held against the game. Then two players that know nothing but its words
 act on them as well as can be (`msgrpo.train.words.follow`): one that hears no looking ahead, one that always does

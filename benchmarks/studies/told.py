@@ -1,8 +1,10 @@
 """How fast does the adapter learn when it is *told* the right action in every turn, instead of finding out?
 
-    OMP_NUM_THREADS=1 python benchmarks/told.py --set steps=20 --adapter msgrpo_agent/nano/adapters/snake \
+    OMP_NUM_THREADS=1 PYTHONPATH=benchmarks python benchmarks/studies/told.py --set steps=20 \\
+        --adapter msgrpo_agent/nano/adapters/snake \\
         --result benchmarks/results/told-snake.json
-    OMP_NUM_THREADS=1 python benchmarks/told.py --scenario frozen-lake-slippery --set steps=20 \
+    OMP_NUM_THREADS=1 PYTHONPATH=benchmarks python benchmarks/studies/told.py --scenario frozen-lake-slippery \\
+        --set steps=20 \\
         --result benchmarks/results/told-slippery.json
 
 The loop is that of training: the current adapter plays groups, and an update goes over all their turns in

@@ -1,6 +1,7 @@
 """How many turns does a credit leave without any advantage?
 
-    python benchmarks/silent.py runs/lab/credit-snake-rest --result benchmarks/results/silent-snake.json
+    PYTHONPATH=benchmarks python benchmarks/studies/silent.py runs/lab/credit-snake-rest \\
+        --result benchmarks/results/silent-snake.json
 
 Credits that compare equal states (`state-action`, `lambda`) have nothing to compare where a state was met by one
 episode alone: its value is that episode's own return, and the advantage is 0 (for `state-action` also where all that

@@ -1,6 +1,7 @@
 """How much of a group's spread is luck: the same group, each episode with its own luck, and all with common luck.
 
-    python benchmarks/luck.py --model nano --model adapter:runs/fl --scenario snake --result luck.json
+    PYTHONPATH=benchmarks python benchmarks/studies/luck.py --model nano --model adapter:runs/fl \\
+        --scenario snake --result luck.json
 
 From each start a square of episodes is played: K seeds of sampling by K seeds of luck. A group as training plays it
 is a diagonal of that square (every episode with luck of its own), a group under common luck is a column. For returns

@@ -1,4 +1,7 @@
-"""The arithmetic of benchmarks whose figures stand in docs/results.md."""
+"""The arithmetic of the research notebooks in this folder; `make test` does not run them:
+
+python -m pytest benchmarks/studies
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,15 @@ from msgrpo.rollout import play_episode
 torch = pytest.importorskip("torch")
 
 
+@pytest.fixture(autouse=True)
+def notebooks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(__file__).parent
+    monkeypatch.syspath_prepend(here.parent)
+    monkeypatch.syspath_prepend(here)
+
+
 @pytest.fixture
-def luck(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+def luck(notebooks_can_be_imported: None) -> Any:
     return importlib.import_module("luck")
 
 
@@ -62,8 +71,7 @@ def test_taking_the_means_for_the_parts_would_be_wrong(luck: Any) -> None:
 
 
 @pytest.fixture
-def fatal(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+def fatal(notebooks_can_be_imported: None) -> Any:
     return importlib.import_module("fatal")
 
 
@@ -85,8 +93,7 @@ def test_what_killed_is_the_last_turn_of_an_episode_that_ended_early(fatal: Any,
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+def told(notebooks_can_be_imported: None) -> Any:
     return importlib.import_module("told")
 
 
@@ -146,8 +153,7 @@ def test_danger_and_bites_by_hand(told: Any) -> None:
 
 
 @pytest.fixture
-def credit_truth(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+def credit_truth(notebooks_can_be_imported: None) -> Any:
     return importlib.import_module("credit_truth")
 
 
@@ -248,8 +254,7 @@ def test_the_better_the_values_the_closer_the_credit_of_a_game_of_chance(credit_
     assert found["values"]["lambda"] == found["nothing"]["lambda"]
 
 
-def test_a_turn_without_advantage_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+def test_a_turn_without_advantage_is_silent() -> None:
     silent = importlib.import_module("silent").silent
     found = silent([[1.0, 0.0], [-1.0, 0.0, 0.5], [0.0] * 10])
     assert (found["episodes"], found["turns"]) == (3, 15)
