@@ -14,7 +14,7 @@ from msgrpo.games import get_scenario
 from msgrpo.models.paths import NANO_DIR, read_adapter_config, shipped_adapters
 from msgrpo.rollout import play_episode
 from msgrpo.specs import make_agent
-from msgrpo.train.words import Words, truth
+from msgrpo.train.nano.words import Words, truth
 
 
 def test_nanos_text_is_from_the_training_starts_of_this_suite() -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -76,17 +75,11 @@ def test_the_librarys_names_are_there_and_no_others() -> None:
         msgrpo.nothing  # noqa: B018
 
 
-def test_the_tree_in_the_readme_names_every_module_and_nothing_else() -> None:
-    """The README's tree is the manual: every file of the five packages, and every folder inside them."""
+def test_the_readme_names_every_folder() -> None:
+    """The README's map goes down to folders; the files of a folder say themselves what they are."""
     readme = (ROOT / "README.md").read_text()
-    tree = readme.split("## The tree is the manual")[1].split("```")[1]
-    packages = re.split(r"^(?=\w+/)", tree, flags=re.MULTILINE)
     for package in FOLDERS:
-        (block,) = [part for part in packages if part.startswith(f"{package}/")]
-        named = set(re.findall(r"[\w]+\.py\b|(?<=\s)[\w]+/(?=\s)", block.partition("\n")[2]))
-        files = {file.name for file in (ROOT / package).glob("*.py")} - {"__init__.py"}
-        folders = {f"{file.parent.name}/" for file in (ROOT / package).glob("*/*.py")}
-        assert named == files | folders | ({"nano/"} if package == "msgrpo_agent" else set()), package
+        assert f"{package}/" in readme, package
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.gates import EXAMPLE, accepted, gate_named, true_words
 from msgrpo.train.msgrpo import composite_returns, group_advantages
-from msgrpo.train.words import look
+from msgrpo.train.nano.words import look
 from tests.train_helpers import Told
 
 LAKE = get_scenario("frozen-lake")

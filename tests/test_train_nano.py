@@ -16,9 +16,9 @@ from msgrpo.errors import UsageError
 from msgrpo.game import Game, Outcome, stream
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.snake import DELTA
-from msgrpo.train import nano
-from msgrpo.train.nano import Build, build, lists_only, rows_of
-from msgrpo.train.words import Sight, Words, follow, look, looking_ahead, truth
+from msgrpo.train.nano import build as nano
+from msgrpo.train.nano.build import Build, build, lists_only, rows_of
+from msgrpo.train.nano.words import Sight, Words, follow, look, looking_ahead, truth
 
 ENOUGH = 6  # episodes of a scenario that a follower plays
 

@@ -28,7 +28,7 @@ from msgrpo.train.advice import advice, idle
 from msgrpo.train.collect import Group, beginning, opponent_of, own_turns, seats_in, seats_of
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.teach import rows_of, teach
+from msgrpo.train.nano.teach import rows_of, teach
 from tests.train_helpers import Told
 
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"

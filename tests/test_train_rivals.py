@@ -28,6 +28,7 @@ from msgrpo.train.credit import Step
 from msgrpo.train.critic import critic_values, hidden_states, left_out_values
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.nano.words import look
 from msgrpo.train.objectives import OBJECTIVES, combined, shares
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
@@ -35,7 +36,6 @@ from msgrpo.train.rollouts import next_starts
 from msgrpo.train.selection import widest_groups
 from msgrpo.train.temperature import following
 from msgrpo.train.token_weights import token_weights
-from msgrpo.train.words import look
 
 LAKE = get_scenario("frozen-lake")
 TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=2"]

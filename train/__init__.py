@@ -1,1 +1,1 @@
-"""The only package that trains: MS-GRPO (msgrpo.py), the embedded model (nano.py), the DQN baseline (dqn.py)."""
+"""The only package that trains: MS-GRPO (msgrpo.py), the embedded model (nano/), the DQN baseline (dqn.py)."""

@@ -173,7 +173,7 @@ def nano_build(
 ) -> None:
     """Train the embedded model again from nothing (about an hour). The same command goes on after a stop."""
     with needs("msgrpo nano build", "train"):
-        from msgrpo.train.nano import QUICK, STEPS, build
+        from msgrpo.train.nano.build import QUICK, STEPS, build
     from rich.progress import Progress
 
     steps = steps or (QUICK if quick else STEPS)
@@ -202,7 +202,7 @@ def nano_teach(
 ) -> None:
     """Teach nano the form of a new game's answers, from play on it; the result is a base for `msgrpo train`."""
     with needs("msgrpo nano teach", "train"):
-        from msgrpo.train.teach import STEPS, teach
+        from msgrpo.train.nano.teach import STEPS, teach
     from rich.progress import Progress
 
     from msgrpo.games import get_scenario

@@ -21,9 +21,9 @@ from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
 from msgrpo.train.credit import Credit, Scale
 from msgrpo.train.msgrpo import Aggregate
+from msgrpo.train.nano.words import has_words
 from msgrpo.train.objectives import OBJECTIVES, Weights
 from msgrpo.train.selection import Selection
-from msgrpo.train.words import has_words
 
 MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")

@@ -15,7 +15,7 @@ import numpy as np
 
 from msgrpo.errors import UsageError, users_code
 from msgrpo.train.collect import Group
-from msgrpo.train.words import Words, truth
+from msgrpo.train.nano.words import Words, truth
 
 Gate = Callable[[Group], bool]
 EXAMPLE = "msgrpo.train.gates:true_words"

@@ -31,6 +31,7 @@ from msgrpo.train.display import counter
 from msgrpo.train.engines import open_engine
 from msgrpo.train.evaluate import Evaluations, finish
 from msgrpo.train.gates import accepted, gate_named
+from msgrpo.train.nano.words import looking_ahead
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rollouts import Pace, Rollouts
@@ -41,7 +42,6 @@ from msgrpo.train.temperature import entropy, following
 from msgrpo.train.token_weights import token_weights
 from msgrpo.train.update import check_mismatch, update
 from msgrpo.train.watched import watched
-from msgrpo.train.words import looking_ahead
 
 
 def train(

@@ -24,7 +24,7 @@ from msgrpo.episode import Turn
 from msgrpo.game import Game
 from msgrpo.train.credit import Advantages
 from msgrpo.train.msgrpo import group_advantages
-from msgrpo.train.words import Words, truth
+from msgrpo.train.nano.words import Words, truth
 
 Weights = Literal["fixed", "variance"]
 

@@ -43,10 +43,10 @@ from msgrpo.train.batch import advantages
 from msgrpo.train.collect import Group, grouped, play_groups
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.critic import critic_values
+from msgrpo.train.nano.words import DEADLY, Sight, Words, gap
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.token_weights import token_weights
-from msgrpo.train.words import DEADLY, Sight, Words, gap
 
 KINDS = ("fatal", "nearer", "other")
 GAMMAS, LAMBDAS = (0.6, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.95)

@@ -31,7 +31,7 @@ from msgrpo.parse import parse_action
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.rollout import derive_seed
-from msgrpo.train.nano import FURTHER, rows_of
+from msgrpo.train.nano.build import FURTHER, rows_of
 
 ANOTHERS = "nano, another's thought"
 

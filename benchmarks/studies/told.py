@@ -9,7 +9,7 @@
 
 The loop is that of training: the current adapter plays groups, and an update goes over all their turns in
 minibatches, with the same loss, optimizer and penalty on the divergence from nano. Only there is no credit. In each
-turn the action of somebody who acts on the model's own words as well as can be (`msgrpo.train.words.follow`) stands
+turn the action of somebody who acts on the model's own words as well as can be (`train.nano.words.follow`) stands
 in the place of the model's; its tokens have the advantage 1 and the words 0, so the gradient is that of the
 log-likelihood of the right action. (On slippery ice that somebody looks at the neighbours and not at the chances,
 which nano says wrongly.)
@@ -52,11 +52,11 @@ from msgrpo.train.collect import POLICY, Play, play_episodes, play_groups
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.msgrpo import policy_loss
+from msgrpo.train.nano.words import DEADLY, Sight, Words, follow
 from msgrpo.train.policy import Policy
 from msgrpo.train.rollouts import next_starts
 from msgrpo.train.token_weights import token_weights
 from msgrpo.train.update import learning_rate
-from msgrpo.train.words import DEADLY, Sight, Words, follow
 
 EVERY = 5  # updates between evaluations
 

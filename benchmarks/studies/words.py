@@ -5,7 +5,7 @@
         --result benchmarks/results/words-fl.json
 
 The model plays, and each of its thoughts is held against the game. Then two players that know nothing but its words
-act on them as well as can be (`msgrpo.train.words.follow`): one that hears no looking ahead, one that always does
+act on them as well as can be (`train.nano.words.follow`): one that hears no looking ahead, one that always does
 (the words with which it begins are put into the model's mouth). What they reach is the ceiling of any training that
 only teaches the model to act on what it says; it stands next to every result of such a training.
 """
@@ -33,7 +33,7 @@ from msgrpo.models.local import LocalModel
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.references import OptimalAgent
 from msgrpo.rollout import play_episode
-from msgrpo.train.words import Sight, Words, follow, truth
+from msgrpo.train.nano.words import Sight, Words, follow, truth
 
 SAMPLING = Sampling(max_tokens=64)
 

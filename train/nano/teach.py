@@ -24,7 +24,7 @@ from msgrpo.models.loading import load_base
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import best_actions
 from msgrpo.rollout import observation_of
-from msgrpo.train.nano import Progress, Row, Source, answer_loss
+from msgrpo.train.nano.build import Progress, Row, Source, answer_loss
 
 SKILL = 0.4  # of its actions are the reference player's
 STEPS, BATCH = 250, 48

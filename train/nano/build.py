@@ -40,7 +40,7 @@ from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, s
 from msgrpo.models.trunk import trunk_and_head
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.references import best_actions
-from msgrpo.train.words import Sight, look
+from msgrpo.train.nano.words import Sight, look
 
 # Probabilities of the reference player's move and of the habit; the rest is random.
 PLAY = {"frozen-lake": (0.35, 0.5), "snake": (0.5, 0.3)}
