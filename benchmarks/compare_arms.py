@@ -1,9 +1,11 @@
 """Compare two arms of a study that is in `results/`, over the same seeds and the same starts.
 
     python benchmarks/compare_arms.py benchmarks/results/lab-credit-snake.json critic to-go
+    python benchmarks/compare_arms.py benchmarks/results/lab-credit-snake.json critic lambda \\
+        --other-file benchmarks/results/lab-credit-snake-rest.json
 
-Prints the mean difference of the test scores and its 95 % interval (bootstrap over seeds and starts). The second file
-may be another one, if both studies have the same seeds and starts: `... FILE ARM OTHER --other-file FILE2`.
+Prints the mean difference of the test scores with its 95 % interval (bootstrap over seeds and starts) as JSON. The
+other arm may stand in another file if both studies have the same seeds and starts.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+from machine import facts
 
 from msgrpo.evals.stats import crossed_bootstrap
 
 
-def values(file: Path, arm: str) -> np.ndarray:
+def arm_values(file: Path, arm: str) -> np.ndarray:
     """The test scores of an arm, one row a training seed and one column a start."""
-    return np.array(json.loads(file.read_text())["arms"][arm]["values"])
+    return np.array(json.loads(file.read_text())["arms"][arm]["values"], dtype=float)
 
 
 if __name__ == "__main__":
@@ -29,6 +32,11 @@ if __name__ == "__main__":
     parser.add_argument("other")
     parser.add_argument("--other-file", type=Path)
     given = parser.parse_args()
-    differences = values(given.file, given.arm) - values(given.other_file or given.file, given.other)
-    low, high = crossed_bootstrap(differences.tolist(), seed=0)
-    print(f"{given.arm} - {given.other}: {differences.mean():+.3f} [{low:+.3f}, {high:+.3f}]")
+    differences = arm_values(given.file, given.arm) - arm_values(given.other_file or given.file, given.other)
+    result = {
+        "machine": facts(),
+        "difference": f"{given.arm} - {given.other}",
+        "mean": differences.mean(),
+        "interval": crossed_bootstrap(differences.tolist(), seed=0),
+    }
+    print(json.dumps(result, indent=2))

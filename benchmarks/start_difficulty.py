@@ -23,7 +23,13 @@ if __name__ == "__main__":
     parser.add_argument("scenario")
     scenario = get_scenario(parser.parse_args().scenario)
     for split, n in (("train", 2000), ("val", 200), ("test", 200)):
-        lakes = [game for start in islice(scenario.starts(split), n) if isinstance(game := scenario.new(start, 0), FrozenLake)]
+        lakes = [
+            game
+            for start in islice(scenario.starts(split), n)
+            if isinstance(game := scenario.new(start, 0), FrozenLake)
+        ]
         ((board, times),) = Counter(game.desc for game in lakes).most_common(1)
         optimum = np.mean([optimal_success(game) for game in lakes])
-        print(f"{split}: optimum {optimum:.3f}, most frequent board {' '.join(board)} in {times / n:.1%} of {n} starts")
+        print(
+            f"{split}: optimum {optimum:.3f}, most frequent board {' '.join(board)} in {times / n:.1%} of {n} starts"
+        )

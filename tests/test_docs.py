@@ -1,0 +1,143 @@
+"""The documents: links lead somewhere, pages keep their length, figures are those of the result files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+INDEX = ROOT / "docs" / "results" / "README.md"
+STUDIES = sorted(page for page in INDEX.parent.glob("*.md") if page != INDEX)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
+INTERVAL = re.compile(r"\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return set(plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_pages_keep_their_length() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    for page in [INDEX, *STUDIES]:
+        assert len(page.read_text().splitlines()) <= 120, page
+
+
+def intervals(value: Any) -> Iterator[tuple[float, float]]:
+    """Every pair in a result file that may be an interval: a list of two numbers, or `x_low` beside `x_high`."""
+    if isinstance(value, dict):
+        for name, low in value.items():
+            high = value.get(f"{name.removesuffix('low')}high") if name.endswith("low") else None
+            if isinstance(low, float | int) and isinstance(high, float | int):
+                yield low, high
+            yield from intervals(low)
+    elif isinstance(value, list):
+        if len(value) == 2 and all(isinstance(number, float | int) for number in value):
+            yield value[0], value[1]
+        for part in value:
+            yield from intervals(part)
+
+
+def results_named_on(page: Path) -> Iterator[Any]:
+    text = page.read_text()
+    for name in set(re.findall(r"[\w.*-]+\.jsonl?\b", text)):
+        for file in RESULTS.glob(name):
+            lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+            yield from map(json.loads, lines)
+
+
+@pytest.mark.parametrize("page", STUDIES, ids=name_of)
+def test_every_interval_of_a_study_stands_in_its_result_files(page: Path) -> None:
+    """Rounded as on the page; a difference may be given the other way round."""
+    known_numbers = {pair for result in results_named_on(page) for pair in intervals(result)}
+    for low_text, high_text in INTERVAL.findall(page.read_text()):
+        low, high, unit = float(low_text), float(high_text), 0.51 * 10.0 ** -len(low_text.partition(".")[2])
+        assert any(
+            (abs(a - low) < unit and abs(b - high) < unit) or (abs(a + high) < unit and abs(b + low) < unit)
+            for a, b in known_numbers
+        ), f"{page.name}: [{low_text}, {high_text}] is in none of the result files that the page names"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", INDEX], ids=name_of)
+def test_the_overviews_show_the_figures_of_the_studies(page: Path) -> None:
+    of_studies = [pair for study in STUDIES for pair in INTERVAL.findall(study.read_text())]
+    unsigned = {(low.lstrip("+"), high.lstrip("+")) for low, high in of_studies}
+    shown = {(low.lstrip("+"), high.lstrip("+")) for low, high in INTERVAL.findall(page.read_text())}
+    assert shown
+    assert shown <= unsigned
+
+
+def test_result_files_that_a_study_names_exist() -> None:
+    for page in STUDIES:
+        for name in re.findall(r"`(?:benchmarks/results/)?([\w-]+\.(?:metrics\.)?jsonl?)`", page.read_text()):
+            assert (RESULTS / name).is_file(), f"{page.name} names {name}"
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    exec(program, {})
+    before, after = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert before < after
+
+
+def code(page: Path) -> str:
+    """What stands in a page's code blocks: fenced ones, and lines that are indented by four."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return "\n".join([*fenced, *re.findall(r"^    (.*)$", page.read_text(), flags=re.MULTILINE)])
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command line of ours in the documents, with its page: continued lines joined, comments left out."""
+    for page in PAGES:
+        for line in re.sub(r"\\\n\s*", " ", code(page)).splitlines():
+            ours = re.search(r"^(?:\w+=\S+ |make demo && \.venv/bin/)*(msgrpo .*)", line)
+            if ours:
+                yield name_of(page), re.split(r"\s#|&&|\s>|&$|;", ours[1])[0].strip()
+
+
+def test_every_command_in_the_documents_has_these_options() -> None:
+    import typer.main
+
+    from msgrpo.cli import make_app
+
+    root = typer.main.get_command(make_app())
+    for page, line in commands():
+        words = [word for word in re.split(r"\s+", line) if word][1:]
+        command: Any = root
+        while words and hasattr(command, "commands"):
+            while words and words[0].startswith("--"):  # options of the group itself, with their values
+                words = words[2:]
+            if not words:
+                break
+            assert words[0] in command.commands, f"{page}: {line}"
+            command, words = command.commands[words[0]], words[1:]
+        known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
+        ours = words[: words.index("--")] if "--" in words else words
+        unknown = {word.partition("=")[0] for word in ours if word.startswith("--")} - known - {"--help"}
+        assert not unknown, f"{page}: {line}: {unknown}"
