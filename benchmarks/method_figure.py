@@ -123,7 +123,7 @@ def draw(axes: Axes, episodes: list[Episode], board: list[str]) -> None:
             axes.add_patch(Rectangle((11.9 + 0.3 * t, y - 0.2), 0.26, 0.4, facecolor=face, edgecolor="white"))
     axes.plot([7.6, 7.6], [TOP - ROW * (GROUP - 1) - 0.3, TOP + 0.3], color="#9aa5b1", linewidth=0.8)
     arrow(axes, (14.4, 4.6), (14.9, 4.6))
-    box = "for each token\n\n" + r"$-\min(w A,\ \mathrm{clip}(w) A)$" + "\n" + r"$+\ \beta\,\mathrm{KL}$"
+    box = "for each token\n\n" + r"$-\min(w A,\ \mathrm{clip}(w) A)$" + "\n" + "+ kl_coef · KL"
     axes.text(
         16.05, 4.6, box + "\n\n" + r"$w = p_\mathrm{new}\,/\,p_\mathrm{played}$",
         ha="center", va="center", fontsize=9.5, color=INK,
@@ -145,6 +145,7 @@ if __name__ == "__main__":
     lake = get_scenario("frozen-lake")
     start_seed = next(islice(lake.starts("train"), given.start, None))
     board = lake.new(start_seed, 0).board()
+    assert board is not None, "Frozen Lake has a board"
     figure = Figure(figsize=(12.4, 5.4), facecolor="white")
     draw(figure.add_axes((0, 0, 1, 1)), group_of(lake, start_seed), ["".join(row) for row in board.cells])
     figure.savefig(given.out, metadata={"Date": None} if given.out.suffix == ".svg" else None)

@@ -14,6 +14,7 @@ from itertools import islice
 
 import numpy as np
 
+from msgrpo.game import Split
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.search import optimal_success
@@ -22,7 +23,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario")
     scenario = get_scenario(parser.parse_args().scenario)
-    for split, n in (("train", 2000), ("val", 200), ("test", 200)):
+    counts: dict[Split, int] = {"train": 2000, "val": 200, "test": 200}
+    for split, n in counts.items():
         lakes = [
             game
             for start in islice(scenario.starts(split), n)
