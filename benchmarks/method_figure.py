@@ -123,7 +123,7 @@ def draw(axes: Axes, episodes: list[Episode], board: list[str]) -> None:
             axes.add_patch(Rectangle((11.9 + 0.3 * t, y - 0.2), 0.26, 0.4, facecolor=face, edgecolor="white"))
     axes.plot([7.6, 7.6], [TOP - ROW * (GROUP - 1) - 0.3, TOP + 0.3], color="#9aa5b1", linewidth=0.8)
     arrow(axes, (14.4, 4.6), (14.9, 4.6))
-    box = "for each token\n\n" + r"$-\min(w A,\ \mathrm{clip}(w) A)$" + "\n" + "+ kl_coef · KL"
+    box = "for each token\n\n" + r"$-\min(w A,\ \mathrm{clip}(w) A)$" + "\n" + "+ kl · KL"
     axes.text(
         16.05, 4.6, box + "\n\n" + r"$w = p_\mathrm{new}\,/\,p_\mathrm{played}$",
         ha="center", va="center", fontsize=9.5, color=INK,
