@@ -9,8 +9,11 @@ import torch
 
 from msgrpo.agent import Sampling
 from msgrpo.games import get_scenario
+from msgrpo.models import generation
+from msgrpo.models.generation import Row, kept_rows
 from msgrpo.models.loading import nano
 from msgrpo.models.local import LocalModel
+from msgrpo.models.shared_prefix import new_cache, select_rows
 from msgrpo.parse import action_span
 from msgrpo.prompt import Prompt, PromptTemplate
 
@@ -72,3 +75,50 @@ def test_the_head_sees_only_where_the_actions_differ(model: LocalModel) -> None:
     model.generate([prompt_of(1)], Sampling(max_tokens=48), [1], actions=[actions])
     hook.remove()
     assert positions[-1] <= len(actions) * 12
+
+
+def rows_of(model: LocalModel, count: int) -> list[Row]:
+    """Different prompts, three of them asked twice, whose answers are cut to very different lengths."""
+    prompts = model.chat.ids([prompt_of(seed // 2 if seed < 6 else seed) for seed in range(count)])
+    return [Row(prompt, seed, 3 + seed * 7 % 40) for seed, prompt in enumerate(prompts)]
+
+
+def test_rows_that_have_ended_leave_and_change_nothing(model: LocalModel) -> None:
+    """Neither a token nor a digit of a log-probability: the answers are those of a batch in which all rows stay."""
+    widths: list[int] = []
+    hook = model.model.model.layers[0].register_forward_hook(lambda _, given, __: widths.append(len(given[0])))
+    leaving = rows_of(model, 12)
+    try:
+        model.answer_rows(leaving, Sampling(temperature=1.5))
+        of_leaving, widths[:] = list(widths), []
+        staying = rows_of(model, 12)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(generation, "FEWEST_ROWS", 12)
+            model.answer_rows(staying, Sampling(temperature=1.5))
+    finally:
+        hook.remove()
+    assert [row.tokens for row in leaving] == [row.tokens for row in staying]
+    assert [row.logprobs for row in leaving] == [row.logprobs for row in staying]
+    assert widths[2:] == [12] * len(widths[2:])
+    lengths = [len(row.tokens) for row in leaving]
+    going = [max(4, sum(length > n for length in lengths)) for n in range(1, max(lengths))]
+    assert of_leaving[2:] == going  # after the shared prefix and the distinct prompts, one step a token
+
+
+def test_rows_that_stay_keep_their_keys_and_values_when_others_leave() -> None:
+    assert kept_rows([False] * 6) == [0, 1, 2, 3, 4, 5]
+    assert kept_rows([True, False, False, True, False, False]) == [5, 1, 2, 4]
+    assert kept_rows([True, False, True, True, True, True]) == [0, 1, 2, 3]  # four rows are the fewest
+    assert kept_rows([True, True, True, True, True, False]) == [5, 1, 2, 3]
+    assert kept_rows([True, False]) == [0, 1]
+    layer = new_cache(1)
+    keys = torch.arange(6.0)[:, None, None, None].expand(6, 1, 3, 2)
+    layer.update(keys, -keys, 0)
+    select_rows(layer, [5, 1, 2, 4])
+    new = torch.full((4, 1, 1, 2), 9.0)
+    for length in range(4, 80):  # beyond the room that the buffer had at first
+        held, values = layer.update(new, -new, 0)
+        assert held.shape == (4, 1, length, 2)
+        assert held[:, 0, :3, 0].tolist() == [[row] * 3 for row in (5.0, 1.0, 2.0, 4.0)]
+        assert torch.equal(values, -held)
+        assert bool((held[:, :, 3:] == 9).all())

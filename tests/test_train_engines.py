@@ -20,6 +20,7 @@ from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import EndpointError, RunError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.models.chat import ChatFormat
+from msgrpo.models.generation import Row
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
 from msgrpo.prompt import Prompt, PromptTemplate
@@ -100,13 +101,13 @@ class FakeVllm:
             return
         temperature = 1.0 if self.hot else body["temperature"]
         sampling = Sampling(temperature=temperature, max_tokens=body["max_tokens"])
-        with torch.inference_mode():
-            ((ids, logprobs),) = model._generate_ids([body["prompt"]], sampling, [body["seed"]], None, lambda: False)
+        row = Row(body["prompt"], body["seed"], body["max_tokens"])
+        model.answer_rows([row], sampling)
         choice = {
-            "text": model.tokenizer.decode(ids, skip_special_tokens=True),
-            "token_ids": ids,
-            "logprobs": {"token_logprobs": logprobs},
-            "finish_reason": "stop" if ids[-1] in model.stop_ids else "length",
+            "text": model.tokenizer.decode(row.tokens, skip_special_tokens=True),
+            "token_ids": row.tokens,
+            "logprobs": {"token_logprobs": row.logprobs},
+            "finish_reason": "stop" if row.tokens[-1] in model.stop_ids else "length",
         }
         await reply(200, {"model": body["model"], "choices": [choice]})(request, writer)
 

@@ -16,25 +16,11 @@ import torch
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import EndpointError, ModelError
 from msgrpo.models.chat import ChatFormat
-from msgrpo.models.sampler import sample, uniforms
-from msgrpo.models.shared_prefix import (
-    answer_logprobs,
-    common_prefix_length,
-    compute_prefix,
-    distinct_rows,
-    left_pad,
-    new_cache,
-    positions,
-    select_rows,
-    shareable_length,
-)
+from msgrpo.models.generation import Batch, Row, answer
+from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length
 from msgrpo.models.trunk import evaluating, trunk_and_head
 from msgrpo.parse import action_span
 from msgrpo.prompt import Prompt
-
-
-class _AbandonedError(Exception):
-    """Nobody waits for what is being generated any more."""
 
 
 @dataclass
@@ -121,10 +107,11 @@ class LocalModel:
     async def _answer_group(self, group: list[_Waiting], sampling: Sampling) -> None:
         loop = asyncio.get_running_loop()
 
-        def stream(row: int, text: str) -> None:
-            hook = group[row].on_text
-            if hook is not None:
+        def in_loop(hook: OnText) -> OnText:
+            def call(text: str) -> None:
                 loop.call_soon_threadsafe(hook, text)
+
+            return call
 
         try:
             completions = await asyncio.to_thread(
@@ -133,7 +120,7 @@ class LocalModel:
                 sampling,
                 [w.seed for w in group],
                 actions=[w.actions for w in group],
-                stream=stream if any(w.on_text for w in group) else None,
+                on_text=[w.on_text and in_loop(w.on_text) for w in group],
                 abandoned=lambda: all(w.answer.cancelled() for w in group),
             )
         except Exception as error:
@@ -180,7 +167,7 @@ class LocalModel:
         seeds: Sequence[int],
         *,
         actions: Sequence[tuple[str, ...]] | None = None,
-        stream: Any = None,
+        on_text: Sequence[OnText | None] | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> list[Completion | EndpointError]:
         """The answers in the order of the prompts; in the place of one that is too long, why there is none.
@@ -188,122 +175,55 @@ class LocalModel:
         `abandoned` is asked before every token: a person who leaves, or takes the seat over, does not wait for the
         rest of the answer.
         """
-        rows, asked = self.chat.ids(prompts), actions or [()] * len(prompts)
+        ids, context = self.chat.ids(prompts), self.context
         known = self.model.get_input_embeddings().weight.shape[0]
-        if (largest := max(map(max, rows))) >= known:
+        if (largest := max(map(max, ids))) >= known:
             raise ModelError(f"the tokenizer of {self.name} gives token {largest}, the model knows {known} of them")
-        fitting = [i for i, row in enumerate(rows) if len(row) < self.context]
-        found: list[Completion | EndpointError] = [
-            EndpointError(
-                f"the prompt has {len(row)} tokens, the model's context {self.context}", kind="context_length"
+        rows = [
+            Row(prompt, seed, min(sampling.max_tokens, context - len(prompt)), asked, hook)
+            for prompt, seed, asked, hook in zip(
+                ids, seeds, actions or [()] * len(ids), on_text or [None] * len(ids), strict=True
             )
-            for row in rows
         ]
-        if fitting:
-            told = None if stream is None else (lambda row, text: stream(fitting[row], text))
-            answers = self._answered(
-                [rows[i] for i in fitting],
-                sampling,
-                [seeds[i] for i in fitting],
-                [asked[i] for i in fitting],
-                told,
-                abandoned,
-            )
-            for i, answer in zip(fitting, answers, strict=True):
-                found[i] = answer
-        return found
-
-    def _answered(
-        self,
-        rows: list[list[int]],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        actions: Sequence[tuple[str, ...]],
-        stream: Any,
-        abandoned: Callable[[], bool],
-    ) -> list[Completion]:
         began = time.perf_counter()
-        with self._lock, torch.inference_mode(), evaluating(self.model):
-            generated = self._generate_ids(rows, sampling, seeds, stream, abandoned)
-            probabilities = [
-                self._action_probabilities(row, ids, asked) if asked else None
-                for row, (ids, _), asked in zip(rows, generated, actions, strict=True)
-            ]
+        self.answer_rows([row for row in rows if row.most > 0], sampling, abandoned)
         elapsed = time.perf_counter() - began
-        completions = []
-        for row, (ids, logprobs), known in zip(rows, generated, probabilities, strict=True):
-            stopped = bool(ids) and ids[-1] in self.stop_ids
-            completions.append(
-                Completion(
-                    text=self.tokenizer.decode(ids, skip_special_tokens=True),
-                    finish_reason="stop" if stopped else "length",
-                    prompt_tokens=len(row),
-                    completion_tokens=len(ids),
-                    latency_s=elapsed,
-                    action_probabilities=known,
-                    prompt_ids=tuple(row),
-                    token_ids=tuple(ids),
-                    logprobs=tuple(logprobs),
-                    model=self.name,
-                )
-            )
-        return completions
+        return [self._completion(row, elapsed) if row.most > 0 else _too_long(row, context) for row in rows]
 
-    def _generate_ids(
-        self,
-        rows: list[list[int]],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        stream: Any,
-        abandoned: Callable[[], bool],
-    ) -> list[tuple[list[int], list[float]]]:
-        base, head = trunk_and_head(self.model)
-        distinct, row_of = distinct_rows(rows)
-        room = [min(sampling.max_tokens, self.context - len(row)) for row in rows]  # of each answer
-        longest = max(room)
-        shared = shareable_length(base, common_prefix_length(distinct), max(map(len, rows)) + longest)
-        ids, mask = left_pad([row[shared:] for row in distinct], self.pad_id, self.model.device)
-        prefix = compute_prefix(base, rows[0][:shared])
-        cache = new_cache(base.config.num_hidden_layers, room=ids.shape[1] + longest)
-        place = positions(mask, shared)
-        out: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
-        alive = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
-        stops = torch.tensor(sorted(self.stop_ids), device=self.model.device)
-        for n in range(longest):
-            if abandoned():
-                raise _AbandonedError
-            hidden = base(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=place,
-                past_key_values=cache,
-                use_cache=True,
-                **prefix,
-            ).last_hidden_state[:, -1]
-            if n == 0 and len(distinct) < len(rows):  # from here on equal prompts get different answers
-                repeat = torch.tensor(row_of, device=self.model.device)
-                select_rows(cache, repeat)
-                hidden, place, mask = hidden[repeat], place[repeat], mask[repeat]
-            logits = head(hidden[:, None])[:, 0].float()
-            if n == 0 and bool(logits.isnan().any()):
+    def answer_rows(self, rows: list[Row], sampling: Sampling, abandoned: Callable[[], bool] = lambda: False) -> None:
+        """Write the rows' answers, and the probabilities of the actions that they name."""
+        if not rows:
+            return
+        with self._lock, torch.inference_mode(), evaluating(self.model):
+            batch = Batch(*trunk_and_head(self.model), rows, self.pad_id)
+            if bool(batch.logits.isnan().any()):
                 raise ModelError(f"the model {self.name} answers with no numbers (NaN): its weights are damaged")
-            tokens, logprobs = sample(logits, sampling, uniforms(seeds, n))
-            for i, (token, logprob, going) in enumerate(
-                zip(tokens.tolist(), logprobs.tolist(), alive.tolist(), strict=True)
-            ):
-                if going:
-                    out[i][0].append(token)
-                    out[i][1].append(logprob)
-                    if stream is not None:
-                        stream(i, self.tokenizer.decode(out[i][0], skip_special_tokens=True))
-            full = torch.tensor([n + 1 >= most for most in room], device=self.model.device)
-            alive = alive & ~torch.isin(tokens, stops) & ~full
-            if not bool(alive.any()):
-                break
-            ids = tokens[:, None]
-            place = (place[:, -1:] + 1).clamp(max=self.context - 1)  # rows that have ended go on beyond their room
-            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-        return out
+            answer(batch, sampling, self.stop_ids, self._say, abandoned)
+            for row in rows:
+                if row.actions:
+                    row.action_probabilities = self._action_probabilities(row.prompt, row.tokens, row.actions)
+
+    def _completion(self, row: Row, elapsed_s: float) -> Completion:
+        return Completion(
+            text=self._text(row),
+            finish_reason="stop" if row.tokens[-1] in self.stop_ids else "length",
+            prompt_tokens=len(row.prompt),
+            completion_tokens=len(row.tokens),
+            latency_s=elapsed_s,
+            action_probabilities=row.action_probabilities,
+            prompt_ids=tuple(row.prompt),
+            token_ids=tuple(row.tokens),
+            logprobs=tuple(row.logprobs),
+            model=self.name,
+        )
+
+    def _say(self, row: Row) -> None:
+        if row.on_text is not None:
+            row.on_text(self._text(row))
+
+    def _text(self, row: Row) -> str:
+        text: str = self.tokenizer.decode(row.tokens, skip_special_tokens=True)
+        return text
 
     def _action_probabilities(
         self, prompt_ids: list[int], answer_ids: list[int], actions: tuple[str, ...]
@@ -327,6 +247,12 @@ class LocalModel:
         pairs = [(row[shared - 1 : shared], row[shared:]) for row in rows]
         logprobs, _ = answer_logprobs(trunk, head, rows[0][: shared - 1], pairs, self.pad_id)
         return dict(zip(actions, logprobs.sum(1).softmax(0).tolist(), strict=True))
+
+
+def _too_long(row: Row, context: int) -> EndpointError:
+    return EndpointError(
+        f"the prompt has {len(row.prompt)} tokens, the model's context {context}", kind="context_length"
+    )
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

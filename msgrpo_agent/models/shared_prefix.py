@@ -26,6 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 LOGITS = 2**26  # logits that the head computes at once: 256 MiB in float32
+SPARE = 64  # tokens for which a buffer of keys and values has room beyond those that it holds
 Prefix = list[tuple[Tensor, Tensor]]  # for each layer: keys and values (KV, P, D) of the prefix
 
 
@@ -82,16 +83,17 @@ def _attend_one(
     n, heads, _, width = query.shape
     kv, seen = key.shape[1], prefix_key.shape[1]
     # Scores are sums of large numbers that cancel: rounded to bfloat16 they would be far worse than SDPA's.
-    q = (query.float() * (scaling or width**-0.5)).reshape(n, kv, -1, width).transpose(0, 1)  # (KV, N, H/KV, D)
-    to_prefix = q.reshape(kv, -1, width) @ prefix_key.float().transpose(1, 2)
-    to_own = q @ key.float().permute(1, 0, 3, 2)
+    q = (query.float() * (scaling or width**-0.5)).reshape(n, kv, -1, width)  # (N, KV, H/KV, D)
+    to_prefix = q.transpose(0, 1).reshape(kv, -1, width) @ prefix_key.float().transpose(1, 2)
+    to_own = q @ key.float().transpose(2, 3)
     if attention_mask is not None:
-        to_own = to_own.masked_fill(~attention_mask[:, 0], torch.finfo(to_own.dtype).min)
-    scores = torch.cat([to_prefix.view(kv, n, -1, seen), to_own], dim=-1)
+        to_own = to_own.masked_fill(~attention_mask, torch.finfo(to_own.dtype).min)
+    scores = torch.cat([to_prefix.view(kv, n, -1, seen).transpose(0, 1), to_own], dim=-1)
     weights = scores.softmax(-1).to(query.dtype)
     on_prefix, on_own = torch.split(weights, [seen, key.shape[2]], dim=-1)
-    out = (on_prefix.reshape(kv, -1, seen) @ prefix_value).view(kv, n, -1, width) + on_own @ value.transpose(0, 1)
-    return out.transpose(0, 1).reshape(n, 1, heads, width)
+    from_prefix = on_prefix.transpose(0, 1).reshape(kv, -1, seen) @ prefix_value  # (KV, N * H/KV, D)
+    out = from_prefix.view(kv, n, -1, width).transpose(0, 1) + on_own @ value
+    return out.reshape(n, 1, heads, width)
 
 
 NAME = "shared_prefix"
@@ -164,9 +166,9 @@ def compute_prefix(trunk: Any, prefix_ids: Sequence[int]) -> dict[str, Prefix]:
 
 
 class _BufferLayer(DynamicLayer):  # type: ignore[misc]
-    """A cache layer that writes into one buffer instead of concatenating at every token (no gradients).
+    """A cache layer that writes into a buffer with room to spare instead of concatenating at every token.
 
-    Buffers are (KV, N, room, D): the layout that `_attend_one` multiplies without copying.
+    Buffers are (N, KV, room, D), of which the first `rows` rows and `used` tokens are in use. (No gradients.)
     """
 
     buffers: tuple[Tensor, ...]
@@ -174,39 +176,60 @@ class _BufferLayer(DynamicLayer):  # type: ignore[misc]
     values: Tensor
     is_initialized: bool
 
-    def __init__(self, room: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.room, self.used = room, 0
+        self.rows, self.used = 0, 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            n, kv, _, width = key_states.shape
-            shape = (kv, n, self.room, width)
-            self.buffers = key_states.new_empty(shape), value_states.new_empty(shape)
-            self.is_initialized = True
+        states = (key_states, value_states)
         end = self.used + key_states.shape[2]
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[:, :, self.used : end] = states.transpose(0, 1)
+        if not self.is_initialized:
+            self.rows = len(key_states)
+            self.buffers = tuple(_room(like, self.rows, end + SPARE) for like in states)
+            self.is_initialized = True
+        elif end > self.buffers[0].shape[2]:
+            self.copy_rows(slice(self.rows), self.rows, end + SPARE)
+        for buffer, new in zip(self.buffers, states, strict=True):
+            buffer[: self.rows, :, self.used : end] = new
         self.used = end
         self.view()
         return self.keys, self.values
 
+    def copy_rows(self, chosen: slice | list[int], rows: int, room: int) -> None:
+        """Go on in new buffers, which hold the chosen rows."""
+        old, self.buffers = self.buffers, tuple(_room(buffer, rows, room) for buffer in self.buffers)
+        for buffer, held in zip(self.buffers, old, strict=True):
+            buffer[:, :, : self.used] = held[chosen, :, : self.used]
+
+    def select(self, rows: list[int]) -> None:
+        if len(rows) > len(self.buffers[0]):
+            self.copy_rows(rows, len(rows), self.buffers[0].shape[2])
+        elif moved := [(to, source) for to, source in enumerate(rows) if to != source]:
+            to, source = map(list, zip(*moved, strict=True))
+            for buffer in self.buffers:
+                buffer[to, :, : self.used] = buffer[source, :, : self.used]
+        self.rows = len(rows)
+        self.view()
+
     def view(self) -> None:
-        self.keys, self.values = (buffer[:, :, : self.used].transpose(0, 1) for buffer in self.buffers)
+        self.keys, self.values = (buffer[: self.rows, :, : self.used] for buffer in self.buffers)
 
 
-def new_cache(layers: int, room: int) -> DynamicCache:
-    """A cache for generation with room for so many tokens a row."""
+def _room(like: Tensor, rows: int, room: int) -> Tensor:
+    return like.new_empty(rows, like.shape[1], room, like.shape[3])
+
+
+def new_cache(layers: int) -> DynamicCache:
+    """A cache for generation."""
     cache = DynamicCache()
-    cache.layers = [_BufferLayer(room) for _ in range(layers)]
+    cache.layers = [_BufferLayer() for _ in range(layers)]
     return cache
 
 
-def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """Let row i of a `new_cache` go on from what row `rows[i]` holds."""
+def select_rows(cache: DynamicCache, rows: list[int]) -> None:
+    """Let row i of a `new_cache` go on from what row `rows[i]` holds; rows that are not named leave."""
     for layer in cache.layers:
-        layer.buffers = tuple(buffer[:, rows] for buffer in layer.buffers)
-        layer.view()
+        layer.select(rows)
 
 
 def distinct_rows(rows: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
