@@ -1,4 +1,4 @@
-"""What a run may cost: it ends before it costs more, as a complete beginning of the suite."""
+"""Limits on what a run may cost: no episode begins that could exceed them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-LOOK_S = 0.02  # seconds between looks
+LOOK_S = 0.02  # seconds between checks
 
 
 class Spent(Protocol):
-    """What a budget must know of a run's progress. `spent_…` count earlier starts as well."""
+    """The parts of a run's progress that a budget needs. `spent_…` include earlier starts of the command."""
 
     running: int
     steps_open: int
@@ -38,7 +38,7 @@ class Budget:
     cost: float | None = None
 
     async def room(self, progress: Spent, steps: int) -> bool:
-        """Whether an episode of so many steps may begin, once that is known; it waits for those that run."""
+        """Whether an episode of this many steps may begin; waits until the running episodes allow an answer."""
         if self.tokens is None and self.cost is None:
             return True
         while progress.running and not progress.stopped and not self._fits(progress, steps):
@@ -56,7 +56,7 @@ class Budget:
 
     def _fits(self, progress: Spent, steps: int) -> bool:
         if not progress.largest_tokens and (progress.running or progress.spoken):
-            return False  # one is tried; where it does not say what it took, nobody can keep a limit
+            return False  # one episode is tried; an endpoint that does not report its tokens cannot be limited
         return all(
             limit is None or spent + (progress.steps_open + steps) * largest <= limit
             for limit, spent, largest in (

@@ -164,16 +164,16 @@ def verify(
         raise UsageError("--ask and --agent belong together: a record's own agent is never asked", fix="--agent nano")
     complete = True
     for file in records_in(files):
-        found = verify(file)
-        complete = complete and found.is_complete
-        out.print(printable(f"{file}: {found.told}"), soft_wrap=True, markup=False, highlight=False)
+        verified = verify(file)
+        complete = complete and verified.is_complete
+        out.print(printable(f"{file}: {verified.summary}"), soft_wrap=True, markup=False, highlight=False)
     if agent is not None:
 
         async def ask_all(asked: Agent) -> None:
             try:
                 for file in records_in(files):
-                    said = (await ask_again(file, asked, ask)).told
-                    out.print(printable(f"{file}: {said}"), soft_wrap=True, markup=False, highlight=False)
+                    summary = (await ask_again(file, asked, ask)).summary
+                    out.print(printable(f"{file}: {summary}"), soft_wrap=True, markup=False, highlight=False)
             finally:
                 await asked.close()
 
@@ -204,29 +204,28 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
         table.add_column(column, overflow="fold")
     for column in ("won", "drawn", "lost", "points", "95 % interval"):
         table.add_column(column, no_wrap=True)
-    for one in results:
-        counts = map(str, (one.wins, one.draws, one.losses))
+    for pairing in results:
+        counts = map(str, (pairing.wins, pairing.draws, pairing.losses))
         table.add_row(
-            Text(one.first),
-            Text(one.second),
+            Text(pairing.first),
+            Text(pairing.second),
             *counts,
-            f"{one.score:.3f}",
-            Text(interval_text(one.low, one.high, ".3f")),
+            f"{pairing.score:.3f}",
+            Text(interval_text(pairing.low, pairing.high, ".3f")),
         )
     out.print(table)
-    for one in rated:
-        said = f"{one.agent}: {one.elo:+.0f} Elo {interval_text(one.low, one.high, '+.0f')}"
-        out.print(said, markup=False, highlight=False)
-    left_out = sum(one.failed for one in results)
+    for rating in rated:
+        line = f"{rating.agent}: {rating.elo:+.0f} Elo {interval_text(rating.low, rating.high, '+.0f')}"
+        out.print(line, markup=False, highlight=False)
+    left_out = sum(pairing.failed for pairing in results)
     if left_out:
         say(
             f"{left_out} starts are left out, since a game of theirs has no result; the same command plays them again"
         )
-        for one in filter(lambda one: one.failed, results):
-            low, high = one.bounds
-            say(
-                f"  {one.first} against {one.second}: with them the points would lie between {low:.3f} and {high:.3f}"
-            )
+        for pairing in filter(lambda pairing: pairing.failed, results):
+            low, high = pairing.bounds
+            names = f"{pairing.first} against {pairing.second}"
+            say(f"  {names}: if they counted, the points would lie between {low:.3f} and {high:.3f}")
     say(f"records and match.json: {folder}")
 
 
@@ -242,4 +241,4 @@ def export(
     done = interchange.export(folders, to, out_dir)
     for note in done.notes:
         say(f"note: {note}")
-    say(f"{out_dir}: {done.told}")
+    say(f"{out_dir}: {done.summary}")

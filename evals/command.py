@@ -43,7 +43,7 @@ LOG_EVERY_S = 10.0  # between lines where there is no terminal
 
 @dataclass
 class Options:
-    """What the command line says, unchecked."""
+    """The options of the command line, unchecked."""
 
     agents: Sequence[str] = ()
     endpoint: str | None = None
@@ -81,22 +81,22 @@ class Options:
         return Budget(self.max_tokens_total, self.max_cost)
 
     def called(self) -> dict[str, str]:
-        """What tables call the agents, as far as it was said."""
-        specs, found = self.specs(), {}
-        for said in self.names:
-            spec, equals, name = said.rpartition("=")
+        """The agents' names in tables, from --name."""
+        specs, names = self.specs(), {}
+        for given in self.names:
+            spec, equals, name = given.rpartition("=")
             if not equals or not name.strip():
-                raise UsageError(f"--name {said!r} is not AGENT=NAME", fix=f"--name {specs[0]}=mine")
+                raise UsageError(f"--name {given!r} is not AGENT=NAME", fix=f"--name {specs[0]}=mine")
             if spec not in specs:
-                raise UsageError(f"--name {said!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
-            found[spec] = " ".join(printable(name).split())
-            if found[spec] in REFERENCES and found[spec] != spec:
+                raise UsageError(f"--name {given!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
+            names[spec] = " ".join(printable(name).split())
+            if names[spec] in REFERENCES and names[spec] != spec:
                 raise UsageError(
-                    f"--name {said!r}: {found[spec]} is who all are measured against", fix=f"--name {spec}=mine"
+                    f"--name {given!r}: {names[spec]} is who all are measured against", fix=f"--name {spec}=mine"
                 )
-        if len({*found.values(), *(spec for spec in specs if spec not in found)}) < len(specs):
+        if len({*names.values(), *(spec for spec in specs if spec not in names)}) < len(specs):
             raise UsageError(f"--name gives two agents one name: {', '.join(self.names)}")
-        return found
+        return names
 
     def is_match(self) -> bool:
         """Whether agents play against each other: an opponent is named, or the game has several players."""
@@ -115,9 +115,9 @@ class Options:
             "--max-failures": self.max_failures is not None,
             "--retry-failed": self.retry_failed,
         }
-        said = [name for name, value in given.items() if value]
-        if said:
-            raise UsageError(f"a match has no {', '.join(said)}: it is told by its results", fix="leave them out")
+        refused = [name for name, value in given.items() if value]
+        if refused:
+            raise UsageError(f"a match has no {', '.join(refused)}: only its results count", fix="leave them out")
 
     def served(self) -> list[str]:
         """The endpoint's model as an agent, where one is named."""
@@ -225,9 +225,9 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         raise
     folders = [options.out / folder_name(spec) for spec in specs]
     # what has been played is shown, also where the agents were asked differently: the table says so
-    found, notes = plays.load(folders, agents=specs, scenarios=[one.id for one in scenarios], mix=True)
+    played, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios], mix=True)
     asked = {scenario.id: episode_seeds(scenario, episodes, repeats=options.repeats) for scenario in scenarios}
-    chosen = plays.only(found, asked, specs)
+    chosen = plays.only(played, asked, specs)
     if progress.given_up:
         notes = [
             *notes,
@@ -267,7 +267,7 @@ def run_match(options: Options, console: Console = err) -> tuple[str, list[match
 
 
 def line_of(arguments: Sequence[str]) -> str:
-    """The command for the record; what headers hold is nobody's business."""
+    """The command line for the record, without the values of headers, which may be secret."""
     shown, hide = ["msgrpo"], False
     for argument in arguments:
         option, name = ("--header=", argument[9:]) if argument.startswith("--header=") else ("", argument)
@@ -281,13 +281,13 @@ def _object(option: str, text: str, example: str) -> dict[str, Any]:
     """The JSON object that an option holds."""
     fix = f"{option} '{example}'"
     try:
-        found = json.loads(text, parse_constant=_no_json)
-        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
+        value = json.loads(text, parse_constant=_no_json)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{option} is no JSON: {error}", fix=fix) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UsageError(f"{option} {text} is no JSON object", fix=fix)
-    return found
+    return value
 
 
 def _no_json(constant: str) -> float:
@@ -328,7 +328,7 @@ async def _play(
 
 
 async def _tick(progress: Progress) -> None:
-    """Nothing changes while every request waits for its next try: that, too, must be seen."""
+    """Refresh the display while every request waits for its next try and nothing else changes."""
     while True:
         await asyncio.sleep(LOG_EVERY_S)
         progress.on_change(progress)
@@ -338,17 +338,17 @@ def merge(
     folders: Sequence[Path], out: Path | None, *, mix: bool = False, by_prompt: bool = False, check: bool = False
 ) -> leaderboard.Leaderboard:
     """One board over the records of `folders`; with `check` every episode is simulated again first."""
-    found, notes = plays.load(folders, mix=mix, by_prompt=by_prompt, check=check)
-    board = leaderboard.build(found, notes)
+    played, notes = plays.load(folders, mix=mix, by_prompt=by_prompt, check=check)
+    board = leaderboard.build(played, notes)
     if not board.rows:
         raise RecordError("there is no result to show: " + ("; ".join(board.notes) or "the records are empty"))
     if out is not None:
-        write_tables(board, found, out)
+        write_tables(board, played, out)
     return board
 
 
 def write_tables(board: leaderboard.Leaderboard, series: Sequence[plays.Series], out: Path) -> None:
-    """Each file whole or as it was before."""
+    """Write all tables; each file is complete or as it was before."""
     texts = {
         "leaderboard.json": board.model_dump_json(indent=2) + "\n",
         "leaderboard.md": tables.markdown(board),

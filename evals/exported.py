@@ -1,4 +1,4 @@
-"""What every export holds: the episodes that count, as they were played, and what was asked in each turn."""
+"""What every export contains: the counted episodes as they were played, and the prompt of each turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msgrpo.prompt import Past, Prompt, recorded_template
 Files = dict[str, Callable[[Path], None]]  # a path below --out -> what writes that file
 CARD = "README.md"
 IN_SUITE, OF_NO_SUITE = "test", "other"  # what splits are called: the suite draws its starts from the test split
-MADE_BY = "made by `msgrpo export`"  # a card without these words is somebody else's and is not replaced
+MADE_BY = "made by `msgrpo export`"  # a card without this text was written by somebody else and is not replaced
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Played:
 
 
 def played(play: Series) -> list[Played]:
-    """The episodes of the complete beginning of the suite, in its order, and then those of no suite."""
+    """The counted episodes of the suite, in its order, and then those of no suite."""
     failed = defaultdict(list)
     for episode in play.failed:
         failed[seeds_of(episode)].append(episode)
     wanted = {*play.finished, *play.unfinished}
     places, _ = places_in_suite(play.scenario, wanted, play.repeats)
-    found = []
+    in_order = []
     for seeds in sorted(wanted, key=lambda seeds: (places.get(seeds, math.inf), seeds)):
         tries = [*failed[seeds], *([play.finished[seeds]] if seeds in play.finished else [])]
         place = places[seeds] + 1 if seeds in places else None
-        found.append(Played(place, tries[-1], tries[:-1]))
-    return found
+        in_order.append(Played(place, tries[-1], tries[:-1]))
+    return in_order
 
 
 def prompt_of(episode: Episode, turn: Turn) -> Prompt:
-    """What was asked in a turn: as the recorded template says it, or where that is not known prefix and state."""
+    """The prompt of a turn: rendered by the recorded template, or prefix and state where the template is unknown."""
     template = recorded_template(episode.settings.get(turn.player, {}))
     if template is None:
         return Prompt(episode.prefix.get(turn.player, ""), turn.state)
@@ -71,4 +71,4 @@ def left_out(play: Series) -> int:
 
 def distinct(versions: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     """Each set of versions once, in the order in which they come."""
-    return [dict(pairs) for pairs in dict.fromkeys(tuple(one.items()) for one in versions)]
+    return [dict(pairs) for pairs in dict.fromkeys(tuple(packages.items()) for packages in versions)]

@@ -1,4 +1,4 @@
-"""A dataset folder for Hugging Face: one table a scenario and split, and a card in words."""
+"""A dataset folder for Hugging Face: one table for each scenario and split, and a card."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def huggingface_files(plays: Sequence[Series], board: Leaderboard) -> Files:
     schema = pyarrow.schema([*fields(COLUMNS), ("turns", turns)])
     by_path: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for play in plays:
-        for one in played(play):
-            split = OF_NO_SUITE if one.place is None else IN_SUITE
+        for entry in played(play):
+            split = OF_NO_SUITE if entry.place is None else IN_SUITE
             path = f"data/{folder_name(play.scenario)}/{split}.parquet"
-            by_path[path] += [row(play, one.place, episode) for episode in (*one.failed, one.episode)]
+            by_path[path] += [row(play, entry.place, episode) for episode in (*entry.failed, entry.episode)]
 
     def make(rows: list[dict[str, Any]], path: Path) -> None:
         try:
@@ -171,10 +171,10 @@ def row(play: Series, place: int | None, episode: Episode) -> dict[str, Any]:
 
 
 def card(plays: Sequence[Series], board: Leaderboard, rows: Mapping[str, int]) -> str:
-    """The README of the dataset: what a loader reads, and then what a person does. `rows` is how many a file has."""
+    """The README of the dataset: front matter for loaders, then text. `rows` is the number of rows of each file."""
     scenarios = list(dict.fromkeys(play.scenario for play in plays))
     agents = list(dict.fromkeys(play.agent for play in plays))
-    versions = distinct(one.episode.versions for play in plays for one in played(play))
+    versions = distinct(entry.episode.versions for play in plays for entry in played(play))
     settings = {agent: next(play.settings for play in plays if play.agent == agent) for agent in agents}
     results = sum(len(play.finished) for play in plays)
     total = sum(rows.values())
@@ -187,7 +187,7 @@ def card(plays: Sequence[Series], board: Leaderboard, rows: Mapping[str, int]) -
         "size_categories": [_size(total)],
         "configs": _configs(rows),
     }
-    held = {Path(path).stem for path in rows}
+    present = {Path(path).stem for path in rows}
     return CARD_TEXT.format(
         front="\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items()),  # JSON is YAML
         title=title,
@@ -195,7 +195,7 @@ def card(plays: Sequence[Series], board: Leaderboard, rows: Mapping[str, int]) -
         scenarios=counted(len(scenarios), "text game"),
         results=counted(results, "episode"),
         failed=counted(total - results, "attempt"),
-        splits="\n".join(f"- `{split}`: {what}" for split, what in SPLITS.items() if split in held),
+        splits="\n".join(f"- `{split}`: {what}" for split, what in SPLITS.items() if split in present),
         board=tables.markdown(board),
         columns=_columns(COLUMNS),
         turn_columns=_columns(TURN_COLUMNS),

@@ -1,4 +1,4 @@
-"""Logs of Inspect AI: one an agent and scenario, an episode a sample, checked and written by its own classes."""
+"""Logs of Inspect AI, one for each agent and scenario; an episode is a sample. Inspect's own classes write them."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def inspect_files(plays: Sequence[Series], board: Leaderboard) -> Files:
 def inspect_log(play: Series, notes: Sequence[str], created: datetime) -> dict[str, Any]:
     """The fields of an EvalLog: one agent is the model, the scenario the task, an episode a sample."""
     episodes = played(play)
-    results = [one.episode for one in episodes if one.episode.error is None]
+    results = [entry.episode for entry in episodes if entry.episode.error is None]
     ended = len(episodes)
     total = max(ended, play.asked or 0)
     everything = [*play.finished.values(), *play.left_out.values(), *play.failed]
     arguments = {name: value for name, value in play.settings.items() if name != "sampling"}
-    in_suite = all(one.place is not None for one in episodes)
+    in_suite = all(entry.place is not None for entry in episodes)
     scores = metrics(results, recorded_scenario(play.scenario).goal)
     return {
         "status": "error" if not results else "cancelled" if ended < total else "success",
@@ -69,7 +69,7 @@ def inspect_log(play: Series, notes: Sequence[str], created: datetime) -> dict[s
             "dataset": {
                 "name": play.scenario,
                 "samples": total,
-                "sample_ids": [one.id for one in episodes],
+                "sample_ids": [entry.id for entry in episodes],
                 "shuffled": False,
             },
             "model": play.agent,
@@ -78,8 +78,8 @@ def inspect_log(play: Series, notes: Sequence[str], created: datetime) -> dict[s
             "config": {"epochs": 1, "fail_on_error": False},
             "packages": {"msgrpo": __version__},
             "scorers": [
-                {"name": one["name"], "metrics": [{"name": f"inspect_ai/{metric}"} for metric in one["metrics"]]}
-                for one in scores
+                {"name": score["name"], "metrics": [{"name": f"inspect_ai/{metric}"} for metric in score["metrics"]]}
+                for score in scores
             ],
             "metadata": {
                 "made_by": f"msgrpo export, version {__version__}",
@@ -88,24 +88,24 @@ def inspect_log(play: Series, notes: Sequence[str], created: datetime) -> dict[s
                 "split": IN_SUITE if in_suite else None,
                 "messages": ALONE if speaks(play) else WORDLESS,
                 "settings": play.settings,
-                "versions": distinct(one.episode.versions for one in episodes),
+                "versions": distinct(entry.episode.versions for entry in episodes),
                 "left_out": left_out(play),
                 "notes": [*notes],
             },
         },
         "results": {"total_samples": total, "completed_samples": len(results), "scores": scores},
         "stats": {"model_usage": _model_usage(play, [turn for e in everything for turn in e.turns])},
-        "samples": [sample(play, one) for one in episodes],
+        "samples": [sample(play, entry) for entry in episodes],
     }
 
 
-def sample(play: Series, one: Played) -> dict[str, Any]:
+def sample(play: Series, entry: Played) -> dict[str, Any]:
     """The fields of an EvalSample. Seeds are text, because a browser shows them, and its numbers end at 2^53."""
-    episode, turns = one.episode, one.episode.turns
+    episode, turns = entry.episode, entry.episode.turns
     seeds = seeds_of(episode)
     messages = [message for turn in turns for message in turn_messages(episode, turn)]
-    found: dict[str, Any] = {
-        "id": one.id,
+    log: dict[str, Any] = {
+        "id": entry.id,
         "epoch": 1,
         "uuid": _name("sample", play, *seeds),
         "input": messages[0]["content"] if messages else first_prompt(episode),
@@ -114,7 +114,7 @@ def sample(play: Series, one: Played) -> dict[str, Any]:
         "working_time": sum(turn.latency_s for turn in turns) if speaks(play) else None,
         "model_usage": _model_usage(play, turns),
         "metadata": {
-            "place": one.place,
+            "place": entry.place,
             "seeds": {name: str(seed) for name, seed in seeds._asdict().items()},
             "actions": [turn.action for turn in turns],
             "rewards": [turn.reward for turn in turns],
@@ -122,50 +122,50 @@ def sample(play: Series, one: Played) -> dict[str, Any]:
             "failures": [turn.failure for turn in turns],
         },
         "error": _error(episode),
-        "error_retries": [_error(attempt) for attempt in one.failed] or None,
+        "error_retries": [_error(attempt) for attempt in entry.failed] or None,
     }
     if turns:
-        found["output"] = {
+        log["output"] = {
             "model": turns[-1].model or play.agent,
             "choices": [
                 {"message": messages[-1], "stop_reason": STOP_REASONS.get(str(turns[-1].finish_reason), "unknown")}
             ],
         }
     if episode.error is None:
-        found["scores"] = sample_scores(episode)
-    return found
+        log["scores"] = sample_scores(episode)
+    return log
 
 
 def sample_scores(episode: Episode) -> dict[str, Any]:
     """The return and, where there is a goal, the success of an episode that has a result."""
-    said = f"{episode.outcome} after {counted(game_steps(episode), 'step')}"
+    explanation = f"{episode.outcome} after {counted(game_steps(episode), 'step')}"
     scores: dict[str, Any] = {}
     if episode.success is not None:
         answer = "success" if episode.success else "no success"
-        scores["success"] = {"value": int(episode.success), "answer": answer, "explanation": said}
-    return scores | {"return": {"value": return_of(episode), "explanation": said}}
+        scores["success"] = {"value": int(episode.success), "answer": answer, "explanation": explanation}
+    return scores | {"return": {"value": return_of(episode), "explanation": explanation}}
 
 
 def metrics(results: Sequence[Episode], goal: bool) -> list[dict[str, Any]]:
     """The mean of each score over the episodes with a result, and its standard error as Inspect computes it."""
     values = {"success": [float(bool(e.success)) for e in results]} if goal else {}
     values["return"] = [return_of(e) for e in results]
-    found = []
+    summaries = []
     for name, numbers in values.items():
         error = stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
         computed = {"mean": fmean(numbers), "stderr": error} if numbers else {}
         listed = {metric: {"name": metric, "value": value} for metric, value in computed.items()}
-        found.append({"name": name, "scorer": name, "scored_samples": len(numbers), "metrics": listed})
-    return found
+        summaries.append({"name": name, "scorer": name, "scored_samples": len(numbers), "metrics": listed})
+    return summaries
 
 
 def turn_messages(episode: Episode, turn: Turn) -> list[dict[str, Any]]:
-    """What was asked and what was answered. The text of who answers in no words is the action."""
+    """The messages of a turn: prompt and answer. For agents that answer without text it is the action."""
     spoken = turn.answer is not None
     content: list[dict[str, str]] = [{"type": "text", "text": (turn.answer if spoken else turn.action) or ""}]
     if turn.reasoning is not None:
         content.insert(0, {"type": "reasoning", "reasoning": turn.reasoning})
-    told = {
+    metadata = {
         "step": turn.step,
         "action": turn.action,
         "failure": turn.failure,
@@ -182,7 +182,7 @@ def turn_messages(episode: Episode, turn: Turn) -> list[dict[str, Any]]:
         "content": content,
         "source": "generate" if spoken else None,
         "model": turn.model,
-        "metadata": told,
+        "metadata": metadata,
     }
     named = _hash(episode.agents, episode.scenario, *seeds_of(episode), turn.step)
     return [
@@ -192,19 +192,19 @@ def turn_messages(episode: Episode, turn: Turn) -> list[dict[str, Any]]:
 
 
 def first_prompt(episode: Episode) -> str:
-    """What an episode without turns was asked first: its endpoint failed before any answer."""
+    """The first prompt of an episode without turns, whose endpoint failed before any answer."""
     game = recorded_scenario(episode.scenario).new(episode.start_seed, episode.chance_seed)
     (player,) = episode.agents
     return episode.prefix.get(player, "") + observation_of(game, player)
 
 
 def speaks(play: Series) -> bool:
-    """Whether the agent is asked in words: only then its settings name a prompt's template."""
+    """Whether the agent reads a prompt: only then its settings name a template."""
     return "template" in play.settings
 
 
 def _error(episode: Episode) -> dict[str, str] | None:
-    """The fields of an EvalError: an endpoint's failure has words and no traceback."""
+    """The fields of an EvalError: an endpoint's failure has a message and no traceback."""
     if episode.error is None:
         return None
     message = f"{episode.error}: {episode.error_message or 'the endpoint gave no answer'}"
@@ -212,7 +212,7 @@ def _error(episode: Episode) -> dict[str, str] | None:
 
 
 def _model_usage(play: Series, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Tokens by model, and US$ where the evaluation was told a price; nothing where no answer was asked for."""
+    """Tokens by model, and US$ where the price is known; empty where no answer was asked for."""
     if not any(turn.answer is not None for turn in turns):
         return {}
     read, written = sum(turn.prompt_tokens for turn in turns), sum(turn.completion_tokens for turn in turns)

@@ -28,7 +28,7 @@ TOOLS: dict[str, Callable[[Sequence[Series], Leaderboard], Files]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and of how many episodes."""
+    """How many files were written, and of how many episodes."""
 
     files: int
     results: int
@@ -38,19 +38,19 @@ class Exported:
     notes: list[str]
 
     @property
-    def told(self) -> str:
-        """How many of each, in a sentence."""
+    def summary(self) -> str:
+        """The counts as one sentence."""
         files, results = counted(self.files, "file"), counted(self.results, "episode")
-        said = f"{files}: {results} with a result, {self.errors} with an error instead"
+        text = f"{files}: {results} with a result, {self.errors} with an error instead"
         if self.failed:
-            said += f", {self.failed} more attempts that an endpoint failed"
+            text += f", {self.failed} more attempts that an endpoint failed"
         if self.left_out:
-            said += f"; left out: {self.left_out}, because earlier ones of the suite have not ended"
-        return said
+            text += f"; left out: {self.left_out}, because earlier ones of the suite have not ended"
+        return text
 
 
 def export(folders: Sequence[Path], to: str, out: Path) -> Exported:
-    """Write the records below `folders` as files for the tool `to`, each whole or not at all; upload nothing.
+    """Write the records below `folders` as files for the tool `to`, each complete or not at all; upload nothing.
 
     Raises RecordError for what the leaderboard refuses, and UsageError where `out` holds anything that this export
     would not replace.
@@ -68,13 +68,13 @@ def export(folders: Sequence[Path], to: str, out: Path) -> Exported:
     files = TOOLS[to](plays, board)
     check_free(out, files)
     write(files, out)
-    all_played = [one for play in plays for one in played(play)]
-    errors = sum(one.episode.error is not None for one in all_played)
+    all_played = [entry for play in plays for entry in played(play)]
+    errors = sum(entry.episode.error is not None for entry in all_played)
     return Exported(
         files=len(files),
         results=len(all_played) - errors,
         errors=errors,
-        failed=sum(len(one.failed) for one in all_played),
+        failed=sum(len(entry.failed) for entry in all_played),
         left_out=sum(map(left_out, loaded)),
         notes=board.notes,
     )
@@ -86,8 +86,8 @@ def check_free(out: Path, files: Iterable[str]) -> None:
         raise UsageError(f"{out} is a file", fix="give another --out: a folder")
     names = set(files)
     try:
-        held = (path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir())
-        other = next((name for name in held if name not in names and not name.startswith(f"{PART}/")), None)
+        present = (path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir())
+        other = next((name for name in present if name not in names and not name.startswith(f"{PART}/")), None)
         if CARD in names and (out / CARD).is_file() and MADE_BY not in (out / CARD).read_text(errors="replace"):
             other = CARD
     except OSError as error:
@@ -98,10 +98,10 @@ def check_free(out: Path, files: Iterable[str]) -> None:
 
 
 def write(files: Files, out: Path) -> None:
-    """Write every file beside its place, and move them there once all are whole."""
+    """Write every file into a temporary folder, and move them into place once all are complete."""
     part = out / PART
     try:
-        shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
+        shutil.rmtree(part, ignore_errors=True)  # left by an export that was killed
         part.mkdir(parents=True)
         try:
             for name, make in files.items():

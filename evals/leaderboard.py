@@ -1,4 +1,4 @@
-"""Plays → the leaderboard: rows, pairs, and the reasons not to believe them."""
+"""Build the leaderboard from plays: rows, pairs, and notes on what limits them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Leaderboard(BaseModel):
     notes: list[str]
     overall: list[Overall] = []
     retellings: list[Retelling] = []
-    made: list[str] = []  # how it came about, a sentence each
+    made: list[str] = []  # sentences on how the table was made
 
 
 def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
@@ -81,7 +81,7 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
         if len(sizes) > 1:
             yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
-        seeds, drawn = {found.start for size in sizes for found in size}, recorded_scenario(scenario)
+        seeds, drawn = {episode.start for size in sizes for episode in size}, recorded_scenario(scenario)
         boards = {drawn.start_key(seed) for seed in seeds}
         if not drawn.holds_out and not drawn.one_start:
             yield f"{scenario}: nothing is held out, because a start is a deal: training draws from the same starts"
@@ -90,13 +90,13 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
 
 
 def _with_unfinished(play: Series) -> str:
-    """What the episodes without a result could change."""
+    """A note on how far episodes without a result could move the score."""
     unfinished = len(play.unfinished)
     why = "the endpoint or the game failed"
     if play.failed:
         why += f", the last time with {play.failed[-1].error}: {play.failed[-1].error_message}"
-    said = f"{unfinished} episodes have no result, because {why}"
+    text = f"{unfinished} episodes have no result, because {why}"
     if not recorded_scenario(play.scenario).goal:
-        return f"{said}; the return leaves them out."
+        return f"{text}; the return leaves them out."
     won, total = sum(bool(e.success) for e in play.finished.values()), len(play.finished) + unfinished
-    return f"{said}; with them success would lie between {won / total:.1%} and {(won + unfinished) / total:.1%}."
+    return f"{text}; with them success would lie between {won / total:.1%} and {(won + unfinished) / total:.1%}."

@@ -33,8 +33,10 @@ from msgrpo.text import as_json
 
 RESAMPLES = 1000
 ELO = 400 / math.log(10)
-Points = NDArray[np.float64]  # of the first of two agents, a start: its mean over both seats, 1 a win and ½ a draw
-Done = Callable[[int, int], None]  # episodes played, and in all
+Points = NDArray[
+    np.float64
+]  # the first agent's points for each start: the mean over both seats, 1 for a win and ½ for a draw
+Done = Callable[[int, int], None]  # (episodes played, episodes planned)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ async def _play_all(
     played, gate = 0, asyncio.Semaphore(concurrency)
     planned = 2 * starts * len(records)
 
-    async def one(seated: Mapping[str, str], seeds: tuple[int, int, int], record: RecordFile) -> None:
+    async def play_game(seated: Mapping[str, str], seeds: tuple[int, int, int], record: RecordFile) -> None:
         nonlocal played
         async with gate:
             episode = await play_episode(
@@ -113,10 +115,10 @@ async def _play_all(
         played += 1
         done(played, planned)
 
-    with ExitStack() as held:
+    with ExitStack() as records_open:
         waiting = []
         for pair, file in records:
-            record = held.enter_context(RecordFile(file))
+            record = records_open.enter_context(RecordFile(file))
             known = set()
             for episode in read_episodes(file):
                 _check_same(episode, scenario, agents, pair, file)
@@ -134,7 +136,7 @@ async def _play_all(
                     else:
                         waiting.append((seated, _seeds(seeds), record))
         try:
-            await asyncio.gather(*(one(*game) for game in waiting))
+            await asyncio.gather(*(play_game(*game) for game in waiting))
         finally:
             for agent in agents.values():
                 await agent.close()
@@ -154,7 +156,7 @@ def _check_same(
 ) -> None:
     """Raise RecordError for an episode that was played under other rules or by agents with other settings."""
     rules = episode.versions.get("rules", scenario.rules_hash)
-    for what, held, now in (
+    for what, recorded, now in (
         ("scenario", episode.scenario, scenario.id),
         ("rules", rules, scenario.rules_hash),
         ("agents", sorted(episode.agents.values()), sorted(pair)),
@@ -164,9 +166,10 @@ def _check_same(
             if spec in agents
         ),
     ):
-        if held != now:
+        if recorded != now:
             raise RecordError(
-                f"{file} holds episodes with other {what}: {held}, now {now}", fix="choose another --out for these"
+                f"{file} holds episodes with other {what}: {recorded}, now {now}",
+                fix="choose another --out for these",
             )
 
 
@@ -176,19 +179,19 @@ def points_of(
     """The first agent's points by the number of the start, and how many starts are left out; two for each that
     counts."""
     finished = {_key(episode): episode for episode in read_episodes(file) if episode.error is None}
-    found: dict[int, list[float]] = {}
+    points_by_start: dict[int, list[float]] = {}
     for number, seeds in enumerate(episode_seeds(scenario, starts)):
         keys = [(_seeds(seeds), tuple(zip(scenario.players, order, strict=True))) for order in (pair, pair[::-1])]
         if all(key in finished for key in keys):
-            found[number] = [_points(finished[key], i) for i, key in enumerate(keys)]
-    return found, starts - len(found)
+            points_by_start[number] = [_points(finished[key], i) for i, key in enumerate(keys)]
+    return points_by_start, starts - len(points_by_start)
 
 
 def _points(episode: Episode, seat: int) -> float:
     """1 for a win of whoever sits on `seat`, ½ for a draw, 0 for a loss."""
     values = list(episode.returns.values())
-    mine, other = values[seat], values[1 - seat]
-    return 0.5 if mine == other else float(mine > other)
+    own, other = values[seat], values[1 - seat]
+    return 0.5 if own == other else float(own > other)
 
 
 def result(pair: tuple[str, str], points: Mapping[int, Sequence[float]], failed: int) -> Result:
@@ -234,7 +237,7 @@ def bradley_terry(
 
 
 def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int, Sequence[float]]]) -> list[Rating]:
-    """Everybody's rating, the highest first; resamples draw the starts once for all pairings."""
+    """The rating of each agent, the highest first; resamples draw the starts once for all pairings."""
     place = {agent: i for i, agent in enumerate(agents)}
     starts = sorted({number for of in points.values() for number in of})
 
@@ -264,11 +267,11 @@ def report(
     scenario: Scenario, records: Sequence[tuple[tuple[str, str], Path]], starts: int, out: Path
 ) -> tuple[list[Result], list[Rating]]:
     """The results of all pairings, and ratings where there are several; both also go to match.json."""
-    found = {pair: points_of(file, pair, scenario, starts) for pair, file in records}
-    results = [result(pair, points, failed) for pair, (points, failed) in found.items()]
-    agents = list(dict.fromkeys(agent for pair in found for agent in pair))
-    rated = ratings(agents, {pair: points for pair, (points, _) in found.items()}) if len(agents) > 2 else []
-    held = {
+    points_of_pair = {pair: points_of(file, pair, scenario, starts) for pair, file in records}
+    results = [result(pair, points, failed) for pair, (points, failed) in points_of_pair.items()]
+    agents = list(dict.fromkeys(agent for pair in points_of_pair for agent in pair))
+    rated = ratings(agents, {pair: points for pair, (points, _) in points_of_pair.items()}) if len(agents) > 2 else []
+    content = {
         "scenario": scenario.id,
         "rules": scenario.rules_hash,
         "starts": starts,
@@ -276,14 +279,14 @@ def report(
         "ratings": list(map(asdict, rated)),
     }
     try:
-        replace_text(out / "match.json", as_json(held, indent=2) + "\n")
+        replace_text(out / "match.json", as_json(content, indent=2) + "\n")
     except OSError as error:
         raise RecordError(f"{out / 'match.json'} cannot be written: {error.strerror}") from error
     return results, rated
 
 
 def pairings(agents: Sequence[str], opponent: str | None) -> list[tuple[str, str]]:
-    """Each agent against the opponent, or everybody against everybody. Raises UsageError where nobody meets."""
+    """The pairings: each agent against the opponent, or all against all. Raises UsageError where there is none."""
     pairs = (
         [(agent, opponent) for agent in agents if agent != opponent] if opponent else list(combinations(agents, 2))
     )

@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: charts, tables, and an episode browser."""
+"""One self-contained HTML file: charts, tables, and an episode browser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from msgrpo.evals.tables import (
 from msgrpo.game import MISTAKE
 from msgrpo.text import interval_text
 
-REPLAYS = 50  # of each agent and scenario: the file stays small
+REPLAYS = 50  # replays of each agent and scenario, which keeps the file small
 LABEL = 30  # characters of an agent's name in a chart
 ROW, FOOT = 38, 20  # a chart's pixels for each agent and for the axis
 MARGIN = 2.0  # per cent of its width that are free at either side
@@ -92,7 +92,7 @@ def html(board: Leaderboard, plays: Sequence[Series], *, replays: int = REPLAYS)
 
 
 def _policy(script: str) -> str:
-    """No network at all, and no script but this one: a browser refuses whatever else would run."""
+    """The content security policy: no network, and no script but this one."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
@@ -101,7 +101,7 @@ def _policy(script: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that no HTML parser takes for a tag, and no JavaScript parser for a line's end: it is all ASCII."""
+    """ASCII JSON without characters that HTML could read as a tag or JavaScript as a line end."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -144,11 +144,11 @@ def _results(board: Leaderboard, prefixes: Mapping[str, Sequence[str]]) -> str:
 
 def _prefixes(plays: Sequence[Series]) -> dict[str, list[str]]:
     """The prompts' fixed parts, each once: a scenario has several only where prompts were mixed."""
-    found: dict[str, dict[str, None]] = {}
+    prefixes_of: dict[str, dict[str, None]] = {}
     for play in plays:
         for episode in play.finished.values():
-            found.setdefault(play.scenario, {}).update(dict.fromkeys(filter(None, episode.prefix.values())))
-    return {scenario: list(prefixes) for scenario, prefixes in found.items()}
+            prefixes_of.setdefault(play.scenario, {}).update(dict.fromkeys(filter(None, episode.prefix.values())))
+    return {scenario: list(prefixes) for scenario, prefixes in prefixes_of.items()}
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Episodes that have begun and not ended: their answered turns, kept as they come, so that a kill loses none."""
+"""Answered turns of unfinished episodes, written as they come, so that a kill loses none."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Partial:
             same = head["settings"] == self._settings
             self._prefix = dict(head["prefix"])
             for line in filter(None, lines[1:]):
-                held = from_json(line)
-                seeds = EpisodeSeeds(*map(int, held["seeds"]))
+                turns_so_far = from_json(line)
+                seeds = EpisodeSeeds(*map(int, turns_so_far["seeds"]))
                 if seeds in self._done:
                     continue
                 if not same:
@@ -62,7 +62,7 @@ class Partial:
                         f"{self.path} holds answers that were given under other settings",
                         fix="use the same options, or give another --out, or remove it",
                     )
-                self._begun[seeds].append(TURNS.validate_python(held["turns"]))
+                self._begun[seeds].append(TURNS.validate_python(turns_so_far["turns"]))
         except (ValueError, TypeError, KeyError, ValidationError):
             return
 
@@ -81,7 +81,7 @@ class Partial:
             episode.outcome, episode.success, episode.returns = game.outcome, game.success, dict(game.returns)
 
     def add(self, seeds: EpisodeSeeds, episode: Episode) -> None:
-        """Keep the last step of an episode, where a language model answered it."""
+        """Write the last step of an episode if a language model answered it."""
         last = [turn for turn in episode.turns if turn.step == episode.turns[-1].step]
         if any(turn.answer is not None for turn in last):
             self._prefix = episode.prefix
@@ -101,7 +101,7 @@ class Partial:
             ) from error
 
     def _begin(self) -> None:
-        """Write the file anew: the head, and of what was there only what is still needed."""
+        """Rewrite the file: the head, and only the turns that are still needed."""
         head = {"settings": self._settings, "prefix": self._prefix}
         part = self.path.with_name(f".{self.path.name}.part")
         self._file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
@@ -112,7 +112,7 @@ class Partial:
         os.replace(part, self.path)
 
     def close(self, *, ended: bool) -> None:
-        """Close the file. It goes with an evaluation that has ended, unless a longer one had begun other episodes."""
+        """Close the file, and delete it if the evaluation has ended and no longer one had begun other episodes."""
         if self._file is not None:
             os.close(self._file)
         if ended and self._begun.keys() <= self._done:

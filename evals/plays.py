@@ -23,7 +23,7 @@ from msgrpo.prompt import PromptTemplate
 from msgrpo.text import printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
-SOUND_FROM = 2  # times the episodes at once: a beginning of so many is no longer biased by their lengths
+SOUND_FROM = 2  # a prefix of this many times the episodes at once is no longer biased by their lengths
 PROMPT = ("template", "prompt")  # the settings that say how a model is asked
 
 
@@ -40,11 +40,11 @@ class Series:
     price: Price | None = None
     asked: int | None = None  # episodes that the evaluation was to play; None where nothing says it
     interrupted: int = 0  # starts of the evaluation that did not come to their end
-    left_out: dict[EpisodeSeeds, Episode] = field(default_factory=dict)  # results that `complete_beginning` took away
-    unfinished: set[EpisodeSeeds] = field(default_factory=set)  # of the complete beginning: failed, without result
+    left_out: dict[EpisodeSeeds, Episode] = field(default_factory=dict)  # results beyond the counted prefix
+    unfinished: set[EpisodeSeeds] = field(default_factory=set)  # failed episodes within the counted prefix
     repeats: int = 1  # episodes from each start
     at_once: int = 0  # episodes that were played at once, where that is known
-    name: str = ""  # what a table calls the agent
+    name: str = ""  # the agent's name in tables
     runs: list[Run] = field(default_factory=list)  # the evaluations that it is from
 
     @property
@@ -62,23 +62,25 @@ class Series:
 
     @property
     def is_biased(self) -> bool:
-        """Whether what has ended is so little of an evaluation that was broken off that its mean says nothing.
+        """Whether an interrupted evaluation has ended so few episodes that their mean is biased.
 
-        A complete beginning ends before the first episode that has not ended, which is a long one. Simulated, that
-        bias is gone from about twice as many episodes as are played at once.
+        The counted prefix ends before the first unfinished episode, which is a long one. In simulations that bias is
+        gone from about twice as many episodes as are played at once.
         """
         ended = len(self.finished) + len(self.unfinished)
-        short = self.asked is not None and ended < self.asked and self.interrupted > 0  # a budget ends in good order
+        short = (
+            self.asked is not None and ended < self.asked and self.interrupted > 0
+        )  # a budget ends a run without leaving episodes unfinished
         broken_off = bool(self.left_out) or short
         return broken_off and ended < SOUND_FROM * (self.at_once or CONCURRENCY)
 
     @property
     def by_start(self) -> dict[int, list[Episode]]:
         """The finished episodes of each start, in the suite's order."""
-        found: dict[int, list[Episode]] = {}
+        episodes: dict[int, list[Episode]] = {}
         for seeds, episode in self.finished.items():
-            found.setdefault(seeds.start, []).append(episode)
-        return found
+            episodes.setdefault(seeds.start, []).append(episode)
+        return episodes
 
     @property
     def score(self) -> float:
@@ -102,9 +104,9 @@ def load(
 ) -> tuple[list[Series], list[str]]:
     """The plays recorded under `folders` (of certain agents and scenarios), and what a reader must know about them.
 
-    Only the complete beginning of the suite counts. Raises RecordError for what cannot be true, and where suite
-    versions, prompts or settings differ; with `mix` the latter becomes a note, with `by_prompt` prompts may differ.
-    `check` simulates every record first.
+    Only the counted prefix of the suite counts (`keep_counted_prefix`). Raises RecordError for
+    what cannot be true, and where suite versions, prompts or settings differ; with `mix` the latter becomes a note,
+    with `by_prompt` prompts may differ. `check` simulates every record first.
     """
     notes: list[str] = []
     plays: dict[tuple[str, str, str], Series] = {}
@@ -144,12 +146,12 @@ def load(
             play.finished[seeds_of(episode)] = episode
             play.lines[seeds_of(episode)] = line
     for play in plays.values():
-        foreign = complete_beginning(play)
+        foreign = keep_counted_prefix(play)
         if foreign:
-            said = f"{foreign} episodes of {play.agent} in {play.scenario} have seeds that belong to no suite"
+            warning = f"{foreign} episodes of {play.agent} in {play.scenario} have seeds that belong to no suite"
             if versions == {SUITE_VERSION} and not mix:
-                raise RecordError(f"{said}: nothing says how they were chosen", fix="leave them out, or say --mix")
-            notes.append(f"{said}: nothing says how they were chosen.")
+                raise RecordError(f"{warning}: nothing says how they were chosen", fix="leave them out, or say --mix")
+            notes.append(f"{warning}: nothing says how they were chosen.")
     notes += _silent(folders, agents, scenarios, seen)
     if duels:
         notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
@@ -170,7 +172,7 @@ def _silent(
     scenarios: Sequence[str] | None,
     seen: Set[tuple[str, str]],
 ) -> Iterator[str]:
-    """Who was asked, and has no episode: nobody, and no scenario, goes missing from a table without a word.
+    """Name each agent and scenario that was asked for and has no episode, so that none is silently missing.
 
     `seen` are the agents and scenarios of all episodes that were read.
     """
@@ -189,12 +191,12 @@ def _silent(
                     yield f"{printable(spec)} has ended none of {episodes} episodes of {printable(scenario)}{gone}"
 
 
-def complete_beginning(play: Series) -> int:
-    """Keep the results up to the first episode of the suite that has not ended; return how many are of no suite.
+def keep_counted_prefix(play: Series) -> int:
+    """Count only episodes up to the first unfinished one, and return how many episodes are of no suite.
 
-    In an evaluation that was interrupted, short episodes have ended and long ones have not: all that ended would be
-    a biased sample. An episode that the endpoint failed has ended, without a result; the table says how many. The
-    order becomes the suite's, so that what ended first changes no interval and no replay. Foreign seeds stay.
+    Later episodes would bias the mean towards short games, which end first. An episode that the endpoint failed has
+    ended without a result; the table says how many. The episodes take the suite's order, so that intervals and
+    replays do not depend on which ended first. Episodes of no suite stay.
     """
     failed = {seeds_of(episode) for episode in play.failed}
     places, foreign = places_in_suite(play.scenario, {*play.finished, *failed}, play.repeats)
@@ -212,7 +214,7 @@ def complete_beginning(play: Series) -> int:
 
 
 def check_consistent(episode: Episode) -> None:
-    """Raise RecordError for a result that its own turns deny: all that can be seen without playing it again."""
+    """Raise RecordError if a result contradicts its own turns, as far as that shows without playing it again."""
     if episode.error is not None:
         return
     scenario = recorded_scenario(episode.scenario)
@@ -236,7 +238,7 @@ def check_consistent(episode: Episode) -> None:
 
 
 def speaks(episode: Episode, player: str) -> bool:
-    """Whether a player's turns hold answers in words."""
+    """Whether a player's turns hold text answers."""
     return any(turn.answer is not None for turn in episode.turns_of(player))
 
 
@@ -261,8 +263,8 @@ def _recorded(folders: Sequence[Path], check: bool, notes: list[str]) -> Iterato
         run = run_of(file)
         if run is not None:
             _check_names(run)
-        if check and (found := verify(file)).remarks:
-            notes.append(f"{file.name} of {file.parent.name}: {'; '.join(found.remarks)}")
+        if check and (verified := verify(file)).remarks:
+            notes.append(f"{file.name} of {file.parent.name}: {'; '.join(verified.remarks)}")
         for line, episode in enumerate(read_episodes(file), start=1):
             yield run, line, episode
 
@@ -282,17 +284,17 @@ def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Series], elsewh
 
 
 def _without_ports(folders: Sequence[Path]) -> dict[str, str]:
-    """Endpoints by what does not change when a server starts again: the same model on another port is the same agent.
+    """Map each endpoint to a name without its port: the same model on another port is the same agent.
 
     Where one evaluation has two of them that differ in the port alone, they are two.
     """
     runs = {run.model_dump_json(): run for file in _files(folders) if (run := run_of(file))}.values()
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for run in runs:
         names = {spec: PORT.sub(r"\1", spec) for spec in run.asked}
         shared = {name for name, number in Counter(names.values()).items() if number > 1}
-        found |= {spec: spec if name in shared else name for spec, name in names.items() if found.get(spec) != spec}
-    return found
+        named |= {spec: spec if name in shared else name for spec, name in names.items() if named.get(spec) != spec}
+    return named
 
 
 def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool) -> Iterator[str]:
@@ -301,8 +303,10 @@ def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool
         yield f"suite versions {', '.join(map(str, sorted(versions | {SUITE_VERSION})))}"
     by_agent: dict[str, dict[str, None]] = defaultdict(dict)
     for play in plays:
-        told = {key: value for key, value in play.settings.items() if key not in PROMPT}  # the template comes below
-        by_agent[play.agent][str(told)] = None
+        without_prompt = {
+            key: value for key, value in play.settings.items() if key not in PROMPT
+        }  # the template comes below
+        by_agent[play.agent][str(without_prompt)] = None
     for agent, settings in by_agent.items():
         if len(settings) > 1:
             yield f"{agent} played with settings {' and '.join(settings)}"
@@ -323,12 +327,12 @@ def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool
 
 
 def _effective(settings: Mapping[str, Any], what: str) -> Any:
-    """A setting as the endpoint got it: what an extra body says of the sampling wins."""
+    """A setting as the endpoint got it: the extra body overrides the sampling settings."""
     body = settings.get("body")
     if what != "sampling" or not isinstance(body, dict) or not isinstance(settings[what], dict):
         return settings[what]
-    said = {name: value for name, value in body.items() if name in settings[what] and value is not None}
-    return settings[what] | said
+    given = {name: value for name, value in body.items() if name in settings[what] and value is not None}
+    return settings[what] | given
 
 
 def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
@@ -341,7 +345,7 @@ def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
         if (number := seen[key]) > 1:
             play.agent = f"{play.agent} ({number})"
             play.name = f"{play.name} ({number})" if play.name else ""
-    for play in plays:  # a name that two agents have been given is no name
+    for play in plays:  # a name that was given to two agents identifies neither
         if any(
             (other.label, other.scenario) == (play.label, play.scenario) and other.agent != play.agent
             for other in plays

@@ -1,4 +1,4 @@
-"""How a table came about, in sentences: enough to repeat it, or to doubt it."""
+"""How a table was made, in sentences: what is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _sentences(plays: Sequence[Series]) -> Iterator[str]:
     for play in plays:
         agents[play.label, str(play.settings)].append(play)
     for (label, _), same in agents.items():
-        told = list(_told(same))
-        if told:
-            yield f"{label}: {'; '.join(told)}."
+        parts = list(_circumstances(same))
+        if parts:
+            yield f"{label}: {'; '.join(parts)}."
     versions = sorted(
         {
             f"{package} {version}"
@@ -42,8 +42,8 @@ def _sentences(plays: Sequence[Series]) -> Iterator[str]:
         yield f"{at}: {line}"
 
 
-def _told(same: Sequence[Series]) -> Iterator[str]:
-    """What answered, and how it was asked, in all scenarios."""
+def _circumstances(same: Sequence[Series]) -> Iterator[str]:
+    """Yield what served the agent and how it was asked, over all scenarios."""
     play = same[0]
     settings = play.settings
     if play.label != play.agent:
@@ -57,6 +57,6 @@ def _told(same: Sequence[Series]) -> Iterator[str]:
     for name in ("body", "chat"):
         if settings.get(name):
             yield f"{name} {settings[name]}"
-    served = sorted({turn.model for one in same for turn in one.turns if turn.model})
+    served = sorted({turn.model for record in same for turn in record.turns if turn.model})
     if served:
         yield f"answered by {', '.join(served)}"

@@ -19,7 +19,7 @@ from msgrpo.evals.stats import ends, resampled_means
 from msgrpo.games import recorded_scenario
 
 RESAMPLES, LEVEL, SEED = 4000, 0.95, 0
-Key = tuple[str, str]  # label and prompt
+Key = tuple[str, str]  # (label, prompt) of an agent
 LOW, HIGH = "random", "optimal"  # the agents between which a share is measured
 
 
@@ -66,7 +66,10 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     ]
     if not counted:
         return [], notes
-    found, draws = np.mean([means for means, _ in counted], axis=0), np.mean([drawn for _, drawn in counted], axis=0)
+    share_A, draws = (
+        np.mean([means for means, _ in counted], axis=0),
+        np.mean([drawn for _, drawn in counted], axis=0),
+    )
     draws = draws[~np.isnan(draws).any(axis=1)]
     fewest = min(len(set.intersection(*(set(table[key].by_start) for key in agents))) for _, table in tables)
     if fewest < 2:
@@ -83,7 +86,7 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
             Overall(
                 agent=label,
                 prompt=prompt,
-                share=float(found[i]),
+                share=float(share_A[i]),
                 low=float(low_end),
                 high=float(high_end),
                 rank=1 + worse_than,

@@ -1,4 +1,4 @@
-"""The append-only record of one agent in one scenario: what survives an interruption, and what is left to play."""
+"""The append-only record of one agent in one scenario, from which an interrupted evaluation resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUN_FILE = "run.json"
 OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
 LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)
-MANY = 10**9  # of anything that a run asks for
+MANY = 10**9  # upper bound of every count in run.json
 LONGEST_NAME = 80  # characters of a folder's name; file systems take 255 bytes
 
 
@@ -36,16 +36,16 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
     odd = [path for path in paths if not path.is_dir() and not path.is_file()]
     if odd:
         raise RecordError(f"{odd[0]} is neither a file nor a folder that can be read")
-    found = [
+    files = [
         file
         for path in paths
         for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])
         if file == path or (file.name not in OF_TRAINING and file.is_file())
     ]
-    if not found:
+    if not files:
         listed = ", ".join(map(str, paths))
         raise RecordError(f"no records (.jsonl) in {listed}", fix="msgrpo eval --out DIR makes them")
-    return found
+    return files
 
 
 def seeds_of(episode: Episode) -> EpisodeSeeds:
@@ -55,8 +55,8 @@ def seeds_of(episode: Episode) -> EpisodeSeeds:
 
 def as_recorded(settings: dict[str, Any]) -> dict[str, Any]:
     """An agent's settings as a record gives them back: JSON has no tuples, and what is written is cleaned."""
-    found: dict[str, Any] = printable_data(json.loads(json.dumps(settings)))
-    return found
+    recorded: dict[str, Any] = printable_data(json.loads(json.dumps(settings)))
+    return recorded
 
 
 def folder_name(spec: str) -> str:
@@ -98,13 +98,15 @@ class RecordFile:
         os.close(self._file)
 
     def append(self, episode: Episode) -> None:
-        """Add one line, whole or not at all: what a full disk cuts off is taken back."""
+        """Append one line completely or not at all: a line that a full disk cuts off is removed."""
         line = episode.model_dump_json().encode() + b"\n"
         before = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, line)
             if written < len(line):
-                written += os.write(self._file, line[written:])  # says why the first write stopped
+                written += os.write(
+                    self._file, line[written:]
+                )  # the second write raises the reason why the first one stopped
             if written < len(line):
                 raise OSError(None, "the line was cut off")
         except OSError as error:
@@ -143,10 +145,10 @@ class Record(RecordFile):
     def __init__(self, path: Path, settings: dict[str, Any], *, forgiven: int = 0) -> None:
         super().__init__(path)
         self.lines = 0
-        self.tokens: list[tuple[int, int]] = []  # (read, written) of every line
-        self.largest = (0, 0)  # the same of one answer
+        self.tokens: list[tuple[int, int]] = []  # (prompt tokens, answer tokens) of every line
+        self.largest = (0, 0)  # the largest (prompt tokens, answer tokens) of an answer
         self.finished: set[EpisodeSeeds] = set()
-        self.recorded: set[EpisodeSeeds] = set()  # that have a line, with a result or without
+        self.recorded: set[EpisodeSeeds] = set()  # episodes that have a line, with a result or without
         self.failures: Counter[EpisodeSeeds] = Counter()
         self._forgiven = forgiven
         settings = as_recorded(settings)
@@ -214,15 +216,15 @@ class Run(BaseModel):
     prices: dict[Clean, Price] = {}
     asked: dict[Clean, dict[Clean, Asked]] = {}  # agent -> scenario -> episodes
     at_once: dict[Clean, Asked] = {}  # agent -> the most episodes that were played at once
-    forgiven: dict[Clean, int] = {}  # record -> leading lines whose failures use no attempts up
+    forgiven: dict[Clean, int] = {}  # record -> leading lines whose failures use up no attempts
     started: dict[Clean, int] = {}  # agent -> starts of the evaluation
     ended: dict[Clean, int] = {}  # agent -> those of them that came to their end
     repeats: dict[Clean, dict[Clean, Repeats]] = {}  # agent -> scenario -> episodes from each start
-    names: dict[Clean, Clean] = {}  # agent -> what tables call it
+    names: dict[Clean, Clean] = {}  # agent -> its name in tables
     commands: list[Command] = []  # what was started, in order
 
     def interrupted(self, agent: str) -> int:
-        """How many starts were killed or stopped: answers that were on their way then are in no record."""
+        """How many starts were killed or stopped. Their unfinished answers are in no record."""
         return self.started.get(agent, 0) - self.ended.get(agent, 0)
 
 

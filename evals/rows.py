@@ -35,15 +35,15 @@ CEILING_SIGMAS = 4.0  # a score this far above the exact optimum is a fault of t
 class Row(BaseModel):
     """One agent in one scenario. Counts of answers are over finished episodes; tokens and cost are over all."""
 
-    agent: str  # as the table calls it
-    spec: str  # as the evaluation was given it
+    agent: str  # its name in tables
+    spec: str  # its name on the command line
     prompt: str = ""  # what its template is called; empty for agents that read none
     scenario: str
-    episodes: int  # that count: the complete beginning of the suite
-    boards: int  # different ones among their starts
+    episodes: int  # episodes that count: the suite's first ones up to the first unfinished one
+    boards: int  # different boards among their starts
     repeats: int = 1  # episodes from each start
-    asked: int | None = None  # that were to be played
-    left_out: int = 0  # that ended and do not count, because earlier ones of the suite have not ended
+    asked: int | None = None  # episodes that were asked for
+    left_out: int = 0  # ended episodes that do not count, because earlier ones of the suite have not ended
     unfinished: int  # episodes that an endpoint failed and that have no result yet
     return_mean: float
     return_low: float
@@ -59,7 +59,7 @@ class Row(BaseModel):
     optimum: float | None = None  # the exact expected success of the best policy on these starts
     optimum_share: float | None = None
     steps_mean: float
-    regret_mean: float | None = None  # what a move lost against the best one, over the moves that were judged
+    regret_mean: float | None = None  # mean loss of a move against the best one, over the judged moves
     judged: int = 0  # moves; fewer than `turns` where earlier episodes were played without --regret
     turns: int
     illegal: int  # answers with an action tag that holds no action of the game, or none of this position
@@ -72,7 +72,7 @@ class Row(BaseModel):
     completion_tokens: int
     usage_missing: int  # answers for which the endpoint did not say its tokens
     cost_usd: float | None = None
-    seconds_per_step: float | None = None  # of language models
+    seconds_per_step: float | None = None  # seconds of language models
 
 
 class Pair(BaseModel):
@@ -81,7 +81,7 @@ class Pair(BaseModel):
     scenario: str
     a: str
     b: str
-    episodes: int  # that both finished; with repeats the interval is over their starts
+    episodes: int  # episodes that both finished; with repeats the interval is over their starts
     difference: float
     low: float
     high: float
@@ -90,7 +90,7 @@ class Pair(BaseModel):
 
 
 class Retelling(BaseModel):
-    """What other words did to an agent: score told so, less score told plainly, over the same episodes."""
+    """What other words do to an agent: its score in them minus that in the plain game, over the same episodes."""
 
     agent: str
     prompt: str = ""
@@ -98,14 +98,14 @@ class Retelling(BaseModel):
     telling: str
     starts: int
     plain: float
-    told: float
+    score: float
     difference: float
     low: float
     high: float
 
 
 def row_of(play: Series) -> Row:
-    """The row of a play that has finished episodes. Intervals are over starts: episodes of one start are no news."""
+    """The row of a play that has finished episodes. Intervals are over starts."""
     episodes = list(play.finished.values())
     returns = [return_of(episode) for episode in episodes]
     by_start = [fmean(map(return_of, group)) for group in play.by_start.values()]
@@ -210,7 +210,7 @@ def exact_optimum(episode: Episode) -> float | None:
 
 
 def pair_of(a: Series, b: Series) -> Pair | None:
-    """The paired comparison of two plays; None where they share no finished episode, or one is a biased beginning."""
+    """The paired comparison of two plays; None where they share no finished episode or one is biased."""
     shared = [seeds for seeds in a.finished if seeds in b.finished]
     if not shared or a.is_biased or b.is_biased:
         return None
@@ -236,38 +236,38 @@ def pair_of(a: Series, b: Series) -> Pair | None:
 def _paired(shared: Sequence[EpisodeSeeds], first: Sequence[float], second: Sequence[float]) -> Difference:
     """The difference of the means of each start."""
     groups: dict[int, tuple[list[float], list[float]]] = {}
-    for seeds, one, other in zip(shared, first, second, strict=True):
+    for seeds, first_score, second_score in zip(shared, first, second, strict=True):
         a, b = groups.setdefault(seeds.start, ([], []))
-        a.append(one)
-        b.append(other)
+        a.append(first_score)
+        b.append(second_score)
     ours, theirs = zip(*((fmean(a), fmean(b)) for a, b in groups.values()), strict=True)
     return paired_difference(ours, theirs, seed=BOOTSTRAP_SEED)
 
 
 def retellings(plays: Sequence[Series]) -> list[Retelling]:
     """Each retelling that an agent played, against the plain game."""
-    found = []
-    for told in plays:
-        scenario = recorded_scenario(told.scenario)
-        same = (p for p in plays if (p.label, p.prompt, p.scenario) == (told.label, told.prompt, scenario.plain))
+    compared = []
+    for retold in plays:
+        scenario = recorded_scenario(retold.scenario)
+        same = (p for p in plays if (p.label, p.prompt, p.scenario) == (retold.label, retold.prompt, scenario.plain))
         plain = next(same, None)
-        shared = [seeds for seeds in told.finished if plain and seeds in plain.finished]
-        if plain is None or not shared or told.is_biased or plain.is_biased:
+        shared = [seeds for seeds in retold.finished if plain and seeds in plain.finished]
+        if plain is None or not shared or retold.is_biased or plain.is_biased:
             continue
-        scores = [[play.finished[seeds].score for seeds in shared] for play in (told, plain)]
+        scores = [[play.finished[seeds].score for seeds in shared] for play in (retold, plain)]
         difference = _paired(shared, *scores)
-        found.append(
+        compared.append(
             Retelling(
-                agent=told.label,
-                prompt=told.prompt,
+                agent=retold.label,
+                prompt=retold.prompt,
                 scenario=plain.scenario,
-                telling=told.scenario.removeprefix(f"{plain.scenario}{SIGN}"),
+                telling=retold.scenario.removeprefix(f"{plain.scenario}{SIGN}"),
                 starts=len({seeds.start for seeds in shared}),
                 plain=fmean(scores[1]),
-                told=fmean(scores[0]),
+                score=fmean(scores[0]),
                 difference=difference.mean,
                 low=difference.low,
                 high=difference.high,
             )
         )
-    return found
+    return compared

@@ -1,4 +1,4 @@
-"""Playing an evaluation: the same episodes for every agent, any interruption survived."""
+"""Play an evaluation: the same episodes for every agent, resumable after any interruption."""
 
 from __future__ import annotations
 
@@ -24,44 +24,46 @@ from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
 from msgrpo.rollout import GAME_FAULT, new_episode, play_on
 
-ATTEMPTS = 3  # an episode that failed this often by its own fault (one attempt a start) is given up
+ATTEMPTS = (
+    3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
+)
 FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
 
 
 @dataclass
 class Progress:
-    """Where a run is; `on_change` is called after each change. Times in seconds."""
+    """Counts of a run in progress; `on_change` is called after each change. Times in seconds."""
 
     planned: int = 0
-    found: int = 0  # finished by earlier starts
+    finished_before: int = 0  # episodes that earlier starts of the command finished
     done: int = 0
     failed: int = 0
     given_up: int = 0
     running: int = 0
     tokens: int = 0
     cost: float = 0.0  # US$ of this start, where the price is known
-    largest_tokens: int = 0  # of one answer and its prompt
+    largest_tokens: int = 0  # tokens of the largest answer and its prompt
     largest_cost: float = 0.0
-    spoken: int = 0  # episodes of language models that have a result: what an answer costs is known, if ever
-    steps_open: int = 0  # that the running episodes may have, all together
+    spoken: int = 0  # finished episodes of language models, from which the cost of an answer is known
+    steps_open: int = 0  # steps that all running episodes together may still have
     stopped: str = ""  # why no further episode begins
     agent: Agent | None = None
     on_change: Callable[[Progress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
     before: int = 0  # episodes that ended before the present agent began
-    prices: dict[str, Price] = field(default_factory=dict)  # of agents
-    tokens_at: int = 0  # when the present agent began
+    prices: dict[str, Price] = field(default_factory=dict)  # by agent
+    tokens_at: int = 0  # tokens when the present agent began
     cost_at: float = 0.0
-    end_of_agent: int = 0  # episodes that have ended, or were found, when the present agent has played all
-    tokens_before: int = 0  # that the records of earlier starts hold
+    end_of_agent: int = 0  # ended episodes, earlier starts included, when the present agent has played all
+    tokens_before: int = 0  # tokens in the records of earlier starts
     cost_before: float = 0.0
 
     def __post_init__(self) -> None:
         self.began = self.clock()
 
     def begin(self, agent: Agent, planned: int) -> None:
-        """Another agent plays from now on: agents differ in speed and length, and the rates are the present one's."""
+        """Start counting for another agent: rates are of the present agent only, since agents differ in speed."""
         self.agent, self.began, self.before = agent, self.clock(), self.ended
         self.tokens_at, self.cost_at = self.tokens, self.cost
         self.end_of_agent = self.planned - self.left + planned
@@ -74,7 +76,7 @@ class Progress:
 
     @property
     def left(self) -> int:
-        return self.planned - self.found - self.done - self.failed - self.given_up
+        return self.planned - self.finished_before - self.done - self.failed - self.given_up
 
     @property
     def rate(self) -> float:
@@ -87,7 +89,7 @@ class Progress:
 
     @property
     def spent_tokens(self) -> int:
-        """Of all starts, as the records say."""
+        """Prompt and answer tokens of all starts of the command."""
         return self.tokens_before + self.tokens
 
     @property
@@ -95,7 +97,7 @@ class Progress:
         return self.cost_before + self.cost
 
     def mean_tokens(self) -> float:
-        """Of an episode of the present agent."""
+        """Mean tokens of an episode of the present agent."""
         return (self.tokens - self.tokens_at) / max(self.ended - self.before, 1)
 
     def mean_cost(self) -> float:
@@ -112,7 +114,7 @@ class Progress:
         self.cost_before += self.prices.get(spec, FREE).of(read, written)
 
     def look(self, read: int, written: int, spec: str) -> None:
-        """Whether an answer is the largest yet."""
+        """Update the largest answer seen."""
         self.largest_tokens = max(self.largest_tokens, read + written)
         self.largest_cost = max(self.largest_cost, self.prices.get(spec, FREE).of(read, written))
 
@@ -124,7 +126,7 @@ class Progress:
 
     def line(self) -> str:
         """One line for a log: what is done, running, retrying and failed, the rate and the time left."""
-        parts = [f"{self.found + self.done}/{self.planned} episodes"]
+        parts = [f"{self.finished_before + self.done}/{self.planned} episodes"]
         if self.agent is not None:
             parts.append(self.agent.spec)
         parts += [f"{self.running} running", f"{self.retrying} retrying", f"{self.failed} failed"]
@@ -217,7 +219,7 @@ async def evaluate(
                 records.append((scenario, record, begun))
             progress.planned += episodes * repeats * len(able)
             plan.append((agent, records))
-        with changing_run(out) as run:  # nothing has been refused: from here on it is part of the run
+        with changing_run(out) as run:  # nothing was refused, so the run is recorded from here on
             run.names |= names or {}
             run.prices |= progress.prices
             if command:
@@ -225,7 +227,9 @@ async def evaluate(
         for agent, records in plan:
             progress.begin(agent, episodes * repeats * len(records))
             _note_start(out, agent, records, episodes, repeats, concurrency)
-            jobs = (job for one in records for job in _open_jobs(*one, episodes, repeats, progress, retry_failed))
+            jobs = (
+                job for record in records for job in _open_jobs(*record, episodes, repeats, progress, retry_failed)
+            )
             ended = False
             try:
                 await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
@@ -248,7 +252,7 @@ def record_name(agent: Agent, scenario: Scenario) -> str:
 def _check_repeats(
     run: Run, agents: Sequence[Agent], scenarios: Sequence[Scenario], episodes: int, repeats: int
 ) -> None:
-    """More episodes from each start may be asked for, on all starts that there are: fewer would leave results out."""
+    """Refuse fewer repeats or starts than are recorded, which would leave results out; more are allowed."""
     for spec, scenario in ((agent.spec, scenario.id) for agent in agents for scenario in scenarios):
         before = run.repeats.get(spec, {}).get(scenario, 1)
         starts = run.asked.get(spec, {}).get(scenario, 0) // before
@@ -268,7 +272,7 @@ def _note_start(
     repeats: int,
     concurrency: int,
 ) -> None:
-    """Write down what is asked for, so that a table can say how much of it is there."""
+    """Record what is asked for, so that a table can say how much of it is there."""
     with changing_run(out) as run:
         asked = run.asked.setdefault(agent.spec, {})
         for scenario, _, _ in records:
@@ -280,7 +284,7 @@ def _note_start(
 
 
 def _forgive(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record, Partial]]) -> None:
-    """The endpoint failed as a whole, so no episode is to blame: failures until now use no attempts up."""
+    """Forgive all failures so far: the endpoint failed as a whole, so they use up no episode's attempts."""
     with changing_run(out) as run:
         run.forgiven |= {record_name(agent, scenario): record.lines for scenario, record, _ in records}
 
@@ -294,10 +298,10 @@ def _open_jobs(
     progress: Progress,
     retry_failed: bool,
 ) -> Iterator[_Job | None]:
-    """What is left to play, drawn when it is needed; None for each episode that is passed over."""
+    """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
     for seeds in islice(suite_seeds(scenario, repeats=repeats), episodes * repeats):
         if seeds in record.finished:
-            progress.found += 1
+            progress.finished_before += 1
         elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
             progress.given_up += 1
         else:
@@ -317,7 +321,7 @@ async def _play_all(
 ) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
     counts = [0, 0]  # ended, failed
-    speaks = isinstance(agent, LanguageAgent)  # others cost nothing
+    speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
     admission = asyncio.Lock()  # episodes begin in the suite's order, also where they wait for room in the budget
 
     async def admitted() -> object:
@@ -332,7 +336,7 @@ async def _play_all(
     async def work() -> None:
         while (job := await admitted()) is not _END:
             if not isinstance(job, _Job):
-                await asyncio.sleep(0)  # a million finished episodes must not hold up Ctrl-C
+                await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
             episode = await _play(agent, job, progress, regret)
             counts[0] += 1
@@ -378,7 +382,7 @@ async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Ep
 
 
 def _after_step(job: _Job, progress: Progress, episode: Episode) -> None:
-    """Keep what was answered, and look how large an answer can be."""
+    """Keep the answered turns, and update the largest answer seen."""
     job.partial.add(job.seeds, episode)
     turn = episode.turns[-1]
     progress.look(turn.prompt_tokens, turn.completion_tokens, next(iter(episode.agents.values())))

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Interval = tuple[float, float]
-FEW_EPISODES = 50  # below which a bootstrap is corrected
-FEW_SEEDS = 8  # below which the spread of the seeds has Student's quantiles
+FEW_EPISODES = 50  # below this number of values a bootstrap is corrected
+FEW_SEEDS = 8  # below this number of seeds Student's quantiles are used
 _AT_ONCE = 2_000_000  # episodes drawn at once: keeps a bootstrap over any number of them at a few dozen megabytes
 
 
@@ -58,14 +58,14 @@ def bootstrap_mean(values: ArrayLike, *, seed: int, level: float = 0.95, resampl
     bootstrap allows for skew. `docs/evaluation.md` has the coverage. One value has no interval: (nan, nan). Values
     that are all equal give an interval of width zero.
     """
-    found = _checked(values)
-    if len(found) == 1:
+    checked = _checked(values)
+    if len(checked) == 1:
         return math.nan, math.nan
-    means_R1 = resampled_means(found[None], seed=seed, resamples=resamples)
-    low, high = (float(end) for end in np.quantile(means_R1, ends(len(found), level)))
-    if len(found) >= FEW_EPISODES:
+    means_R1 = resampled_means(checked[None], seed=seed, resamples=resamples)
+    low, high = (float(end) for end in np.quantile(means_R1, ends(len(checked), level)))
+    if len(checked) >= FEW_EPISODES:
         return low, high
-    studentised = _studentised(found, seed, level, resamples)
+    studentised = _studentised(checked, seed, level, resamples)
     return min(low, studentised[0]), max(high, studentised[1])
 
 
@@ -74,10 +74,10 @@ def share_interval(values: ArrayLike, *, seed: int = 0, resamples: int = 10_000)
 
     Where all are 0, or all are 1, the bootstrap knows no other value, and Wilson's interval of the starts is taken.
     """
-    found = _checked(values)
-    if found.min() == found.max() and found[0] in (0.0, 1.0):
-        return wilson(int(found.sum()), len(found))
-    low, high = bootstrap_mean(found, seed=seed, resamples=resamples)
+    checked = _checked(values)
+    if checked.min() == checked.max() and checked[0] in (0.0, 1.0):
+        return wilson(int(checked.sum()), len(checked))
+    low, high = bootstrap_mean(checked, seed=seed, resamples=resamples)
     return max(0.0, low), min(1.0, high)
 
 
@@ -266,9 +266,11 @@ def seeds_alike(values_by_seed: Sequence[ArrayLike], *, seed: int, draws: int = 
     """
     values_SN = _by_seed(values_by_seed)
     generator = np.random.default_rng(seed)
-    found = values_SN.mean(axis=1).var() * (1 - 1e-12)  # sums of the same numbers in another order differ by rounding
+    spread_of_means = values_SN.mean(axis=1).var() * (
+        1 - 1e-12
+    )  # sums of the same numbers in another order differ by rounding
     spread = [generator.permuted(values_SN, axis=0).mean(axis=1).var() for _ in range(draws)]
-    return float((1 + np.count_nonzero(np.array(spread) >= found)) / (1 + draws))
+    return float((1 + np.count_nonzero(np.array(spread) >= spread_of_means)) / (1 + draws))
 
 
 def _by_seed(values_by_seed: Sequence[ArrayLike]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ FAR = 1000  # episodes of the suite that a record may lack before the last one t
 QUICK, DEFAULT = 20, 200  # episodes: they resolve about 31 and 10 points (stats.py)
 
 PAPER = ("frozen-lake", "frozen-lake-slippery", "snake", "snake-poison-apple")
-TOLD = ("frozen-lake", "snake", "snake-poison-apple")  # of which the suite `semantic` has all retellings
+RETOLD = ("frozen-lake", "snake", "snake-poison-apple")  # the suite `semantic` has these in all wordings
 SUITES = ("paper", "all", "transfer", "semantic")
 
 CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
@@ -43,7 +43,8 @@ def suite(name: str) -> list[Scenario]:
         raise UsageError(f"no suite is named {name!r}", fix=nearest(name, SUITES))
     ids = PAPER if name == "paper" else tuple(SCENARIOS)
     if name == "semantic":
-        ids = tuple(told for plain in TOLD for told in (plain, *(f"{plain}{SIGN}{telling}" for telling in TELLINGS)))
+        retellings = ["", *(f"{SIGN}{telling}" for telling in TELLINGS)]
+        ids = tuple(f"{plain}{retelling}" for plain in RETOLD for retelling in retellings)
     return [scenario for scenario in map(get_scenario, ids) if len(scenario.players) == 1]
 
 

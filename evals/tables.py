@@ -28,7 +28,7 @@ PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "n could
 
 
 def cells(row: Row) -> list[str]:
-    """A row as text, in the order of SCORES and ANSWERS; – where there is nothing to say."""
+    """A row as text, in the order of SCORES and ANSWERS; – for a missing value."""
     success = "–"
     if row.success_rate is not None and row.success_low is not None and row.success_high is not None:
         success = f"{row.success_rate:.1%} {interval_text(row.success_low, row.success_high, '.1%')}"
@@ -76,7 +76,7 @@ def retold_cells(row: Retelling) -> list[str]:
         named(row.agent, row.prompt),
         f"{row.scenario}{SIGN}{row.telling}",
         f"{row.plain:.3f}",
-        f"{row.told:.3f}",
+        f"{row.score:.3f}",
         f"{row.difference:+.3f} {interval_text(row.low, row.high)}",
     ]
 
@@ -110,19 +110,19 @@ def pair_cells(pair: Pair) -> list[str]:
 
 def by_scenario(board: Leaderboard) -> dict[str, tuple[list[Row], list[Pair]]]:
     """Rows and pairs of each scenario, in the board's order."""
-    found: dict[str, tuple[list[Row], list[Pair]]] = {}
+    tables: dict[str, tuple[list[Row], list[Pair]]] = {}
     for row in board.rows:
-        found.setdefault(row.scenario, ([], []))[0].append(row)
+        tables.setdefault(row.scenario, ([], []))[0].append(row)
     for pair in board.pairs:
-        found[pair.scenario][1].append(pair)
-    return found
+        tables[pair.scenario][1].append(pair)
+    return tables
 
 
 Section = tuple[str, Sequence[str], list[list[str]]]  # title, columns, lines
 
 
 def sections(board: Leaderboard, *, narrow: bool = False) -> Iterator[Section]:
-    """Every table of the board. With `narrow`, what the answers were like stands in a table of its own."""
+    """Every table of the board. With `narrow`, the columns about answers are a table of their own."""
     if board.overall:
         yield "overall: the way from random to optimal", OVERALL, list(map(overall_cells, board.overall))
     for scenario, (rows, pairs) in by_scenario(board).items():
@@ -144,11 +144,11 @@ def sections(board: Leaderboard, *, narrow: bool = False) -> Iterator[Section]:
 
 
 def markdown(board: Leaderboard) -> str:
-    """All tables, ready to be pasted, and how they came about."""
+    """All tables as Markdown, and how they were made."""
     parts = [f"Suite version {board.suite_version}; 95 % intervals."]
     for title, columns, lines in sections(board):
         parts += [f"### {_escaped(title)}", _table(columns, lines)]
-    parts += [_listed(found) for found in (board.notes, board.made) if found]
+    parts += [_listed(texts) for texts in (board.notes, board.made) if texts]
     return "\n\n".join(parts) + "\n"
 
 
@@ -183,7 +183,7 @@ def _rich(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) ->
     for column in columns:
         table.add_column(column, overflow="fold")
     for line in lines:
-        table.add_row(*map(Text, line))  # Text: an agent's name is no markup
+        table.add_row(*map(Text, line))  # Text, so that an agent's name is not read as markup
     return table
 
 

@@ -46,11 +46,11 @@ class Verified:
     misjudged: int = 0  # episodes with a regret that is not what the judge says now
     foreign: int = 0  # finished episodes with seeds of no suite
     missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
-    unplayed: dict[str, int] = field(default_factory=dict)  # scenario -> asked for, and not there
+    unplayed: dict[str, int] = field(default_factory=dict)  # scenario -> episodes that were asked for and are missing
     twice: int = 0  # lines that repeat an episode
     computed: int = 0  # turns of players whose every move follows from the seeds, played again
     outdated: int = 0  # episodes of a reference player of another version
-    starts: int = 0  # of a match, whose other seat has no line
+    starts: int = 0  # starts of a match of which one seat has no line
 
     @property
     def is_complete(self) -> bool:
@@ -58,8 +58,8 @@ class Verified:
         return not (self.missing or self.unplayed or self.twice or self.starts)
 
     @property
-    def told(self) -> str:
-        """All of it in a sentence."""
+    def summary(self) -> str:
+        """The findings as one sentence."""
         if not self.episodes:
             return "; ".join(["no episode has ended yet", *self.remarks])
         again = f" ({self.computed} moves of random and optimal were played again)" if self.computed else ""
@@ -67,7 +67,7 @@ class Verified:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of a table must know."""
+        """Each finding that a reader of a table must know."""
         parts = []
         if self.unchecked_prompts:
             parts.append(f"the prompts of {self.unchecked_prompts} are of another version and could not be checked")
@@ -98,14 +98,14 @@ def verify(path: Path) -> Verified:
     counted: gaps in the suite (episodes may have been left out), foreign seeds, and failures of the endpoint; and so
     are regrets that the judge does not find again, since a better judge would find others.
     """
-    found, run = Verified(), run_of(path)
+    verified, run = Verified(), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
     failed: dict[str, set[EpisodeSeeds]] = {}
     agents: set[str] = set()
     pairs: Counter[tuple[str, EpisodeSeeds]] = Counter()  # of a match: both seats of a start
     seen: dict[object, int] = {}  # a match plays each start with the seats swapped, too
     for number, episode in enumerate(read_episodes(path), start=1):
-        found.episodes = number
+        verified.episodes = number
         agents.update(episode.agents.values())
         try:
             difference = first_difference(episode)
@@ -114,43 +114,43 @@ def verify(path: Path) -> Verified:
             raise RecordError(message, fix=error.fix) from error
         if difference is not None:
             raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
-        found.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
-        found.misjudged += not _judged_so(episode)
+        verified.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
+        verified.misjudged += not _judged_so(episode)
         computed = [turn for turn in episode.turns if episode.agents[turn.player] in COMPUTED]
-        found.computed += sum(_same_program(episode, turn) for turn in computed)
-        found.outdated += not all(_same_program(episode, turn) for turn in computed)
+        verified.computed += sum(_same_program(episode, turn) for turn in computed)
+        verified.outdated += not all(_same_program(episode, turn) for turn in computed)
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
         pairs[episode.scenario, seeds_of(episode)] += len(episode.agents) > 1
         before = seen.setdefault((episode.scenario, seeds_of(episode), *episode.agents.items()), number)
         finished.setdefault(episode.scenario, {}).setdefault(seeds_of(episode), number)
-        found.twice += before != number
+        verified.twice += before != number
         if run is not None and before != number:
             raise RecordError(f"{path}: episode {number} is episode {before} once more")
     if path.parent.name == MATCHES:
-        found.starts = sum(number == 1 for number in pairs.values())
+        verified.starts = sum(number == 1 for number in pairs.values())
     elif run is None:
-        found.twice = 0  # nothing says that this is one evaluation: games by hand may be played again
-    if not found.episodes and (run is None or path.stat().st_size):
+        verified.twice = 0  # a record that is no evaluation may repeat episodes: a person may play a game again
+    if not verified.episodes and (run is None or path.stat().st_size):
         raise RecordError(f"{path} holds no episode")
     for scenario_id in {**finished, **failed}:
         numbers = finished.get(scenario_id, {})
         lost = failed.get(scenario_id, set()) - set(numbers)
-        found.failed += len(lost)
+        verified.failed += len(lost)
         asked = run.repeats if run else {}
         repeats = max((asked.get(agent, {}).get(scenario_id, 1) for agent in agents), default=1)
         places, foreign = places_in_suite(scenario_id, {*numbers, *lost}, repeats)
         wrong = [numbers[seeds] for seeds in foreign if seeds in numbers]
         if wrong and run is not None and run.suite_version == SUITE_VERSION:
             raise RecordError(f"{path}: episode {min(wrong)} ({scenario_id}) has seeds that are not the suite's")
-        found.foreign += len(foreign)
+        verified.foreign += len(foreign)
         if places and (gaps := max(places.values()) + 1 - len(places)):
-            found.missing[scenario_id] = gaps
+            verified.missing[scenario_id] = gaps
         of_agents = [run.asked.get(agent, {}).get(scenario_id, 0) for agent in agents] if run else []
-        if of_agents and (unplayed := max(of_agents) - len(places) - found.missing.get(scenario_id, 0)) > 0:
-            found.unplayed[scenario_id] = unplayed
-    return found
+        if of_agents and (unplayed := max(of_agents) - len(places) - verified.missing.get(scenario_id, 0)) > 0:
+            verified.unplayed[scenario_id] = unplayed
+    return verified
 
 
 def _template(episode: Episode, player: str) -> PromptTemplate | None:
@@ -159,14 +159,15 @@ def _template(episode: Episode, player: str) -> PromptTemplate | None:
 
 def _judged_so(episode: Episode) -> bool:
     """Whether every regret that was written is what the scenario's judge says."""
-    said = [turn.regret for turn in episode.turns]
-    if said == [None] * len(said):
+    recorded = [turn.regret for turn in episode.turns]
+    if recorded == [None] * len(recorded):
         return True
     scenario = recorded_scenario(episode.scenario)
     if scenario.judge is None:
         return False
-    found = [one.regret(turn.action) for one, turn in zip(judged(scenario, episode), episode.turns, strict=True)]
-    return all(a is None or math.isclose(a, b, abs_tol=1e-6) for a, b in zip(said, found, strict=True))
+    judgements = zip(judged(scenario, episode), episode.turns, strict=True)
+    again = [judgement.regret(turn.action) for judgement, turn in judgements]
+    return all(a is None or math.isclose(a, b, abs_tol=1e-6) for a, b in zip(recorded, again, strict=True))
 
 
 def first_difference(episode: Episode) -> str | None:
@@ -181,7 +182,7 @@ def _differences(episode: Episode) -> Iterator[str]:
     except GameFaultError:
         if episode.error != GAME_FAULT or episode.turns:
             raise
-        return  # it says so itself
+        return  # an episode without a result says so itself
     if set(episode.agents) != set(game.players):
         yield f"players {sorted(episode.agents)}, the game has {sorted(game.players)}"
         return
@@ -196,7 +197,7 @@ def _differences(episode: Episode) -> Iterator[str]:
             continue  # a person took over, or gave it back: some turns have answers, others none
         if speaks != (turn.answer is not None) or (speaks and turn.player not in episode.prefix):
             yield f"step {turn.step}: {turn.player} should {'' if speaks else 'not '}have a prompt and an answer"
-    last: dict[str, Turn] = {}  # each player's last turn, as the game pays it
+    last: dict[str, Turn] = {}  # each player's last turn, with the rewards that the game gives
     for step, group in groupby(episode.turns, key=lambda turn: turn.step):
         turns = list(group)
         if game.outcome is not Outcome.PLAYING:
@@ -261,7 +262,7 @@ def _of_step(game: Game, turns: list[Turn], last: dict[str, Turn]) -> Iterator[s
 
 
 def _late_left(turn: Turn | None) -> Iterator[str]:
-    """What a turn says was paid later, and was not."""
+    """Yield each turn whose late reward is not what the game pays."""
     if turn is not None and abs(turn.late) > 1e-9:
         yield f"step {turn.step}: {turn.player} has {turn.late:g} more in later reward than the game pays"
 
@@ -275,19 +276,19 @@ class Asked:
     temperature: float | None = None
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         warm = self.temperature not in (None, 0)
         why = f"; recorded at temperature {self.temperature:g}, at which answers differ by themselves" if warm else ""
         return f"asked again, the agent chose the recorded action in {self.agree} of {self.turns} turns{why}"
 
 
 async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
-    """Ask an agent, whom a person has named, about `count` recorded turns, spread over the record.
+    """Ask an agent that a person has named about `count` recorded turns, spread over the record.
 
     A language model answers at temperature 0, in the recorded words of the prompt. Raises RecordError where there is
     no turn to ask about, EndpointError where there is no answer.
     """
-    found = Asked()
+    asked = Asked()
     episodes = [episode for episode in read_episodes(path) if episode.error is None and len(episode.agents) == 1]
     places = [(episode, i) for episode in episodes for i in range(len(episode.turns))]
     if not places:
@@ -301,10 +302,10 @@ async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
             agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0})
             agent.template = recorded_template(settings) or agent.template
         sampling = settings.get("sampling")
-        found.temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
-        found.turns += 1
-        found.agree += (await agent.act(view)).action == turn.action
-    return found
+        asked.temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
+        asked.turns += 1
+        asked.agree += (await agent.act(view)).action == turn.action
+    return asked
 
 
 def as_text(episode: Episode) -> str:

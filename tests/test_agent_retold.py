@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgrpo.agent import Agent
 from msgrpo.contract import check_game
 from msgrpo.errors import UsageError
-from msgrpo.evals.suites import TOLD, episode_seeds, suite
+from msgrpo.evals.suites import RETOLD, episode_seeds, suite
 from msgrpo.evals.verify import first_difference
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario, recorded_scenario
@@ -21,7 +21,7 @@ from msgrpo.games.retold import PLACE, TELLINGS, Retold
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.rollout import play_episode
 
-ALL = [f"{plain}~{telling}" for plain in TOLD for telling in TELLINGS]
+ALL = [f"{plain}~{telling}" for plain in RETOLD for telling in TELLINGS]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -141,4 +141,4 @@ def test_a_record_of_a_retelling_loads_no_code(tmp_path: Path) -> None:
 
 def test_the_suite_has_every_telling_beside_the_plain_game() -> None:
     ids = [scenario.id for scenario in suite("semantic")]
-    assert ids == [told for plain in TOLD for told in (plain, *(f"{plain}~{name}" for name in TELLINGS))]
+    assert ids == [told for plain in RETOLD for told in (plain, *(f"{plain}~{name}" for name in TELLINGS))]

@@ -122,7 +122,7 @@ def test_random_and_optimal_are_played_again_by_their_seeds(tmp_path: Path) -> N
     """Their names were believed: the best of seven random records, half of optimal's from random, each other's."""
     played(tmp_path, RandomAgent(), OptimalAgent(), episodes=12)
     random, optimal = tmp_path / "random" / "frozen-lake.jsonl", tmp_path / "optimal" / "frozen-lake.jsonl"
-    assert "moves of random and optimal were played again" in verify(random).told
+    assert "moves of random and optimal were played again" in verify(random).summary
     names = {"random": [{"player": "random"}, random], "optimal": [{"player": "optimal"}, optimal]}
     for name, other in (("random", optimal), ("optimal", random)):
         agents, file = names[name]
@@ -169,7 +169,7 @@ def test_asking_again_asks_whom_a_person_names(tmp_path: Path) -> None:
     same = asyncio.run(ask_again(file, scripted("nano", answer("up")), 5))
     other = asyncio.run(ask_again(file, scripted("nano", answer("down")), 5))
     assert (same.turns, same.agree, other.agree) == (5, 5, 0)
-    assert "asked again, the agent chose the recorded action in 5 of 5 turns" in same.told
+    assert "asked again, the agent chose the recorded action in 5 of 5 turns" in same.summary
     refused = cli("verify", str(file), "--ask", "3")
     assert "a record's own agent is never asked" in str(refused.exception)
 

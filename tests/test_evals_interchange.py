@@ -179,7 +179,7 @@ def test_a_price_is_in_the_usage_and_a_stopped_evaluation_is_cancelled(tmp_path:
 def test_an_agent_that_an_endpoint_always_failed_is_a_log_of_errors(tmp_path: Path, logs: Any) -> None:
     folder = write(tmp_path / "records", [failed(0, "connection", [], prefix={}, returns={})])
     done = interchange.export([folder], "inspect", tmp_path / "out")
-    assert done.told == "1 file: 0 episodes with a result, 1 with an error instead"
+    assert done.summary == "1 file: 0 episodes with a result, 1 with an error instead"
     log = logs.read_eval_log(tmp_path / "out" / "a" / f"{SCENARIO}.eval")
     assert (log.status, log.error.message) == ("error", "connection: the server said connection")
     (sample,) = log.samples
@@ -230,7 +230,7 @@ def test_the_same_records_get_the_same_ids(records: Path) -> None:
 
 def test_a_dataset_has_a_row_for_each_attempt(records: Path, tmp_path: Path, parquet: Any) -> None:
     done = interchange.export([records], "huggingface", tmp_path / "out")
-    assert done.told == (
+    assert done.summary == (
         "2 files: 2 episodes with a result, 1 with an error instead, 2 more attempts that an endpoint failed; "
         "left out: 1, because earlier ones of the suite have not ended"
     )

@@ -26,7 +26,7 @@ from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, page, tables
 from msgrpo.evals.leaderboard import build
-from msgrpo.evals.plays import Series, complete_beginning, load
+from msgrpo.evals.plays import Series, keep_counted_prefix, load
 from msgrpo.evals.record import Price, changing_run, folder_name, records_in, seeds_of
 from msgrpo.evals.run import Progress
 from msgrpo.evals.suites import episode_seeds, places_in_suite
@@ -85,7 +85,7 @@ def test_a_row_by_hand() -> None:
     ]
     one.finished[SEEDS[1]].turns += turns
     one.failed = [episode(1, False, error="timeout"), episode(4, False, error="timeout", turns=[])]
-    complete_beginning(one)
+    keep_counted_prefix(one)
     one.price = Price(prompt=2, completion=10)
     (row,) = build([one]).rows
     assert (row.episodes, row.successes, row.success_rate, row.optimum_share) == (4, 3, 0.75, 0.75)
@@ -252,7 +252,7 @@ def test_another_agents_settings_in_the_folder_do_not_matter(evaluated: Path) ->
 def test_progress_on_a_terminal_and_in_a_log() -> None:
     for terminal in (True, False):
         console = Console(force_terminal=terminal, width=100, file=io.StringIO(), record=True)
-        progress = Progress(planned=4, found=1)
+        progress = Progress(planned=4, finished_before=1)
         with command.shown(progress, console):
             progress.done = 2
         assert "3/4 episodes · 0 running · 0 retrying · 0 failed" in console.export_text()
@@ -456,7 +456,7 @@ def test_impossible_records_are_named(changes: dict[str, Any], says: str, evalua
     with pytest.raises(RecordError, match=says):
         verify(tmp_path / "r.jsonl")
     (tmp_path / "r.jsonl").write_text("")
-    assert verify(tmp_path / "r.jsonl").told == "no episode has ended yet"  # the evaluation has opened it
+    assert verify(tmp_path / "r.jsonl").summary == "no episode has ended yet"  # the evaluation has opened it
     (tmp_path / "run.json").unlink()
     with pytest.raises(RecordError, match="holds no episode"):
         verify(tmp_path / "r.jsonl")
@@ -487,7 +487,7 @@ def unfinished_run(out: Path, ended: Sequence[int], asked: int, **fields: Any) -
     return out
 
 
-def test_only_the_complete_beginning_of_the_suite_counts(tmp_path: Path) -> None:
+def test_only_the_keep_counted_prefix_of_the_suite_counts(tmp_path: Path) -> None:
     """Short episodes end first: what an interruption leaves is no fair sample."""
     board = command.merge([unfinished_run(tmp_path, [0, 1, 2, 5, 7], 8)], None, mix=False, check=False)
     (row,) = board.rows
@@ -539,7 +539,7 @@ def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path:
     assert verify(tmp_path / "gaps" / "r.jsonl").missing == ({SCENARIO: gaps} if gaps else {})
     lost = third.model_copy(update={"error": "server_error", "turns": [], "outcome": Outcome.PLAYING})
     write(tmp_path / "lost", [lost])
-    assert "1 have no result" in verify(tmp_path / "lost" / "r.jsonl").told
+    assert "1 have no result" in verify(tmp_path / "lost" / "r.jsonl").summary
     write(
         tmp_path.parent / f"{tmp_path.name}-own",
         [third.model_copy(update={"sampling_seed": 5, "agents": {"player": "a"}})],
@@ -550,7 +550,7 @@ def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path:
 def test_losses_that_became_failures_are_in_the_notes() -> None:
     won, lost = play([True, True]), [episode(i, False, error="server_error") for i in range(2, 8)]
     won.failed = lost
-    complete_beginning(won)
+    keep_counted_prefix(won)
     note = next(note for note in build([won]).notes if "no result" in note)
     assert "6 episodes have no result" in note
     assert "between 25.0% and 100.0%" in note

@@ -420,4 +420,4 @@ async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
     changed.regret = 0.0
     record.write_text("".join(episode.model_dump_json() + "\n" for episode in episodes))
     assert verify(record).misjudged == 1
-    assert "REGRETS: those of 1 are not" in verify(record).told
+    assert "REGRETS: those of 1 are not" in verify(record).summary
