@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test lint types clean
+.PHONY: demo test test-openenv lint types clean
 
 demo: $(VENV)/.train
 	$(BIN)/msgrpo train frozen-lake --steps 20 --out runs/demo --resume
@@ -22,6 +22,14 @@ demo: $(VENV)/.train
 # Two processes, a file at a time; one thread each, since tiny models gain nothing from a second.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# OpenEnv and vLLM need different versions of mcp, so what needs the one is tested away from the other.
+test-openenv:
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install --quiet '$(TORCH)'
+	.venv-openenv/bin/python -m pip install --quiet -e '.[train,openenv,minigrid,openspiel]' trl==1.16.0 \
+		hypothesis pytest pytest-asyncio pytest-timeout
+	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest tests/test_serve_env.py tests/test_agent_openenv.py
 
 # mypy does not read setuptools' package-dir: links show it the folders under their import name.
 types:

@@ -66,6 +66,7 @@ def make_app() -> typer.Typer:
         app.add_typer(part)
     app.add_typer(train.nano, name="nano")
     app.add_typer(games, name="games")
+    app.add_typer(serve.env, name="env")
     return app
 
 

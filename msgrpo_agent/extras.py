@@ -14,6 +14,8 @@ EXTRAS = {
     "web": ("textual_serve",),
     "minigrid": ("minigrid",),
     "openspiel": ("pyspiel",),
+    "openenv": ("openenv", "websockets"),
+    "textarena": ("textarena",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
     "export": ("inspect_ai", "pyarrow"),

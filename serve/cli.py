@@ -1,4 +1,4 @@
-"""`msgrpo serve` and `msgrpo adapters`."""
+"""`msgrpo serve`, `msgrpo adapters` and `msgrpo env`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from msgrpo.output import Json, out, print_json
+from msgrpo.errors import UsageError
+from msgrpo.output import Json, out, print_json, say
 from msgrpo.text import printable
 
 commands = typer.Typer()
+env = typer.Typer(help="Our games for other people's trainers.", no_args_is_help=True)
 
 
 @commands.command(context_settings={"allow_extra_args": True})
@@ -89,3 +91,39 @@ def adapters(
         cells = (run.folder, run.base, run.scenario, run.result, run.problem)
         table.add_row(*(escape(printable(text or "")) for text in cells))
     out.print(table)
+
+
+@env.callback()
+def about() -> None:
+    """Our games for other people's trainers."""
+
+
+@env.command("serve")
+def serve_games(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(help="Scenarios, the usual one first; default: all of msgrpo's own.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Another than loopback needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    sessions: Annotated[int, typer.Option(min=1, help="Clients at once, at most.")] = 1000,
+    idle_s: Annotated[float, typer.Option(min=1, help="Seconds without a message until one is forgotten.")] = 900,
+    web: Annotated[bool, typer.Option("--web", help="Also a page to play on, at /web.")] = False,
+) -> None:
+    """Serve games by the OpenEnv protocol, which TRL, SkyRL, verifiers and others play."""
+    from msgrpo.extras import needs
+    from msgrpo.serve.preflight import check_port
+    from msgrpo.serve.vllm_command import KEY_VARIABLE, is_loopback
+
+    with needs("msgrpo env serve", "openenv"):
+        from msgrpo.serve import env_server
+    from msgrpo.games import SCENARIOS
+    from msgrpo.serve.env_session import Catalogue
+
+    key = os.environ.get(KEY_VARIABLE)
+    if not key and not is_loopback(host):
+        raise UsageError(f"{host} can be reached by others: it needs a key", fix=f"set {KEY_VARIABLE}")
+    check_port(host, port)
+    catalogue = Catalogue(scenarios or list(SCENARIOS))
+    app = env_server.make_server(catalogue, sessions=sessions, idle_s=idle_s, key=key, web=web)
+    say(f"{', '.join(catalogue.scenarios)} at http://{host}:{port}{'/web' if web else ''}; Ctrl-C ends it")
+    env_server.run(app, host, port)
