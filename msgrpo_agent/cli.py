@@ -157,7 +157,7 @@ def new(file: Annotated[Path, typer.Argument(help="The file to write: my_game.py
 
     name = write(file)
     say(f"{file} holds a game that works. Change it, and then:")
-    for command in (f"games check {name}", f"play {name} --agent optimal", f"nano teach {name} --out runs/taught"):
+    for command in (f"games check {name}", f"play {name} --agent optimal", f"teach {name} --out runs/taught"):
         say(f"  msgrpo {command}")
     say(f"  msgrpo train {name} --base runs/taught --steps 20")
 

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from msgrpo.extras import EXTRAS
+from msgrpo.models.gguf_file import cache_folder, converted
 
 LONGEST_S = 120  # for importing one package
 DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve", "pyspiel": "open_spiel"}
@@ -30,7 +31,7 @@ def examine() -> list[Finding]:
     """Look at Python, the extras, the GPU and vLLM; imports nothing heavy into this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     here = Finding("python", True, f"{platform.python_version()} on {platform.machine()}, {cores} cores")
-    return [here, *map(_extra, EXTRAS), _gpu(), _vllm()]
+    return [here, *map(_extra, EXTRAS), _gpu(), _vllm(), _cache()]
 
 
 def _extra(name: str) -> Finding:
@@ -69,6 +70,15 @@ def _vllm() -> Finding:
     # CUDA builds of these arrive beside the CPU build of torch and break the import of vLLM.
     fix = "pip uninstall -y torchvision torchaudio torchcodec" if "torchvision" in asked.stderr else None
     return Finding("serve", False, f"vLLM cannot be imported: {last}", fix)
+
+
+def _cache() -> Finding:
+    """What GGUF files were converted into; the folder may be removed at any time."""
+    held = converted()
+    size = sum(model.bytes for model in held) / 2**30
+    names = ", ".join(f"{model.file} ({model.sha256[:12]})" for model in held)
+    state = f"{len(held)} converted, {size:.1f} GiB in {cache_folder()}: {names}" if held else "none was converted"
+    return Finding("gguf models", True, state)
 
 
 def _ask(program: str) -> subprocess.CompletedProcess[str]:

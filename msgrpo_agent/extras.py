@@ -10,6 +10,7 @@ from msgrpo.errors import MissingExtraError, MsgrpoError
 # What each extra of pyproject.toml brings, by the name that is imported.
 EXTRAS = {
     "train": ("torch", "transformers", "peft", "tokenizers", "matplotlib", "tensorboard"),
+    "gguf": ("gguf",),
     "dqn": ("stable_baselines3", "torch", "tensorboard"),
     "web": ("textual_serve",),
     "minigrid": ("minigrid",),

@@ -246,7 +246,7 @@ class Scenario:
     `luck_in_start` that what a player sees first depends on the luck as well; `hidden` that players see different
     things (hands of cards). Both leave nothing to hold out: see `holds_out`.
     `reference(game, player)` gives the best actions that are known, for the agent `optimal`; `describe(game, player)`
-    says something true about the state, for a model to learn from (`msgrpo nano teach`); `judge(game, player)` says
+    says something true about the state, for a model to learn from (`msgrpo teach`); `judge(game, player)` says
     what every action is worth (`judge.py`). `plain` names
     the scenario of which this one is a retelling (`games/retold.py`).
     """

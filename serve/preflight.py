@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from msgrpo.errors import ModelError, ServeError
+from msgrpo.models.gguf_file import is_gguf, ready
 from msgrpo.models.paths import base_path, is_folder
 from msgrpo.serve.vllm_command import ENTRY, Engine
 
@@ -102,7 +103,7 @@ def local_weights(base: str, *, download: bool) -> Path | None:
 
     Raises ModelError when there is no such model.
     """
-    folder = Path(base_path(base)).expanduser()
+    folder = ready(Path(base).expanduser()) if is_gguf(base) else Path(base_path(base)).expanduser()
     if is_folder(folder):
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model: config.json is missing")
@@ -110,7 +111,8 @@ def local_weights(base: str, *, download: bool) -> Path | None:
     if base.startswith((".", "/", "~")) or base.count("/") != 1:
         raise ModelError(
             f"the base model {base!r} is no folder and no hub name",
-            fix="use nano, a folder with config.json and safetensors, or a name like Qwen/Qwen2.5-3B-Instruct",
+            fix="use nano, a folder with config.json and safetensors, a GGUF file, or a name like "
+            "Qwen/Qwen2.5-3B-Instruct",
         )
     try:
         from huggingface_hub import snapshot_download

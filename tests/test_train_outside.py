@@ -44,7 +44,7 @@ def test_rows_are_legal_and_say_what_the_game_describes() -> None:
     rows = rows_of(scenario, 0)
     best = 0
     for _ in range(200):
-        row = next(rows)
+        (row,) = next(rows)
         legal = row.prompt.state.rpartition("Legal now: ")[2].rstrip(".").split(", ")
         found = parse_action(row.answer, scenario.actions).action
         assert found in (legal if "Legal now" in row.prompt.state else scenario.actions)
@@ -79,7 +79,7 @@ def test_a_run_that_cannot_learn_says_why_after_its_first_update(tmp_path: Path)
     name = write(tmp_path / "cards.py")
     loop.train(config(scenario=name), tmp_path / "run", report=told)
     (hint,) = [note for note in told.said if "no legal action" in note]
-    assert f"msgrpo nano teach {name}" in hint
+    assert f"msgrpo teach {name}" in hint
 
 
 def test_advice_names_the_reason() -> None:

@@ -39,7 +39,7 @@ def advice(stats: Mapping[str, float], config: TrainConfig) -> str | None:
         )
     if invalid > NEARLY_ALL:
         name = names_of(config.scenario)[0]
-        helps = f"msgrpo nano teach {name} --out runs/taught, then --base runs/taught"
+        helps = f"msgrpo teach {name} --out runs/taught, then --base runs/taught"
         if config.base != "nano":
             helps = "look at transcripts.jsonl in the run's folder: does this base follow the prompt's form at all?"
         return f"{invalid:.0%} of the answers held no legal action, so there is nothing to compare: {helps}"

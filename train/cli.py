@@ -1,4 +1,4 @@
-"""`msgrpo train`, `msgrpo train-dqn`, `msgrpo lab` and `msgrpo nano build`."""
+"""`msgrpo train`, `msgrpo train-dqn`, `msgrpo teach`, `msgrpo lab` and `msgrpo nano build`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def train(
     scenario: Annotated[
         str | None, typer.Argument(help="Scenario to train on (see `msgrpo games`); several with commas: a mixture.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="nano, a folder, or a hub name.")] = None,
+    base: Annotated[str | None, typer.Option(help="nano, a folder, a GGUF file, or a hub name.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/SCENARIO.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    preset: Annotated[str | None, typer.Option(help="nano (the default) or paper.")] = None,
+    preset: Annotated[str | None, typer.Option(help="nano, small or paper; without: by the base.")] = None,
     config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
     rollouts: Annotated[
@@ -45,9 +45,10 @@ def train(
 ) -> None:
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
     with needs("msgrpo train", "train"):
+        from msgrpo.models.paths import NANO
         from msgrpo.train.advice import idle
         from msgrpo.train.beside import train_and_watch
-        from msgrpo.train.config import TrainConfig, make_config, said_settings
+        from msgrpo.train.config import TrainConfig, make_config, preset_for, said_settings
         from msgrpo.train.display import closing_line, reporter
         from msgrpo.train.loop import train as run
         from msgrpo.train.ranks import launched_as
@@ -74,6 +75,10 @@ def train(
     first = launched_as() == 0
     with reporter(err, config, silent=as_json or not first) as report:
         report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")
+        if held is None and preset is None and config.base != NANO and not config_file:
+            report.note(
+                f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"
+            )
         for sentence in idle(config):
             report.note(sentence)
         try:
@@ -191,32 +196,47 @@ def nano_build(
         out.print(built, markup=False)
 
 
-@nano.command("teach")
-def nano_teach(
+@commands.command()
+def teach(
     scenario: Annotated[str, typer.Argument(help="A scenario, one of your own too: my_game.py:scenario.")],
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the taught base.")],
-    base: Annotated[str, typer.Option(help="nano, or a folder with a small model.")] = "nano",
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder for the taught base; the same command goes on.")],
+    base: Annotated[str, typer.Option(help="nano, a folder, a GGUF file, or a hub name.")] = "nano",
     seed: Annotated[int, typer.Option(help="Seed of play and batches.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 250 without.")] = None,
+    prompt: Annotated[str, typer.Option(help="How it is asked: brief, none, free, or a file.")] = "brief",
+    words: Annotated[bool, typer.Option(" /--no-words", help="Answers are nothing but actions.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Teach nano the form of a new game's answers, from play on it; the result is a base for `msgrpo train`."""
-    with needs("msgrpo nano teach", "train"):
-        from msgrpo.train.nano.teach import STEPS, teach
-    from rich.progress import Progress
+    """Warm a base up for a game: the form of the answers, from bad play on it. The result is a base for `train`."""
+    with needs("msgrpo teach", "train"):
+        from msgrpo.train.nano.teach import STEPS
+        from msgrpo.train.nano.teach import teach as run
 
     from msgrpo.games import get_scenario
+    from msgrpo.prompt import make_template
+    from msgrpo.train.display import teaching
 
-    one, steps = get_scenario(scenario), steps or STEPS
-    with Progress(console=err, disable=as_json) as progress:
-        task = progress.add_task("reading the game", total=steps)
-
-        def show(step: int, total: int, loss: float) -> None:
-            progress.update(task, completed=step, description=f"loss {loss:.3f}")
-
-        facts = teach(one, out_dir, base=base, seed=seed, steps=steps, progress=show)
+    with _going_on(), teaching(err, silent=as_json) as progress:
+        facts = run(
+            get_scenario(scenario),
+            out_dir,
+            base=base,
+            seed=seed,
+            steps=steps or STEPS,
+            template=make_template(prompt),
+            words=words,
+            progress=progress,
+        )
     if as_json:
         print_json(facts | {"out": str(out_dir)})
         return
-    out.print(f"loss {facts['loss']:.3f}, {facts['seconds']} s → {out_dir}", markup=False)
+    best = facts["best_actions"]
+    share = "" if best is None else f", {best:.0%} of the actions that it saw are best ones"
+    out.print(
+        f"loss {facts['loss']:.3f}, {facts['rows']:,} rows{share}, {facts['seconds']} s → {out_dir}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    say(f"what it plays like: msgrpo eval base:{out_dir} --scenario {scenario}")
     say(f"train it: msgrpo train {scenario} --base {out_dir}")

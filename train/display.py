@@ -166,3 +166,39 @@ def reporter(console: Console, config: TrainConfig, *, silent: bool) -> Iterator
             yield shown
     else:
         yield Lines(console, config)
+
+
+@contextmanager
+def teaching(console: Console, *, silent: bool) -> Iterator[Callable[[Any], None]]:
+    """A callback that shows how far `msgrpo teach` is: a bar on a terminal, a line now and then elsewhere."""
+    if silent or not console.is_terminal:
+        yield _taught_lines(console, silent)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("reading the game", total=None)
+
+        def show(pace: Any) -> None:
+            said = f"loss {pace.loss:.3f}, {pace.rows_per_s:.1f} rows/s"
+            bar.update(task, completed=pace.step, total=pace.steps, description=said)
+
+        yield show
+
+
+def _taught_lines(console: Console, silent: bool) -> Callable[[Any], None]:
+    last = time.monotonic()
+
+    def show(pace: Any) -> None:
+        nonlocal last
+        if silent or (time.monotonic() - last < LOG_EVERY_S and pace.step != pace.steps):
+            return
+        last = time.monotonic()
+        console.print(
+            f"step {pace.step} of {pace.steps}: loss {pace.loss:.3f}, {pace.rows_per_s:.1f} rows/s, "
+            f"{pace.left_s / 60:.1f} minutes left",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    return show

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel
 from msgrpo.errors import RunError
@@ -44,6 +48,14 @@ class Evaluation:
         n, mean = len(known), sum(known) / len(known)
         low, high = wilson(round(sum(known)), n) if self.score == "success" else bootstrap_mean(known, seed=0)
         return {self.score: mean, f"{self.score}_low": low, f"{self.score}_high": high, "invalid": self.invalid}
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held: of the GPU's memory where it uses one, else of the machine's."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def evaluate(
@@ -105,8 +117,8 @@ class Evaluations:
         whole = left * seconds + due * max((row["eval_s"] for row in self.done.values()), default=0.0)
         said = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
         return (
-            f"the first update took {seconds:.1f} s: the other {left}, with {due} evaluations, "
-            f"will take about {said} (longer where better play lasts longer)"
+            f"the first update took {seconds:.1f} s and {peak_memory() / 2**30:.1f} GiB of memory: the other {left}, "
+            f"with {due} evaluations, will take about {said} (longer where better play lasts longer)"
         )
 
     def at(self, step: int, model: LanguageModel, report: Reporter) -> dict[str, Any]:

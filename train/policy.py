@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from msgrpo.errors import RunError
 from msgrpo.files import replace_bytes, replace_text
-from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO, base_path, load_base
+from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
 from msgrpo.models.local import pad_id
+from msgrpo.models.paths import absolute
 from msgrpo.models.shared_prefix import answer_logprobs, last_hidden
 from msgrpo.models.trunk import trunk_and_head
 from msgrpo.train.config import TrainConfig
@@ -36,9 +37,7 @@ class Policy:
         )
         in_float32 = base.dtype == torch.float32
         self.model: Any = get_peft_model(base, lora, autocast_adapter_dtype=not in_float32)
-        folder = Path(base_path(config.base))
-        named = str(folder.resolve()) if config.base != NANO and folder.is_dir() else config.base
-        self.model.peft_config["default"].base_model_name_or_path = named
+        self.model.peft_config["default"].base_model_name_or_path = absolute(config.base)
         if config.gradient_checkpointing:
             self.model.enable_input_require_grads()
             self.model.gradient_checkpointing_enable({"use_reentrant": False})

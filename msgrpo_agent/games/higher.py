@@ -40,7 +40,7 @@ def best(game: Higher, player: str) -> list[str]:
 
 
 def describe(game: Higher, player: str) -> str:
-    """Something true about the state, for a model to learn from: `msgrpo nano teach`."""
+    """Something true about the state, for a model to learn from: `msgrpo teach`."""
     return f"{game.card}: higher {CARDS - game.card} lower {game.card - 1} same 1."
 
 

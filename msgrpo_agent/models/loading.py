@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from msgrpo.errors import LONGEST_REASON, ModelError
 from msgrpo.files import digest
+from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
 from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
@@ -50,10 +51,13 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" or base == NANO else "bfloat16"
     path = base_path(base)
+    if is_gguf(base):
+        ready(Path(base).expanduser())
     if not is_folder(path) and (path.startswith((".", "/", "~")) or path.count("/") != 1):
         raise ModelError(
             f"the base model {base!r} is no folder and no hub name",
-            fix="use nano, a folder with config.json and safetensors, or a name like Qwen/Qwen2.5-3B-Instruct",
+            fix="use nano, a folder with config.json and safetensors, a GGUF file, or a name like "
+            "Qwen/Qwen2.5-3B-Instruct",
         )
     check_base(base)
     try:
@@ -174,13 +178,20 @@ def nano() -> LocalModel:
 
 
 def based(base: str, chat: Mapping[str, Any] | None = None) -> LocalModel:
-    """A base model as it is, from a folder or a hub; `chat` are the arguments of its chat template."""
+    """A base model as it is, from a folder, a GGUF file or a hub; `chat` are the arguments of its chat template."""
     if base == NANO:
         return nano()
-    model = LocalModel(base, *load_base(base), chat=chat)
-    weights = sorted(Path(base_path(base)).glob("*.safetensors"))
-    model.extra_settings = {"weights": "+".join(map(_digest, weights)) or base, **({"chat": chat} if chat else {})}
+    model = LocalModel(Path(base).name if is_gguf(base) else base, *load_base(base), chat=chat)
+    model.extra_settings = {"weights": weights_of(base), **({"chat": chat} if chat else {})}
     return model
+
+
+def weights_of(base: str) -> str:
+    """Names a base's weights in records: by their digests, or by a GGUF file's name and checksum."""
+    if is_gguf(base):
+        return named(Path(base).expanduser())
+    weights = sorted(Path(base_path(base)).glob("*.safetensors"))
+    return "+".join(map(_digest, weights)) or base
 
 
 def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError
+from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
 
 Shapes = dict[str, tuple[int, ...]]
 LARGEST_CONFIG = 8 * 2**20  # bytes of a config
@@ -19,13 +21,23 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 def base_path(base: str) -> str:
-    """Where the weights of a base are: `nano` is in the package, anything else is a folder or a hub name."""
+    """Where the weights of a base are: `nano` is in the package, anything else is a folder, a file or a hub name.
+
+    Of a GGUF file it is the folder in the cache into which `gguf_file.ready` converts it.
+    """
     if base == NANO:
         return str(NANO_DIR)
     try:
-        return str(Path(base).expanduser()) if base.startswith("~") else base
+        path = str(Path(base).expanduser()) if base.startswith("~") else base
     except RuntimeError as error:  # ~nobody
         raise ModelError(f"the base model {base!r} is no folder: {error}") from error
+    return str(folder_of(Path(path))) if is_gguf(path) and not is_folder(path) else path
+
+
+def absolute(base: str) -> str:
+    """The name of a base that holds in every folder: files and folders by their whole path."""
+    there = base != NANO and (is_gguf(base) or is_folder(base_path(base)))
+    return str(Path(base).expanduser().resolve()) if there else base
 
 
 def shipped_adapters() -> dict[str, Path]:
@@ -76,6 +88,19 @@ def tensor_shapes(file: Path) -> Shapes:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
         raise ModelError(f"{file} is no complete safetensors file: {error}", fix="copy or train it again") from error
+
+
+def parameters_of(base: str) -> int | None:
+    """How many parameters a base has, by the headers of its files; None for a hub name and for what is not there.
+
+    Nothing is loaded or converted: of a GGUF file, its own list of tensors is read.
+    """
+    if is_gguf(base):
+        return parameters(Path(base).expanduser())
+    folder = Path(base_path(base))
+    files = sorted(folder.glob("*.safetensors")) if is_folder(folder) else []
+    shapes = [shape for file in files for shape in tensor_shapes(file).values()]
+    return sum(map(prod, shapes)) if shapes else None
 
 
 def check_base(base: str) -> None:

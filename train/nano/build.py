@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -71,14 +71,16 @@ MIX = {
 
 
 Progress = Callable[[int, int, float], None]  # step, steps, loss
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One training example: the prompt of a turn and the bad player's answer."""
+    """One training example: the prompt of a turn, the bad player's answer, and whether its action is a best one."""
 
     prompt: Prompt
     answer: str
+    best: bool | None = None  # None where nobody has looked
 
 
 def habit(game: Game, player: str) -> list[str]:
@@ -148,7 +150,7 @@ def lists_only(rows: Iterator[Row]) -> Iterator[Row]:
         yield Row(Prompt("", re.split(r"\n\d [^\n]* ", row.prompt.state)[0]), row.answer)
 
 
-def shuffled(rows: Iterator[Row], generator: np.random.Generator, size: int = 64) -> Iterator[Row]:
+def shuffled(rows: Iterator[T], generator: np.random.Generator, size: int = 64) -> Iterator[T]:
     """The same rows in another order, so that a batch is not a few episodes; `size` of them wait at a time."""
     waiting = list(itertools.islice(rows, size))
     for row in rows:

@@ -1,56 +1,238 @@
-"""`msgrpo nano teach SCENARIO`: warm nano up for a game that it does not know, from play on that game.
+"""`msgrpo teach SCENARIO --base B`: warm any base up for a game, from play on that game.
 
 A base whose answers are nearly all invalid has groups whose returns are all equal, and learns nothing. Here it reads
-the game's prompts and learns the form of an answer: words that are true, where the scenario can `describe` a state,
-and a legal action, the reference player's with probability `SKILL`, else any. It plays badly on purpose: to play well
-is what MS-GRPO is for. All weights are trained, so this is for small models.
+the game's prompts and learns the form of an answer: words that are true, where there are some for the game (its own
+`describe`, or nano's), and the action of a player who plays badly on purpose: to play well is what MS-GRPO is for.
+How many of the actions are the best ones stands in `taught.json`.
+
+Of a small model all weights are trained; of any other a LoRA, which is merged at the end. Either way the result is a
+base like any other. What has been learned is written down every half minute: the same command goes on.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
 
-from msgrpo.errors import UsageError
-from msgrpo.files import replace_text
-from msgrpo.game import Outcome, Scenario, stream
+from msgrpo.errors import RunError, UsageError
+from msgrpo.files import replace_text, sync_file, sync_folder
+from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
-from msgrpo.models.loading import load_base
+from msgrpo.models.loading import load_base, weights_of
+from msgrpo.models.local import pad_id
+from msgrpo.models.shared_prefix import answer_logprobs
+from msgrpo.models.trunk import trunk_and_head
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import best_actions
 from msgrpo.rollout import observation_of
-from msgrpo.train.nano.build import Progress, Row, Source, answer_loss
+from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
+from msgrpo.train.nano.words import has_words, look
 
-SKILL = 0.4  # of its actions are the reference player's
-STEPS, BATCH = 250, 48
-PEAK = 3e-3  # learning rate
+SKILL = 0.4  # of the actions in a game that nano has no words for are the reference player's
+STEPS = 250
+ANSWERS = 4  # to one prompt, where an answer is nothing but an action
+USUAL = PromptTemplate()
+BLOCK = 25  # steps whose rows are one stretch of play
+SMALL = 20_000_000  # parameters up to which all weights are trained
+RANK = 32
+SAVE_S = 30.0  # between two times that what was learned is written down
+BEGUN, DONE = "teach.pt", "taught.json"
 
 
-def rows_of(scenario: Scenario, seed: int) -> Iterator[Row]:
-    """Turns on training starts, without end, as somebody would play who knows the rules and seldom what is best."""
-    template = PromptTemplate()
+@dataclass(frozen=True)
+class Pace:
+    """How far the teaching is."""
+
+    step: int
+    steps: int
+    loss: float
+    rows_per_s: float
+    left_s: float
+
+
+Progress = Callable[[Pace], None]
+
+
+def rows_of(
+    scenario: Scenario, seed: int, template: PromptTemplate = USUAL, *, words: bool = True
+) -> Iterator[list[Row]]:
+    """Turns on training starts, without end, as somebody would play who knows the rules and seldom what is best.
+
+    Each turn is a list of answers to one prompt: with words one, without `ANSWERS` of them, since a model reads a
+    prompt once for all its answers and an action alone is short.
+    """
     generator = stream(seed, f"teach-{scenario.id}")
+    known = has_words(scenario)
 
-    def chosen(game: Any, player: str) -> str:
-        best = scenario.reference is not None and generator.random() < SKILL
+    def chosen(game: Game, player: str, skill: float, bad: float) -> str:
+        if known:
+            return pick(scenario, game, player, generator, skill, bad)
+        best = scenario.reference is not None and generator.random() < skill
         return str(generator.choice(list(best_actions(scenario, game, player) if best else game.legal(player))))
 
+    answering = PLAY[scenario.family] if known else (SKILL, 0.0)
+    walking = TOUR if known else (SKILL, 0.0)
     for start in scenario.starts("train", first_seed=seed * 10_007):
         game = scenario.new(start, int(generator.integers(2**31)))
         while game.outcome is Outcome.PLAYING:
             for player in game.to_move:
-                with games_code(scenario.id):
-                    words = scenario.describe(game, player) if scenario.describe is not None else ""
-                answer = f"{words}<action>{chosen(game, player)}</action>"
-                yield Row(template.render(scenario, observation_of(game, player)), answer)
-            moves = {player: chosen(game, player) for player in game.to_move}
+                prompt = template.render(scenario, observation_of(game, player))
+                said = _words(scenario, game, player) if words else ""
+                best = None if scenario.reference is None else best_actions(scenario, game, player)
+                actions = [chosen(game, player, *answering) for _ in range(1 if said else ANSWERS)]
+                yield [
+                    Row(prompt, f"{said}<action>{action}</action>", None if best is None else action in best)
+                    for action in actions
+                ]
+            moves = {player: chosen(game, player, *walking) for player in game.to_move}
             with games_code(scenario.id):
                 game.step(moves)
+
+
+def _words(scenario: Scenario, game: Game, player: str) -> str:
+    """Something true about the state: the game's own words, or nano's; nothing where there are none."""
+    if scenario.describe is not None:
+        with games_code(scenario.id):
+            return scenario.describe(game, player)
+    return look(game, player) if has_words(scenario) else ""
+
+
+class Teaching:
+    """A base that is being taught: the model, its optimizer, and where it stands."""
+
+    def __init__(
+        self, scenario: Scenario, base: str, seed: int, steps: int, template: PromptTemplate, words: bool
+    ) -> None:
+        torch.manual_seed(seed)
+        self.scenario, self.base, self.seed, self.steps = scenario, base, seed, steps
+        self.template, self.words = template, words
+        self.model, self.tokenizer = load_base(base, dtype="float32")
+        self.pad_id = pad_id(self.model, self.tokenizer)
+        self.whole = sum(parameter.numel() for parameter in self.model.parameters()) <= SMALL
+        self.batch, self.peak, self.warm_up = (48, 3e-3, 20) if self.whole else (24, 2e-3, 10)
+        if not self.whole:
+            lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+            self.model = get_peft_model(self.model, lora)
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=self.peak, weight_decay=0.0)
+        self.step, self.rows, self.judged, self.best, self.seconds = 0, 0, 0, 0, 0.0
+        self.losses: list[float] = []
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def block(self) -> Iterator[float]:
+        """Train to the end of the block, a step at a time; gives each step's loss."""
+        first = self.step - self.step % BLOCK
+        turns = rows_of(self.scenario, self.seed * 100_000 + first, self.template, words=self.words)
+        mixed = itertools.chain.from_iterable(shuffled(turns, stream(self.seed, f"teach-block-{first}")))
+        for _ in itertools.islice(mixed, (self.step - first) * self.batch):
+            """Rows that it has learned from already."""
+        while self.step < min(first + BLOCK, self.steps):
+            yield self._learn(list(itertools.islice(mixed, self.batch)))
+
+    def _learn(self, rows: list[Row]) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.peak * min(1.0, (self.step + 1) / self.warm_up) * max(0.05, 1 - self.step / self.steps)
+        prefix, pairs = Source(self.tokenizer, iter(rows)).batch(len(rows))
+        trunk, head = trunk_and_head(self.model)
+        logprobs, mask = answer_logprobs(trunk, head, prefix, pairs, self.pad_id)
+        loss = -logprobs.sum() / mask.sum()
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.step, self.rows = self.step + 1, self.rows + len(rows)
+        self.judged += sum(row.best is not None for row in rows)
+        self.best += sum(row.best is True for row in rows)
+        self.losses.append(float(loss.detach()))
+        return self.losses[-1]
+
+    @property
+    def planned(self) -> str:
+        """What makes it another teaching."""
+        whose = f"{self.scenario.id} {self.scenario.rules_hash} {weights_of(self.base)}"
+        how = f"--prompt {self.template.hash}{'' if self.words else ' --no-words'}"
+        return f"{whose} {how} --seed {self.seed}"
+
+    def save(self, file: Path) -> None:
+        """All that the next step needs, whole or not at all."""
+        held = {name: getattr(self, name) for name in ("planned", *COUNTS)}
+        held["weights"] = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+        part = file.with_suffix(".part")
+        try:
+            torch.save(held | {"optimizer": self.optimizer.state_dict()}, part)
+            sync_file(part)
+            part.replace(file)
+            sync_folder(file.parent)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            part.unlink(missing_ok=True)
+            raise RunError(
+                f"{file} cannot be written: {error}", fix="free some space; the same command goes on"
+            ) from error
+
+    def restore(self, file: Path) -> None:
+        """Raises UsageError if something else was being taught there, RunError where the file is damaged."""
+        try:
+            held = torch.load(file, weights_only=True, map_location="cpu")
+            planned = held["planned"]
+        except Exception as error:  # whatever a file holds that somebody changed
+            raise RunError(f"{file} is damaged: {type(error).__name__}", fix="begin anew in another --out") from error
+        if planned != self.planned:
+            raise UsageError(
+                f"{file.parent} holds a teaching that was begun with {planned}",
+                fix="the same settings go on; or choose another --out",
+            )
+        if held["step"] > self.steps:
+            raise UsageError(
+                f"{file.parent} has {held['step']} steps already", fix=f"--steps {held['step']}, or more"
+            )
+        for name in COUNTS:
+            setattr(self, name, held[name])
+        own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, weights in held["weights"].items():
+                own[name].copy_(weights)
+        self.optimizer.load_state_dict(held["optimizer"])
+
+    def facts(self) -> dict[str, Any]:
+        """What was done."""
+        recent = self.losses[-20:]
+        return {
+            "scenario": self.scenario.id,
+            "rules": self.scenario.rules_hash,
+            "base": self.base,
+            "weights": weights_of(self.base),
+            "trained": "all weights" if self.whole else f"LoRA of rank {RANK} on all linear layers, merged",
+            "prompt": self.template.model_dump(exclude_defaults=True),
+            "words": self.words,
+            "steps": self.steps,
+            "rows": self.rows,
+            "best_actions": round(self.best / self.judged, 4) if self.judged else None,
+            "seed": self.seed,
+            "loss": sum(recent) / len(recent),
+            "losses": [round(loss, 4) for loss in self.losses],
+            "seconds": round(self.seconds, 1),
+        }
+
+    def write(self, out: Path) -> None:
+        """The taught model as a folder that is a base like any other."""
+        plain = self.model if self.whole else self.model.merge_and_unload()
+        plain.set_attn_implementation("sdpa")
+        plain.save_pretrained(out)
+        self.tokenizer.save_pretrained(out)
+
+
+COUNTS = ("step", "rows", "judged", "best", "seconds", "losses")
 
 
 def teach(
@@ -60,42 +242,41 @@ def teach(
     base: str = "nano",
     steps: int = STEPS,
     seed: int = 0,
-    progress: Progress = lambda step, steps, loss: None,
+    template: PromptTemplate = USUAL,
+    words: bool = True,
+    progress: Progress = lambda pace: None,
 ) -> dict[str, Any]:
     """Train `base` on the game's rows and write it to `out` as a base like any other; returns what was done.
 
-    Raises UsageError if `out` is not empty.
+    `template` is how it is asked; without `words` its answers are nothing but actions.
+
+    A teaching that was cut off goes on where it was written down last; with another number of steps it goes on by
+    the learning rates of that many. Raises UsageError if `out` holds anything else.
     """
-    if out.exists() and any(out.iterdir()):
+    begun = out / BEGUN
+    part = begun.with_suffix(".part")
+    if out.exists() and set(out.iterdir()) - {part} and not begun.exists():
         raise UsageError(f"--out {out} is not empty", fix="choose another --out")
-    began = time.perf_counter()
-    torch.manual_seed(seed)
-    model, tokenizer = load_base(base, dtype="float32")
-    source = Source(tokenizer, rows_of(scenario, seed))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.0)
-    recent: list[float] = []
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK * min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
-        loss = answer_loss(model, *source.batch(BATCH))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        recent = [*recent[-19:], float(loss.detach())]
-        progress(step + 1, steps, sum(recent) / len(recent))
+    teaching = Teaching(scenario, base, seed, steps, template, words)
+    if begun.exists():
+        teaching.restore(begun)
     out.mkdir(parents=True, exist_ok=True)
-    model.set_attn_implementation("sdpa")
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    facts = {
-        "scenario": scenario.id,
-        "rules": scenario.rules_hash,
-        "base": base,
-        "steps": steps,
-        "seed": seed,
-        "loss": sum(recent) / len(recent),
-        "seconds": round(time.perf_counter() - began, 1),
-    }
-    replace_text(out / "taught.json", json.dumps(facts, indent=2) + "\n")
+    first, began, before = teaching.step, time.perf_counter(), teaching.seconds
+    written = began
+    while teaching.step < steps:
+        for _ in teaching.block():
+            now = time.perf_counter()
+            teaching.seconds = before + now - began
+            each = (now - began) / (teaching.step - first)
+            recent = teaching.losses[-20:]
+            loss = sum(recent) / len(recent)
+            progress(Pace(teaching.step, steps, loss, teaching.batch / each, each * (steps - teaching.step)))
+            if now - written > SAVE_S or teaching.step == steps:
+                teaching.save(begun)
+                written = now
+    facts = teaching.facts()
+    teaching.write(out)
+    replace_text(out / DONE, json.dumps(facts, indent=2) + "\n")
+    begun.unlink()
+    part.unlink(missing_ok=True)
     return facts

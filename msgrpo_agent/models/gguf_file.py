@@ -1,0 +1,297 @@
+"""Models in GGUF files, the format of llama.cpp: converted once into a folder that everything else can read.
+
+The weights of such a file are mostly of four to eight bits. They are de-quantised, so what plays and is trained is a
+model with rounded weights and not the original one. The folder lies in a cache and is named by the file's name and
+SHA-256; a second start finds it there. No torch before something is converted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic_core import from_json, to_json
+
+from msgrpo.errors import LONGEST_REASON, ModelError
+from msgrpo.extras import needs
+from msgrpo.files import digest, replace_bytes, sync_file, sync_folder
+
+FACTS = "gguf.json"  # in a converted folder: the file that it was made of
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+MOST_FIELDS = 100_000  # of a header, and tensors
+MOST_DIMENSIONS = 8
+LONGEST_HEADER = 256 * 2**20  # bytes: a vocabulary of 250,000 tokens takes ten million
+# The header's types by their number: scalars as `struct` writes them.
+SCALARS = dict(enumerate(("B", "b", "H", "h", "I", "i", "f", "?"))) | {10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+
+def is_gguf(base: str | Path) -> bool:
+    """Whether a base is named as a GGUF file."""
+    return str(base).lower().endswith(".gguf")
+
+
+def cache_folder() -> Path:
+    """Where converted models lie: $MSGRPO_CACHE, or msgrpo in the user's cache."""
+    own = os.environ.get("MSGRPO_CACHE")
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "msgrpo"
+    return (Path(own).expanduser() if own else usual) / "gguf"
+
+
+def checksum(file: Path) -> str:
+    """The SHA-256 of the file. Raises ModelError where it cannot be read."""
+    try:
+        seen = file.stat()
+        if not file.is_file():
+            raise ModelError(f"{file} is no file")
+        return _checksum(file, seen.st_size, seen.st_mtime_ns)
+    except OSError as error:
+        raise ModelError(f"the model {file} cannot be read: {error.strerror or error}") from error
+
+
+@lru_cache(maxsize=64)
+def _checksum(file: Path, size: int, changed_ns: int) -> str:
+    return digest(file)
+
+
+def folder_of(file: Path) -> Path:
+    """Where the converted model lies, or will lie."""
+    return cache_folder() / f"{file.stem}-{checksum(file)[:12]}"
+
+
+def named(file: Path) -> str:
+    """How records name the model: the file's name and its SHA-256."""
+    return f"{file.name} sha256:{checksum(file)}"
+
+
+def ready(file: Path) -> Path:
+    """The folder of the converted model; converts it where that has not been done.
+
+    Written aside and moved into its place at once; of several processes one converts and the others wait. Raises
+    ModelError for a file that is damaged, of another format, or of an architecture that transformers cannot read.
+    """
+    folder = folder_of(file)
+    if folder.is_dir():
+        return folder
+    architecture = check(file)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            if not folder.is_dir():
+                _convert(file, folder, architecture)
+    except OSError as error:
+        raise ModelError(
+            f"{file} cannot be converted into {folder}: {error.strerror or error}",
+            fix="free some space, or set MSGRPO_CACHE to a folder with more of it",
+        ) from error
+    return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder.parent / f".{folder.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.parent.glob(f".{folder.name}.*.part"):  # by a converter that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _convert(file: Path, folder: Path, architecture: str) -> None:
+    with needs(f"the model {file.name}", "gguf"):
+        import gguf  # noqa: F401
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+    try:
+        parameters = _save_dequantised(file, part)
+        facts = {"file": file.name, "sha256": checksum(file), "bytes": file.stat().st_size}
+        facts |= {"architecture": architecture, "parameters": parameters, "weights": "de-quantised, in bfloat16"}
+        replace_bytes(part / FACTS, to_json(facts, indent=2) + b"\n")
+        for written in part.iterdir():
+            sync_file(written)
+        part.chmod(0o755)
+        part.replace(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _save_dequantised(file: Path, folder: Path) -> int:
+    """Write the model and its tokenizer as transformers does; returns the number of parameters.
+
+    A model that was loaded from a GGUF file counts as quantised and cannot be saved: its weights are copied into one
+    that is made from the same settings without that mark.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        settings = loaded.config.to_dict() | {"dtype": "bfloat16", "_name_or_path": file.name}
+        settings.pop("quantization_config", None)
+        plain = type(loaded)(type(loaded.config).from_dict(settings)).to(torch.bfloat16)
+        plain.load_state_dict(loaded.state_dict())
+    except Exception as error:  # a damaged file raises nearly anything, in gguf and in transformers
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
+        raise ModelError(
+            f"the model {file} cannot be converted: {reason}",
+            fix="fetch the file again; or give a folder with safetensors instead",
+        ) from error
+    if lost := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+        raise ModelError(f"the model {file} lacks {len(lost)} tensors, like {lost[0]}", fix="fetch the file again")
+    plain.tie_weights()
+    plain.generation_config = loaded.generation_config
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in plain.parameters())
+
+
+def check(file: Path) -> str:
+    """The architecture that the file's header names, after a look at the header alone.
+
+    Raises ModelError for another format, a header that is damaged or absurdly long, one file of several, and an
+    architecture that transformers cannot read.
+    """
+    fields, _ = _header(file)
+    if fields.get("split.count", 0) > 1:
+        raise ModelError(
+            f"the model {file} is one of {fields['split.count']} files",
+            fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
+        )
+    architecture = str(fields.get("general.architecture", "none"))
+    with needs(f"the model {file.name}", "gguf"):
+        import gguf  # noqa: F401
+    with needs(f"the model {file.name}", "train"):
+        from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+        raise ModelError(
+            f"the model {file} has the architecture {architecture[:60]!r}, which transformers cannot read from GGUF",
+            fix=f"known: {', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}",
+        )
+    if "tokenizer.chat_template" not in fields:
+        raise ModelError(
+            f"the model {file} has no chat template, so nobody knows how it is to be asked",
+            fix="use an instruction-tuned model",
+        )
+    return architecture
+
+
+def parameters(file: Path) -> int:
+    """How many parameters the file's list of tensors has. Raises ModelError as `check` does."""
+    return _header(file)[1]
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """The header's fields, and the parameters of all tensors. Raises ModelError for a file that is damaged."""
+    try:
+        return _read_header(file)
+    except OSError as error:
+        raise ModelError(f"the model {file} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ModelError(f"the model {file} is damaged: its header {error}", fix="fetch the file again") from error
+
+
+def _read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Scalars and texts by name, lists passed over. Raises ValueError for what no header holds."""
+    size = min(file.stat().st_size, LONGEST_HEADER)
+    with file.open("rb") as handle:
+        magic = handle.read(4)
+        if magic != MAGIC:
+            raise ModelError(
+                f"{file} is no GGUF file: it begins with {magic!r}, not {MAGIC!r}", fix="fetch the file again"
+            )
+        reader = _Header(handle, size)
+        version, tensors, count = reader.number("I"), reader.number("Q"), reader.number("Q")
+        if version not in VERSIONS:
+            raise ModelError(f"{file} is GGUF of version {version}; read are {' and '.join(map(str, VERSIONS))}")
+        if not 0 < tensors <= MOST_FIELDS or count > MOST_FIELDS:
+            raise ValueError(f"lists {tensors:,} tensors and {count:,} fields")
+        fields = {}
+        for _ in range(count):
+            name, kind = reader.text(), reader.number("I")
+            fields[name] = reader.value(kind)
+        return fields, sum(reader.tensor() for _ in range(tensors))
+
+
+@dataclass
+class _Header:
+    """Reads a header's values one after another, never beyond `size` bytes."""
+
+    handle: BinaryIO
+    size: int
+
+    def take(self, length: int) -> bytes:
+        if length > self.size - self.handle.tell():
+            raise ValueError(f"wants {length:,} bytes at {self.handle.tell():,}, of {self.size:,}")
+        return self.handle.read(length)
+
+    def number(self, kind: str) -> Any:
+        return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self.text()
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind != ARRAY:
+            raise ValueError(f"holds a value of type {kind}")
+        of, length = self.number("I"), self.number("Q")
+        if of == STRING:
+            for _ in range(length):
+                self.take(self.number("Q"))
+        elif of in SCALARS:
+            self.take(length * struct.calcsize(f"<{SCALARS[of]}"))
+        else:
+            raise ValueError(f"holds a list of type {of}")
+        return None
+
+    def tensor(self) -> int:
+        """The number of a tensor's elements; its name, type and place are passed over."""
+        self.text()
+        dimensions = self.number("I")
+        if dimensions > MOST_DIMENSIONS:
+            raise ValueError(f"lists a tensor of {dimensions} dimensions")
+        shape = [self.number("Q") for _ in range(dimensions)]
+        self.take(4 + 8)
+        return prod(shape)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A model in the cache."""
+
+    folder: Path
+    file: str
+    sha256: str
+    bytes: int  # on this disk
+
+
+def converted() -> list[Converted]:
+    """The models in the cache."""
+    found = []
+    for facts in sorted(cache_folder().glob(f"*/{FACTS}")):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # somebody's own folder
+            held = from_json(facts.read_bytes())
+            size = sum(file.stat().st_size for file in facts.parent.iterdir())
+            found.append(Converted(facts.parent, str(held["file"]), str(held["sha256"]), size))
+    return found

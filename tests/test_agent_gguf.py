@@ -1,0 +1,208 @@
+"""Bases in GGUF files: converted once, named by their checksum, refused in one sentence where they are damaged."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msgrpo.errors import ModelError
+from msgrpo.models import gguf_file
+from msgrpo.models.loading import based, load_base
+from msgrpo.models.paths import absolute, parameters_of
+
+gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
+
+LETTERS = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256)]]
+BYTES = LETTERS + [chr(256 + n) for n in range(256 - len(LETTERS))]  # as byte-level BPE writes the 256 bytes
+WORDS = [*BYTES, "ab", "<|im_start|>", "<|im_end|>"]
+WIDE, HIDDEN, LAYERS = 64, 128, 2
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write(file: Path, *, architecture: str = "qwen2", template: str | None = TEMPLATE, drop: str = "") -> Path:
+    """A tiny model with random weights, partly in eight bits."""
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(WIDE)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(WORDS)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(BYTES) + 1) + [gguf.TokenType.CONTROL] * 2)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(len(WORDS) - 1)
+    writer.add_eos_token_id(len(WORDS) - 1)
+    writer.add_pad_token_id(len(WORDS) - 1)
+    if template is not None:
+        writer.add_chat_template(template)
+    generator = np.random.default_rng(0)
+
+    def add(name: str, *shape: int) -> None:
+        if name == drop:
+            return
+        weights = generator.normal(0, 0.05, shape).astype(np.float32)
+        if len(shape) == 2 and "blk" in name:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quantize(weights, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, weights)
+
+    add("token_embd.weight", len(WORDS), WIDE)
+    add("output_norm.weight", WIDE)
+    for n in range(LAYERS):
+        for part, shape in {
+            "attn_norm": (WIDE,),
+            "ffn_norm": (WIDE,),
+            "attn_q": (WIDE, WIDE),
+            "attn_k": (WIDE // 2, WIDE),
+            "attn_v": (WIDE // 2, WIDE),
+            "attn_output": (WIDE, WIDE),
+            "ffn_gate": (HIDDEN, WIDE),
+            "ffn_up": (HIDDEN, WIDE),
+            "ffn_down": (WIDE, HIDDEN),
+        }.items():
+            add(f"blk.{n}.{part}.weight", *shape)
+        for part, width in {"attn_q": WIDE, "attn_k": WIDE // 2, "attn_v": WIDE // 2}.items():
+            add(f"blk.{n}.{part}.bias", width)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MSGRPO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+def test_a_file_is_converted_once_and_named_by_its_checksum(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    model = based(str(file))
+    checksum = gguf_file.checksum(file)
+    assert model.name == "tiny.gguf"
+    assert model.extra_settings == {"weights": f"tiny.gguf sha256:{checksum}"}
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    assert folder.name == f"tiny-{checksum[:12]}"
+    facts = json.loads((folder / "gguf.json").read_text())
+    assert facts["architecture"] == "qwen2"
+    assert facts["parameters"] == parameters_of(str(file)) == sum(p.numel() for p in model.model.parameters())
+    assert not hasattr(model.model.config, "quantization_config")
+    assert not list(cache.glob("*.part"))
+
+    def never(*arguments: Any) -> int:
+        raise AssertionError("it is there already")
+
+    monkeypatch.setattr(gguf_file, "_save_dequantised", never)
+    load_base(str(file))
+    (line,) = (finding for finding in examine_cache() if finding.part == "gguf models")
+    assert f"tiny.gguf ({checksum[:12]})" in line.state
+    assert absolute(str(file)) == str(file)
+
+
+def examine_cache() -> list[Any]:
+    from msgrpo import doctor
+
+    return [doctor._cache()]
+
+
+def test_the_weights_are_those_of_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    model, tokenizer = load_base(str(file))
+    reader = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    there = reader["blk.1.ffn_down.weight"]
+    expected = gguf.dequantize(there.data, there.tensor_type)
+    own = model.model.layers[1].mlp.down_proj.weight.detach().numpy()
+    np.testing.assert_allclose(own, expected, atol=1e-3)  # bfloat16
+    assert tokenizer.decode(tokenizer("right <action>")["input_ids"]) == "right <action>"
+
+
+def test_of_a_conversion_that_was_cut_off_nothing_is_left(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    real = gguf_file._save_dequantised
+
+    def cut_off(source: Path, folder: Path) -> int:
+        real(source, folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_file, "_save_dequantised", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            gguf_file.ready(file)
+    assert not any(path.is_dir() for path in cache.iterdir())
+    killed = cache / f".{gguf_file.folder_of(file).name}.x.part"  # what a kill leaves
+    killed.mkdir()
+    assert gguf_file.ready(file).is_dir()
+    assert not killed.exists()
+
+
+def header(*fields: bytes, version: int = 3, tensors: int = 1, count: int | None = None) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, len(fields) if count is None else count) + b"".join(fields)
+
+
+def text_field(name: str, value: str) -> bytes:
+    return text(name) + struct.pack("<I", gguf_file.STRING) + text(value)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is no GGUF file"),
+        (b"<html>not found</html>", "is no GGUF file: it begins with b'<htm'"),
+        (header(version=1), "version 1"),
+        (header(version=1 << 24), "version 16777216"),
+        (header(tensors=2**60), "lists 1,152,921,504,606,846,976 tensors"),
+        (header(count=3), "is damaged: its header wants 8 bytes"),
+        (header(struct.pack("<Q", 2**60) + b"name"), "wants 1,152,921,504,606,846,976 bytes"),
+        (header(text("a") + struct.pack("<IIQ", 9, 8, 2**60)), "is damaged"),
+        (header(text("a") + struct.pack("<IIQ", 9, 9, 1)), "a list of type 9"),
+        (header(text("a") + struct.pack("<I", 77)), "a value of type 77"),
+    ],
+)
+def test_what_is_no_whole_gguf_file_is_refused_by_its_header(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError) as refused:
+        load_base(str(file))
+    assert said in refused.value.message
+
+
+def test_files_that_cannot_be_used_are_refused_in_one_sentence(tmp_path: Path, cache: Path) -> None:
+    for problem, file in {
+        "cannot be read: No such file": tmp_path / "missing.gguf",
+        "the architecture 'clip'": write(tmp_path / "other.gguf", architecture="clip"),
+        "no chat template": write(tmp_path / "bare.gguf", template=None),
+        "lacks 1 tensors, like model.layers.1.mlp.down_proj.weight": write(
+            tmp_path / "hole.gguf", drop="blk.1.ffn_down.weight"
+        ),
+    }.items():
+        with pytest.raises(ModelError) as refused:
+            load_base(str(file))
+        assert problem in refused.value.message
+    whole = write(tmp_path / "cut.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="cannot be converted"):
+        load_base(str(tmp_path / "cut.gguf"))
+    assert not any(path.is_dir() for path in cache.iterdir())
