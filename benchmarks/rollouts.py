@@ -43,7 +43,7 @@ from msgrpo.games import get_scenario
 from msgrpo.run_log import read_rows
 from msgrpo.train.config import TrainConfig, make_config
 
-SMALL = ["groups=4", "group_size=16", "keep=6", "eval_episodes=100", "checkpoint_every=1"]
+SMALL = ["groups=4", "group_size=16", "select=aaw(keep=6)", "eval_episodes=100", "checkpoint_every=1"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -171,24 +171,23 @@ def speed(work: Path, rounds: int) -> dict[str, Any]:
 
 def _speed(used: Sequence[Served], folder: Path, out: Path, rounds: int) -> dict[str, Any]:
     """The engine's rollouts, then their very prompts to the bare servers, as many at once; alternating."""
-    from msgrpo.train.collect import play_groups
     from msgrpo.train.display import Quiet
     from msgrpo.train.engines.vllm import VllmEngine
     from msgrpo.train.policy import Policy
     from msgrpo.train.ranks import ALONE
-    from msgrpo.train.rollouts import next_starts
+    from msgrpo.train.rollouts import Players, Playing, RolloutSource
 
     given = {"rollouts": ",".join(one.url for one in used), "adapters": str(folder)}
     config = make_config(settings=[*SMALL, "groups=2"], given=given)
-    scenario, policy = get_scenario(config.scenario), Policy(config)
+    scenario, policy, players = get_scenario(config.scenario), Policy(config), Players(config)
     engine = VllmEngine(policy, scenario, config, out, ALONE, Quiet())
     ours, bare, ratios, first = [], [], [], 0
     try:
         for n in range(rounds + 1):
             model = engine.load(2 * n)
-            starts, first = next_starts(config, first)
+            starts, first = RolloutSource(players).next_starts(first)
             began = time.perf_counter()
-            episodes = asyncio.run(play_groups(model, config, n, starts, config.sampling))
+            episodes = asyncio.run(Playing(players, n, model, config.sampling, starts).play())
             through = time.perf_counter() - began
             turns = sum(len(episode.turns) for episode in episodes)
             model = engine.load(2 * n + 1)  # the same weights under another name: nothing of it is cached there
@@ -257,7 +256,7 @@ def pace(work: Path, seeds: int) -> dict[str, Any]:
 
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-FAULTY = ["groups=4", "group_size=8", "keep=4", "eval_episodes=20", "eval_every=6", "checkpoint_every=1"]
+FAULTY = ["groups=4", "group_size=8", "select=aaw(keep=4)", "eval_episodes=20", "eval_every=6", "checkpoint_every=1"]
 
 
 def faults(work: Path) -> dict[str, Any]:

@@ -29,13 +29,14 @@ from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import left_pad
 from msgrpo.models.trunk import trunk_and_head
 from msgrpo.prompt import Prompt
-from msgrpo.train.batch import MicroBatch, micro_batches, pick
-from msgrpo.train.collect import grouped, play_groups
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.evaluate import evaluate
+from msgrpo.train.groups import MicroBatch, micro_batches, pick
 from msgrpo.train.policy import Policy
-from msgrpo.train.rollouts import next_starts
+from msgrpo.train.ranks import ALONE
+from msgrpo.train.rivals.contract import Learner
+from msgrpo.train.rollouts import Players, Playing, RolloutSource
 from msgrpo.train.update import update
 
 
@@ -101,7 +102,7 @@ def main() -> None:
     model = HfEngine(policy, scenario, config).load(0)
     recorder = Recorder(model)
     optimizer = torch.optim.AdamW(policy.parameters)
-    generator = torch.Generator().manual_seed(0)
+    learner, players = Learner(policy, ALONE, torch.Generator().manual_seed(0)), Players(config)
 
     first = 0
     times: dict[str, list[float]] = {"rollout_s": [], "update_s": [], "reference_s": [], "evaluation_s": []}
@@ -110,13 +111,15 @@ def main() -> None:
     for step in range(given.rounds + 1):
         recorder.batches = []
         began = time.perf_counter()
-        starts, first = next_starts(config, first)
-        episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
-        groups = grouped(episodes, config, step, starts)
+        starts, first = RolloutSource(players).next_starts(first)
+        playing = Playing(players, step, model, config.sampling, starts)
+        episodes = asyncio.run(playing.play())
+        groups = playing.groups(episodes)
         rollout = time.perf_counter() - began
-        samples = [sample for one in pick(groups, config, generator) for sample in one.samples()]
+        picked = pick(groups, config, learner)
+        samples = [sample for one in picked for sample in one.samples(config, policy.tokenizer)]
         parts = list(micro_batches(samples, config.micro_batch_tokens, policy.model.device))
-        whole = timed(lambda: update(policy, optimizer, samples, config, generator, step))
+        whole = timed(lambda: update(policy, optimizer, samples, config, learner.generator, step))
         reference = timed(lambda: [policy.reference_logprobs(part.prefix, part.pairs) for part in parts])
         batches = recorder.batches
         fast = timed(lambda: [recorder._generate(b, config.sampling, range(len(b))) for b in batches])
@@ -130,12 +133,12 @@ def main() -> None:
         turns = [turn for episode in episodes for turn in episode.turns]
         rates["turns"].append(len(turns) / rollout)
         rates["new_tokens"].append(sum(turn.completion_tokens for turn in turns) / rollout)
-        rates["update_tokens"].append(sum(sample.tokens for sample in samples) * config.epochs / whole)
+        rates["update_tokens"].append(sum(sample.tokens for sample in samples) / whole)
         shared_generate_s.append(fast)
         generate_s.append(plain)
         update_shared_s.append(shared)
         update_plain_s.append(full)
-    times["evaluation_s"].append(timed(lambda: evaluate(model, scenario, config)))
+    times["evaluation_s"].append(timed(lambda: evaluate(model, players)))
     result = {
         "machine": facts() | {"threads": torch.get_num_threads()},
         "config": config.model_dump(),

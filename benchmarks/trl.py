@@ -49,12 +49,13 @@ from msgrpo.models.paths import base_path
 from msgrpo.parse import parse_action
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.rollout import derive_seed
-from msgrpo.train.batch import Sample
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Sample
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.policy import Policy
-from msgrpo.train.update import WARM_UP, update
+from msgrpo.train.rivals.paper import Clip
+from msgrpo.train.update import MAX_GRAD_NORM, WARM_UP, update
 
 INSTALL = ".venv-trl/bin/python -m pip install trl==1.16.0 -e '.[train]'"
 REWARDED = "right"
@@ -189,7 +190,10 @@ class Theirs:
             train_dataset=Dataset.from_list([{"prompt": prompt.messages} for prompt in prompts]),
             processing_class=tokenizer,
             peft_config=LoraConfig(
-                r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+                r=config.lora_rank,
+                lora_alpha=2 * config.lora_rank,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
             ),
         )
         self.trainer.remove_callback(PrinterCallback)  # what this script prints is its result
@@ -262,7 +266,8 @@ def trl_settings(config: TrainConfig, updates: int, micro_batch: int) -> dict[st
     One generation and one optimizer step an update: TRL then computes no old log-probabilities. No gradient
     checkpointing and no bfloat16, which are its defaults; no logging, no saving.
     """
-    completions = config.groups * config.group_size
+    completions, loss = config.groups * config.group_size, config.loss
+    assert isinstance(loss, Clip)
     return {
         "max_steps": updates,
         "num_generations": config.group_size,
@@ -273,10 +278,10 @@ def trl_settings(config: TrainConfig, updates: int, micro_batch: int) -> dict[st
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "constant",
         "weight_decay": 0.0,
-        "max_grad_norm": config.max_grad_norm,
-        "beta": config.kl_coef,
-        "epsilon": config.clip_low,
-        "epsilon_high": config.clip_high,
+        "max_grad_norm": MAX_GRAD_NORM,
+        "beta": loss.kl,
+        "epsilon": loss.low,
+        "epsilon_high": loss.high,
         "loss_type": "dapo",  # the mean over all tokens of the update
         "shuffle_dataset": False,
         "seed": config.seed,
@@ -355,9 +360,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     find_trl()
     config = make_config(
-        settings=["selection=all", "minibatches=1", "steps=1000"],  # so long a run is far from its rate's descent
-        given={"groups": given.groups, "group_size": given.group_size, "keep": given.group_size}
-        | {"max_tokens": given.max_tokens},
+        settings=["select=all", "minibatches=1", "steps=1000"],  # so long a run is far from its rate's descent
+        given={"groups": given.groups, "group_size": given.group_size, "max_tokens": given.max_tokens},
     )
     settings = trl_settings(config, given.rounds + 1, given.trl_micro_batch)
     rounds = measure(config, given.rounds, settings)

@@ -1,6 +1,6 @@
 """What a person has named, and may therefore be run, imported or asked.
 
-Records, run folders and studies come from anywhere. What they name (a game's file, a gate's module, a server, a
+Records, run folders and studies come from anywhere. What they name (a game's file, a rival's file, a server, a
 folder) is data: it runs, and is asked, only where a person has said the same name, on the command line or by
 `msgrpo --allow`.
 """
@@ -16,7 +16,8 @@ from msgrpo.errors import UsageError
 
 _allowed: set[str] = set()
 # Settings of a run, or of a study, that can name code or a server.
-SETTINGS = ("scenario", "gate", "rollouts", "adapters", "opponent", "test_opponent")
+CHOICES = ("credit", "select", "gate")  # of `msgrpo.train.rivals`, which a function outside may make
+SETTINGS = ("scenario", *CHOICES, "rollouts", "adapters", "opponent", "test_opponent")
 
 
 def allow(names: Iterable[str]) -> None:
@@ -43,14 +44,13 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         parts = re.split(r",(?![^(]*\))", value)
         if key == "scenario":
-            found = [name.strip() for name in parts if names_code(name.strip())]
+            games = [re.sub(r"@[\d.]+$", "", part.strip()) for part in parts]  # a mixture's shares name nothing
+            names = [name for name in games if names_code(name)]
         elif key == "rollouts":
-            found = [name.strip() for name in parts if "://" in name]
-        elif key == "gate":
-            found = [] if value.startswith("msgrpo.train.gates:") else [value]
+            names = [name.strip() for name in parts if "://" in name]
         else:
-            found = [value] if key == "adapters" or ":" in value else []
-        yield from ((key, name) for name in found)
+            names = [value] if key == "adapters" or ":" in value else []
+        yield from ((key, name) for name in names)
 
 
 def check_named(settings: Mapping[str, Any], said: Mapping[str, Any], whose: str, command: str) -> None:

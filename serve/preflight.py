@@ -156,7 +156,7 @@ _FIXES = (
     (re.compile(r"torchvision::nms|libtorchcodec|libcudart"), _IMPORT_FIX),
     (
         re.compile(r"out of memory|No available memory|KV cache.*(larger|needed)", re.I),
-        "give a smaller --max-model-len (in training: --set max_model_len=…)",
+        'give a smaller --max-model-len (in training: --set "rollouts=vllm(max_model_len=…)")',
     ),
     (re.compile(r"unrecognized arguments|invalid choice|error: argument"), "vLLM does not know that option"),
     (re.compile(r"Address already in use"), "another program took the port: try another --port"),

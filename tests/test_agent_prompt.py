@@ -170,7 +170,7 @@ def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_p
     file = tmp_path / "h.toml"
     file.write_text("history = 1")
     with pytest.raises(UsageError, match="history"):
-        make_config(settings=[f"prompt={file}", "branch=2"])
+        make_config(settings=[f"prompt={file}", "explore=branch(episodes=2)"])
 
 
 def test_the_command_plays_with_a_file_and_the_table_does_not_mix_prompts(tmp_path: Path) -> None:

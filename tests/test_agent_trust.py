@@ -107,7 +107,9 @@ def spread(trap: Trap) -> None:
         "run-url": {"rollouts": trap.url, "adapters": "versions"},
     }.items():
         (trap.folder / name).mkdir()
-        config = make_config(settings=["steps=1", "groups=1", "group_size=2", "keep=1", "eval_episodes=1"])
+        config = make_config(
+            settings=["steps=1", "groups=1", "group_size=2", "select=aaw(keep=1)", "eval_episodes=1"]
+        )
         (trap.folder / name / "config.json").write_text(json.dumps(config.model_dump(mode="json") | changed))
         (trap.folder / name / "metrics.jsonl").write_text('{"kind": "eval", "step": 0, "score": "success"}\n')
     for name, line in {

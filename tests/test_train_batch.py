@@ -19,17 +19,18 @@ from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.parse import ParseFailure
 from msgrpo.run_log import read_rows
-from msgrpo.train import loop, selection
-from msgrpo.train.batch import Sample, micro_batches, minibatches, pick
-from msgrpo.train.collect import Group
+from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Group, Sample, micro_batches, minibatches, pick
+from msgrpo.train.metrics import describe
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.policy import Policy
+from msgrpo.train.rivals.spread import largest_spread
 from msgrpo.train.rollouts import Rollouts
 from msgrpo.train.update import _accumulate
-from tests.train_helpers import taught
+from tests.train_helpers import learner, samples_in, taught
 
 CPU = torch.device("cpu")
 START = get_scenario("frozen-lake").new(0, 0)
@@ -56,12 +57,8 @@ def config(**settings: object) -> TrainConfig:
     return make_config(settings=[f"{name}={value}" for name, value in settings.items()])
 
 
-def keep_indices(one: Group, settings: TrainConfig, draw: torch.Generator) -> list[int]:
-    return selection.keep_indices(one.advantages_G, one.returns_G, settings.selection, settings.keep, draw)
-
-
-def samples_of(groups, settings, generator):
-    return [sample for one in pick(groups, settings, generator) for sample in one.samples()]
+def samples_of(groups: Sequence[Group], settings: TrainConfig) -> list[Sample]:
+    return samples_in(pick(groups, settings, learner()), settings)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -70,9 +67,9 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def test_all_keeps_all_uniform_and_aaw_as_many_as_asked() -> None:
     one = group(0, 0, 0, 1)
-    assert keep_indices(one, config(selection="all", group_size=4, keep=2), generator()) == [0, 1, 2, 3]
+    assert config(select="all", group_size=4).select.kept(one, generator()) == [0, 1, 2, 3]
     for name in ("uniform", "aaw", "spread"):
-        kept = keep_indices(one, config(selection=name, group_size=4, keep=2), generator())
+        kept = config(select=f"{name}(keep=2)", group_size=4).select.kept(one, generator())
         assert len(set(kept)) == 2
         assert set(kept) <= {0, 1, 2, 3}
 
@@ -82,7 +79,7 @@ def test_uniform_does_not_look_at_the_advantage_and_aaw_does() -> None:
     one = group(0, 0, 0, 1)
     first = {
         name: Counter(
-            keep_indices(one, config(selection=name, group_size=4, keep=1), generator(seed))[0]
+            config(select=f"{name}(keep=1)", group_size=4).select.kept(one, generator(seed))[0]
             for seed in range(2000)
         )[3]
         / 2000
@@ -94,7 +91,7 @@ def test_uniform_does_not_look_at_the_advantage_and_aaw_does() -> None:
 
 def test_select_takes_every_turn_of_every_kept_episode_with_its_advantage() -> None:
     groups = [group(0.0, 1.0), group(2.0, 2.0)]  # the second is flat: it teaches nothing
-    samples = samples_of(groups, config(selection="all", group_size=2, keep=1), generator())
+    samples = samples_of(groups, config(select="all", group_size=2))
     assert [(sample.answer_ids, sample.advantage) for sample in samples] == [
         ((0, 0), -1.0),
         ((10, 0), 1.0),
@@ -165,16 +162,16 @@ def gradient(policy: Policy, samples: list[Sample], settings: TrainConfig) -> tu
     return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]), totals
 
 
-@pytest.mark.parametrize("aggregate", ["token", "turn"])
-def test_the_size_of_a_micro_batch_changes_no_gradient(policy: Policy, samples: list[Sample], aggregate: str) -> None:
+@pytest.mark.parametrize("over", ["token", "turn"])
+def test_the_size_of_a_micro_batch_changes_no_gradient(policy: Policy, samples: list[Sample], over: str) -> None:
     """The named wrong variant, parts that weigh the same whatever they hold, differs."""
-    whole, totals = gradient(policy, samples, config(aggregate=aggregate, micro_batch_tokens=100_000))
-    parts, in_parts = gradient(policy, samples, config(aggregate=aggregate, micro_batch_tokens=1))
+    whole, totals = gradient(policy, samples, config(loss=f"clip(over={over})", micro_batch_tokens=100_000))
+    parts, in_parts = gradient(policy, samples, config(loss=f"clip(over={over})", micro_batch_tokens=1))
     assert apart(parts, whole) < 1e-3
     assert in_parts == pytest.approx(totals, rel=1e-4, abs=1e-6)
-    each = [gradient(policy, [sample], config(aggregate=aggregate))[0] for sample in samples]
+    each = [gradient(policy, [sample], config(loss=f"clip(over={over})"))[0] for sample in samples]
     equal_weights = torch.stack(each).mean(0)
-    assert (apart(equal_weights, whole) < 1e-2) == (aggregate == "turn")
+    assert (apart(equal_weights, whole) < 1e-2) == (over == "turn")
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -183,8 +180,8 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_aggregates_weigh_turns_differently(policy: Policy, samples: list[Sample]) -> None:
-    by_token, _ = gradient(policy, samples, config(aggregate="token"))
-    by_turn, _ = gradient(policy, samples, config(aggregate="turn"))
+    by_token, _ = gradient(policy, samples, config(loss="clip(over=token)"))
+    by_turn, _ = gradient(policy, samples, config(loss="clip(over=turn)"))
     assert apart(by_token, by_turn) > 0.05
 
 
@@ -200,7 +197,7 @@ def test_describe_by_hand() -> None:
     cut = Turn(step=0, player="player", state="s", completion_tokens=30, finish_reason="length")
     bad = cut.model_copy(update={"failure": ParseFailure.NO_TAG})
     episodes = [episode(True, good, cut), episode(False, bad, good)]
-    found = loop.describe(Rollouts([group(0, 1), group(1, 1)], episodes, [], [], 0, 0, 0.0, 0.0))
+    found = describe(Rollouts([group(0, 1), group(1, 1)], episodes, [], [], 0, 0, 0.0, 0.0))
     assert found == {
         "rollout/return": 0.5, "rollout/success": 0.5, "rollout/invalid": 0.25, "rollout/truncated": 0.5,
         "rollout/turns": 4.0, "rollout/tokens": 80.0, "rollout/flat_groups": 0.5, "rollout/entropy": 0.0,
@@ -210,7 +207,14 @@ def test_describe_by_hand() -> None:
 
 def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> None:
     settings = config(
-        groups=1, group_size=4, keep=2, max_tokens=24, eval_episodes=2, minibatches=1, eval_every=1, seed=3
+        groups=1,
+        group_size=4,
+        select="aaw(keep=2)",
+        max_tokens=24,
+        eval_episodes=2,
+        minibatches=1,
+        eval_every=1,
+        seed=3,
     )
     run = settings.model_copy(update={"scenario": "snake-duel", "steps": 1})
     summary = loop.train(run, tmp_path / "run", report=Quiet())
@@ -226,14 +230,17 @@ def test_by_the_updates_spread_a_start_weighs_by_what_is_at_stake_in_it() -> Non
     """Of two starts of two episodes one has a tenth of the other's differences: by the group both weigh the same."""
     pair = [group(0.0, 1.0), group(0.9, 1.0)]
     by_group, by_update = (
-        [one.credits[1][0] for one in pick(pair, config(keep=2, scale=scale), generator())]
+        [
+            one.credits[1][0]
+            for one in pick(pair, config(select="aaw(keep=2)", credit=f"episode(scale={scale})"), learner())
+        ]
         for scale in ("group", "update")
     )
     assert by_group == pytest.approx([1.0, 1.0])
     assert by_update[0] == pytest.approx(10 * by_update[1])
     assert by_update[0] ** 2 + by_update[1] ** 2 == pytest.approx(2.0)  # mean of the squares 1
-    with pytest.raises(UsageError, match="scale=update compare returns of one game"):
-        config(scenario="frozen-lake,snake", scale="update")
+    with pytest.raises(UsageError, match="compares returns of one game"):
+        config(scenario="frozen-lake,snake", credit="episode(scale=update)")
 
 
 # ── found by mutation ──
@@ -303,29 +310,29 @@ def test_minibatches_are_drawn_by_their_generator_alone() -> None:
 
 @pytest.mark.parametrize("name", ["uniform", "aaw"])
 def test_selection_is_drawn_by_its_generator_alone(name: str) -> None:
-    group, settings = flat_or_not(0, 0, 1, 2, 3, 5, 8, 13), config(selection=name, group_size=8, keep=4)
+    group, settings = flat_or_not(0, 0, 1, 2, 3, 5, 8, 13), config(select=f"{name}(keep=4)", group_size=8)
     drawn = []
     for seed, others in ((0, 1), (0, 2), (1, 1), (2, 1)):
         torch.manual_seed(others)
-        drawn.append(keep_indices(group, settings, generator(seed)))
+        drawn.append(settings.select.kept(group, generator(seed)))
     assert drawn[0] == drawn[1]
     assert len({tuple(kept) for kept in drawn}) == 3
-    assert all(len(set(keep_indices(group, settings, generator(seed)))) == 4 for seed in range(50))
+    assert all(len(set(settings.select.kept(group, generator(seed)))) == 4 for seed in range(50))
 
 
 def test_a_uniform_draw_takes_every_episode_as_often() -> None:
-    group, settings = flat_or_not(0, 0, 0, 1), config(selection="uniform", group_size=4, keep=2)
+    group, settings = flat_or_not(0, 0, 0, 1), config(select="uniform(keep=2)", group_size=4)
     counts = torch.zeros(4)
     draw = generator()
     for _ in range(2000):
-        counts[keep_indices(group, settings, draw)] += 1
+        counts[settings.select.kept(group, draw)] += 1
     assert (counts / 2000).tolist() == pytest.approx([0.5] * 4, abs=4.5 * 0.5 / 2000**0.5)
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]), min_size=3, max_size=7), st.integers(1, 7))
 def test_no_other_subset_has_a_larger_spread(returns: list[float], keep: int) -> None:
     keep = min(keep, len(returns))
-    found = selection.largest_spread(torch.tensor(returns), keep)
+    found = largest_spread(torch.tensor(returns), keep)
     assert len(set(found)) == keep
 
     def variance(chosen: Sequence[int]) -> float:
@@ -337,7 +344,7 @@ def test_no_other_subset_has_a_larger_spread(returns: list[float], keep: int) ->
 def test_the_largest_spread_is_not_the_largest_advantages() -> None:
     """Wrong: the two with the largest |A|, which here are both the high ones."""
     returns = torch.tensor([0.0, 0.0, 0.0, 0.0, 5.0, 6.0])
-    assert sorted(selection.largest_spread(returns, 2)) == [0, 5]
+    assert sorted(largest_spread(returns, 2)) == [0, 5]
     assert group_advantages(returns).abs().topk(2).indices.sort().values.tolist() == [4, 5]
 
 
@@ -345,10 +352,7 @@ def test_each_turn_of_a_kept_episode_has_its_own_credit() -> None:
     """One winner of four: with `state-action` only the turns at which they part have credit, and not all the same."""
     one = group(0, 0, 0, 1)
     by_episode, by_turn = (
-        {
-            sample.advantage
-            for sample in samples_of([one], config(credit=name, selection="all", group_size=4, keep=2), generator())
-        }
+        {sample.advantage for sample in samples_of([one], config(credit=name, select="all", group_size=4))}
         for name in ("episode", "to-go")
     )
     assert by_episode == set(one.advantages_G.tolist())
@@ -357,8 +361,8 @@ def test_each_turn_of_a_kept_episode_has_its_own_credit() -> None:
 
 def test_flat_groups_take_no_draw() -> None:
     """A flat group before another does not change what that one's draw is."""
-    alone, after = generator(), generator()
-    settings = config(selection="aaw", group_size=4, keep=2)
+    alone, after = learner(), learner()
+    settings = config(select="aaw(keep=2)", group_size=4)
     pick([flat_or_not(0, 0, 0, 1)], settings, alone)
     pick([flat_or_not(1, 1, 1, 1), flat_or_not(0, 0, 0, 1)], settings, after)
-    assert torch.equal(alone.get_state(), after.get_state())
+    assert torch.equal(alone.generator.get_state(), after.generator.get_state())

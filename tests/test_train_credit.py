@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msgrpo.episode import Turn
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS
-from msgrpo.train.credit import (
-    CREDITS,
-    ESTIMATORS,
-    Advantages,
-    Step,
-    Trajectories,
-    in_common,
-    of_episodes,
-    returns_to_go,
-)
+from msgrpo.train.groups import Group, scaled_by_update
 from msgrpo.train.msgrpo import composite_returns, group_advantages
+from msgrpo.train.rivals import RIVALS, rival
+from msgrpo.train.rivals.contract import Advantages, Credit, Step, Trajectories
+from msgrpo.train.rivals.critic import Critic
+from msgrpo.train.rivals.returns import Discounted, returns_to_go
+from tests.train_helpers import learner
+
+START = None  # no estimator here looks at the state in which a group began
+CREDITS = sorted(RIVALS["credit"])
 
 # Two episodes part at s1: `up` pays 1 at the next step, `down` nothing; before it one got 2 by luck.
 GROUP = [
@@ -30,18 +30,24 @@ GROUP = [
 
 
 def credit(
-    name: str,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    weight: float = 1.0,
-    group: Trajectories = GROUP,
-    divided: bool = True,
+    name: str, group: Trajectories = GROUP, values: Advantages | None = None, **settings: object
 ) -> Advantages:
+    """What an estimator says of one group; of a critic's, with these values or without any. λ is 1 unless given."""
+    taken = type(rival("credit", name)).model_fields
+    given = {"lam": 1.0, **settings}
+    spec = ", ".join(f"{key}={value}" for key, value in given.items() if key in taken)
+    chosen = rival("credit", f"{name}({spec})")
+    if isinstance(chosen, Critic):
+        return chosen.of_values(group, values or [[0.0] * len(one) for one in group])
     returns_G = composite_returns(
         [[step.reward for step in one] for one in group], [[0.0] * len(one) for one in group]
     )
-    episodes_G = of_episodes(group_advantages(returns_G), returns_G, divided)
-    return ESTIMATORS[name](group, episodes_G, gamma, lam, weight, divided)  # type: ignore[index]
+    turns: list[list[Turn]] = [[None] * len(one) for one in group]  # type: ignore[list-item]
+    whole = Group(START, turns, returns_G, group_advantages(returns_G))  # type: ignore[arg-type]
+    if isinstance(chosen, Discounted):
+        return chosen.of_group(group, whole.of_episodes(chosen.scale))
+    assert isinstance(chosen, Credit)
+    return chosen.of_groups([whole], learner())[0]
 
 
 def test_returns_to_go_are_discounted_from_the_last_turn_back() -> None:
@@ -50,8 +56,8 @@ def test_returns_to_go_are_discounted_from_the_last_turn_back() -> None:
 
 
 def test_episode_puts_the_whole_return_on_every_turn() -> None:
-    assert credit("episode", gamma=0.5) == [[-1.0] * 3, [1.0] * 2]  # C = 1 and 2; no discount
-    assert credit("episode", gamma=0.5) != [[-1.0] * 3, [1.0, -1.0]]  # wrong: the turn after the reward has less
+    assert credit("episode") == [[-1.0] * 3, [1.0] * 2]  # C = 1 and 2; no discount
+    assert credit("episode") != [[-1.0] * 3, [1.0, -1.0]]  # wrong: the turn after the reward has less
 
 
 def test_to_go_forgets_what_was_paid_before() -> None:
@@ -97,35 +103,35 @@ def test_lambda_is_the_tabular_error_at_0_and_the_return_to_go_less_its_value_at
 def test_critic_is_lambda_with_the_values_that_it_is_given() -> None:
     """The values of `lambda`'s table give what `lambda` gives; without any, λ = 1 is the return to go."""
     table = {"s0": 1.5, "s1": 0.5, "s2": 1.0}
-    valued = [[Step(s.state, s.action, s.reward, table[str(s.state)]) for s in one] for one in GROUP]
+    values = [[table[str(s.state)] for s in one] for one in GROUP]
     for lam in (0.0, 0.5, 1.0):
-        assert credit("critic", lam=lam, group=valued) == credit("lambda", lam=lam)
+        assert credit("critic", lam=lam, values=values) == credit("lambda", lam=lam)
     root = math.sqrt((1 + 1 + 1 + 4 + 0) / 5)
     assert credit("critic") == [pytest.approx([1 / root] * 3), pytest.approx([2 / root, 0])]
-    assert credit("critic", group=valued) != credit("critic")
+    assert credit("critic", values=values) != credit("critic")
 
 
 def test_of_the_whole_update_a_start_weighs_by_what_is_at_stake_in_it() -> None:
     """A start where one of four fails, and one where half do: C − mean C, by the root of the mean square of both."""
     groups = [[[Step("s", "up", float(won))] for won in group] for group in ((1, 1, 1, 0), (1, 1, 0, 0))]
-    raw = [credit("episode", group=group, divided=False) for group in groups]
+    raw = [credit("episode", group=group, scale="update") for group in groups]
     assert raw[0] == [pytest.approx([value]) for value in (0.25, 0.25, 0.25, -0.75)]
     root = math.sqrt((3 / 16 + 9 / 16 + 4 * 0.25) / 8)
-    common = in_common(raw)
+    common = scaled_by_update(raw)
     assert common[0] == [pytest.approx([value / root]) for value in (0.25, 0.25, 0.25, -0.75)]
     assert common[1] == [pytest.approx([value / root]) for value in (0.5, 0.5, -0.5, -0.5)]
     by_group = [credit("episode", group=group) for group in groups]  # wrong there: both starts weigh the same
     assert sum(value**2 for (value,) in by_group[0]) == pytest.approx(sum(value**2 for (value,) in by_group[1]))
     assert sum(value**2 for (value,) in common[0]) < 0.8 * sum(value**2 for (value,) in common[1])
-    assert in_common([[[0.0]]]) == [[[0.0]]]
-    assert in_common([]) == []
+    assert scaled_by_update([[[0.0]]]) == [[[0.0]]]
+    assert scaled_by_update([]) == []
 
 
 @pytest.mark.parametrize("name", ["episode", "to-go", "state-action", "lambda", "critic"])
 def test_undivided_credit_is_the_divided_one_in_units_of_reward(name: str) -> None:
     """Ten times the rewards: ten times the credit, where divided it is the same; and both point the same way."""
     richer = [[Step(s.state, s.action, 10 * s.reward) for s in one] for one in GROUP]
-    raw, ten, unit = credit(name, divided=False), credit(name, group=richer, divided=False), credit(name)
+    raw, ten, unit = credit(name, scale="update"), credit(name, group=richer, scale="update"), credit(name)
     flat = [(a, b, c) for one in zip(raw, ten, unit, strict=True) for a, b, c in zip(*one, strict=True)]
     assert [b for _, b, _ in flat] == pytest.approx([10 * a for a, _, _ in flat])
     factors = {round(a / c, 9) for a, _, c in flat if c}
@@ -135,7 +141,7 @@ def test_undivided_credit_is_the_divided_one_in_units_of_reward(name: str) -> No
 
 def test_state_undivided_adds_differences_of_returns() -> None:
     """C = 1 and 2; in s0 R = 1 and 2, in s1 1 and 0: each less its mean."""
-    assert credit("state", divided=False) == [[-1.0, 0.0, -0.5], [1.0, 0.0]]
+    assert credit("state", scale="update") == [[-1.0, 0.0, -0.5], [1.0, 0.0]]
 
 
 steps = st.builds(
@@ -146,9 +152,9 @@ groups = st.lists(st.lists(steps, min_size=1, max_size=6), min_size=2, max_size=
 
 @given(groups, st.sampled_from(CREDITS), st.sampled_from([0.5, 1.0]), st.sampled_from([0.0, 0.9]))
 def test_every_turn_has_a_finite_credit(group: Trajectories, name: str, gamma: float, lam: float) -> None:
-    found = credit(name, gamma, lam, group=group)
-    assert [len(one) for one in found] == [len(one) for one in group]
-    assert all(math.isfinite(value) for one in found for value in one)
+    credits = credit(name, group, gamma=gamma, lam=lam)
+    assert [len(one) for one in credits] == [len(one) for one in group]
+    assert all(math.isfinite(value) for one in credits for value in one)
 
 
 @given(groups, st.sampled_from(CREDITS), st.sampled_from([2.0, 10.0]))

@@ -30,7 +30,15 @@ from msgrpo.train.loop import enough_memory, train
 from msgrpo.train.run_folder import check_folder, writing
 from tests.train_helpers import Told
 
-TINY = ["groups=1", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=2", "steps=2", "checkpoint_every=1"]
+TINY = [
+    "groups=1",
+    "group_size=4",
+    "select=aaw(keep=2)",
+    "minibatches=1",
+    "eval_episodes=2",
+    "steps=2",
+    "checkpoint_every=1",
+]
 
 
 @pytest.fixture(scope="module")

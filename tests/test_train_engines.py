@@ -35,7 +35,7 @@ from msgrpo.train.engines import pool
 from msgrpo.train.engines.vllm import VllmEngine
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.rollouts import Pace
+from msgrpo.train.rollouts import Players, RolloutSource
 from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
 from tests.train_helpers import Told
 
@@ -44,7 +44,7 @@ TINY = [
     "minibatches=2",
     "groups=2",
     "group_size=4",
-    "keep=2",
+    "select=aaw(keep=2)",
     "eval_episodes=4",
     "checkpoint_every=1",
     "eval_every=2",
@@ -444,16 +444,13 @@ def test_rollouts_that_failed_ahead_fail_where_they_are_asked_for(
     server = FakeVllm(root)
     monkeypatch.setattr(pool, "COME_BACK_S", 0.5)
     with serving(server) as urls, engine_at(urls, root, ahead=1) as (engine, _, config):
-        pace = Pace(config, ALONE)
+        source = RolloutSource(Players(config))
         model = engine.load(0)
-        progress = checkpoint.Progress()
-        pace.next(progress, model, config.sampling, lambda *counts: None)
+        source.next(0, 0, model, config.sampling, lambda *counts: None)
         server.models.clear()
         with pytest.raises(RunError, match="no server is left"):
-            pace.next(
-                checkpoint.Progress(step=1, next_start=9), model, config.sampling, lambda done, planned, tokens: None
-            )
-        pace.close()
+            source.next(1, 9, model, config.sampling, lambda done, planned, tokens: None)
+        source.close()
 
 
 # ── found by reading ──
@@ -526,11 +523,11 @@ def test_a_version_that_was_refused_is_forgotten_with_the_engine(root: Path) -> 
 def test_a_stop_while_waiting_for_what_is_played_ahead_gives_it_up(root: Path) -> None:
     server = FakeVllm(root)
     with serving(server) as urls, engine_at(urls, root, ahead=1) as (engine, _, config):
-        pace = Pace(config, ALONE)
+        source = RolloutSource(Players(config))
         model = engine.load(0)
         silent = lambda done, planned, tokens: None  # noqa: E731
-        pace.next(checkpoint.Progress(), model, config.sampling, silent)
-        coming = pace._coming
+        source.next(0, 0, model, config.sampling, silent)
+        coming = source._coming
         assert coming is not None
 
         def stopped() -> None:
@@ -538,8 +535,8 @@ def test_a_stop_while_waiting_for_what_is_played_ahead_gives_it_up(root: Path) -
 
         coming.result = stopped  # type: ignore[method-assign,assignment]
         with pytest.raises(KeyboardInterrupt):
-            pace.next(checkpoint.Progress(step=1, next_start=9), model, config.sampling, silent)
-        pace.close()
+            source.next(1, 9, model, config.sampling, silent)
+        source.close()
         assert not coming._thread.is_alive()
         assert not model.is_read
 
@@ -683,7 +680,9 @@ def test_the_childs_context_can_be_bounded(root: Path, tmp_path: Path) -> None:
     log.write_text(
         "ValueError: To serve one request, a KV cache is needed that is larger than the available memory\n"
     )
-    assert "--set max_model_len=" in str(failure("vLLM did not start", log))
-    assert config_for(["http://127.0.0.1:1"], root, max_model_len=512).max_model_len == 512
+    assert "rollouts=vllm(max_model_len=" in str(failure("vLLM did not start", log))
+    child = make_config(given={"rollouts": "vllm(max_model_len=512)"}).child
+    assert child is not None
+    assert child.max_model_len == 512
     request = Request_(base="nano", max_model_len=512, runtime_adapters=root)
     assert build(request, "cpu").command[-20:].count("512") == 1

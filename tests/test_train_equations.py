@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +11,19 @@ import pytest
 import torch
 
 from msgrpo.episode import Episode
-from msgrpo.train import batch, collect, credit, selection
+from msgrpo.train import groups as groups_module
 from msgrpo.train import update as update_module
-from msgrpo.train.batch import Sample, pick
-from msgrpo.train.collect import grouped, play_groups
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Sample, pick
 from msgrpo.train.loop import train
 from msgrpo.train.msgrpo import composite_returns
 from msgrpo.train.policy import Policy
-from msgrpo.train.rollouts import next_starts
+from msgrpo.train.rivals import paper, returns
 from msgrpo.train.update import _accumulate
+from tests.train_helpers import learner, played, samples_in
 
-TINY = ["groups=3", "group_size=6", "keep=3", "minibatches=2", "eval_episodes=2", "kl_coef=0"]
+TINY = ["groups=3", "group_size=6", "select=aaw(keep=3)", "minibatches=2", "eval_episodes=2", "loss=clip(kl=0)"]
 EQUATIONS = ("composite_returns", "group_advantages", "aaw_sample", "policy_loss")
 
 
@@ -38,16 +36,13 @@ def gradient(policy: Policy, samples: list[Sample], config: TrainConfig) -> torc
 def test_negated_returns_turn_the_gradient_of_a_default_update_around(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(settings=TINY)
     policy = Policy(config)
-    model = HfEngine(policy, config.scenarios[0], config).load(0)
-    starts, _ = next_starts(config, 0)
-    episodes = asyncio.run(play_groups(model, config, 0, starts, config.sampling))
+    playing, episodes = played(config, policy)
 
     def samples(of: list[Episode]) -> list[Sample]:
-        picked = pick(grouped(of, config, 0, starts), config, torch.Generator().manual_seed(0))
-        return [sample for one in picked for sample in one.samples()]
+        return samples_in(pick(playing.groups(of), config, learner()), config)
 
     before = gradient(policy, samples(episodes), config)
-    monkeypatch.setattr(collect, "composite_returns", lambda *given: -composite_returns(*given))
+    monkeypatch.setattr(groups_module, "composite_returns", lambda *given: -composite_returns(*given))
     after = gradient(policy, samples(episodes), config)
     assert before.norm() > 0
     assert (after + before).norm() < 1e-5 * before.norm()
@@ -64,7 +59,7 @@ def test_a_default_update_computes_each_equation_once(monkeypatch: pytest.Monkey
 
         return counted
 
-    for module in (collect, credit, selection, batch, update_module):
+    for module in (groups_module, paper, returns):
         for name in EQUATIONS:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, counting(name, getattr(module, name)))

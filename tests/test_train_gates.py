@@ -11,16 +11,18 @@ from msgrpo.errors import UsageError
 from msgrpo.games import get_scenario
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
-from msgrpo.train.collect import Group
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.gates import EXAMPLE, accepted, gate_named, true_words
+from msgrpo.train.groups import Group
 from msgrpo.train.msgrpo import composite_returns, group_advantages
+from msgrpo.train.nano import gate as nano_gate
+from msgrpo.train.nano.gate import TrueWords, true_words
 from msgrpo.train.nano.words import look
+from msgrpo.train.rivals.outside import OutsideGate, load
 from tests.train_helpers import Told
 
 LAKE = get_scenario("frozen-lake")
-TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=1"]
+TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "steps=1"]
 
 
 def group(*answers: str) -> Group:
@@ -37,17 +39,14 @@ def test_more_than_half_of_the_first_thoughts_must_be_true() -> None:
     assert true_words(group(true, true, false))
     assert not true_words(group(true, false))
     assert not true_words(group("nothing said", "<action>up</action>"))
-    assert accepted([group(true), group(false)], EXAMPLE) == [0]
-    assert len(accepted([group(true), group(false)], None)) == 2
+    assert TrueWords().passing([group(true), group(false)]) == [0]
 
 
 @pytest.mark.parametrize(
-    "spec", ["nowhere:gate", "msgrpo.train.gates:none", "train.gates", ":", "msgrpo.train.gates:EXAMPLE"]
+    "spec", ["nowhere:gate", "msgrpo.train.nano.gate:none", "train.gates", ":", "msgrpo.train.update:WARM_UP"]
 )
 def test_a_gate_that_is_none_is_named_before_anything_is_loaded(spec: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="gate"):
-        gate_named(spec)
-    with pytest.raises(UsageError, match="gate"):
+    with pytest.raises(UsageError, match=r"is no function|cannot be imported|no gate is named|is not name"):
         loop.train(make_config(settings=[f"gate={spec}", *TINY]), tmp_path / "out", report=Quiet())
     assert not (tmp_path / "out").exists()
 
@@ -69,19 +68,19 @@ def test_a_gate_that_fails_or_decides_nothing_is_an_error_with_its_name(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "users_gate.py").write_text(USERS)
-    assert len(accepted([group("a"), group("a", "b")], "users_gate:good")) == 1
+    assert len(OutsideGate(spec="users_gate:good").passing([group("a"), group("a", "b")])) == 1
     for name in ("forgotten", "said", "tensor"):
         with pytest.raises(UsageError, match=f"users_gate:{name}' returned"):
-            accepted([group("a")], f"users_gate:{name}")
+            OutsideGate(spec=f"users_gate:{name}").passing([group("a")])
     with pytest.raises(UsageError, match=r"too short.*users_gate\.py:5"):
-        accepted([group("a")], "users_gate:raises")
+        OutsideGate(spec="users_gate:raises").passing([group("a")])
     for name in ("two", "leaves"):
         with pytest.raises(UsageError, match=f"users_gate:{name}' failed"):
-            accepted([group("a")], f"users_gate:{name}")
+            OutsideGate(spec=f"users_gate:{name}").passing([group("a")])
     for name, text in {"syntax": "def f(:", "divides": "1/0", "leaves": "raise SystemExit"}.items():
         (tmp_path / f"users_{name}.py").write_text(text)
         with pytest.raises(UsageError, match=rf"cannot be imported.*users_{name}.py:1"):
-            gate_named(f"users_{name}:f")
+            load(f"users_{name}:f")
 
 
 def nothing(group: Group) -> bool:
@@ -91,12 +90,10 @@ def nothing(group: Group) -> bool:
 def test_a_run_whose_gate_rejects_everything_learns_nothing_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msgrpo.train.gates.true_words", nothing)
-    gate_named.cache_clear()
+    monkeypatch.setattr(nano_gate, "true_words", nothing)
     told = Told()
-    loop.train(make_config(settings=[f"gate={EXAMPLE}", *TINY]), tmp_path / "out", report=told)
-    gate_named.cache_clear()
-    assert any(f"the gate {EXAMPLE} rejected 100% of the groups" in note for note in told.said)
+    loop.train(make_config(settings=["gate=true-words", *TINY]), tmp_path / "out", report=told)
+    assert any("the gate true-words rejected 100% of the groups" in note for note in told.said)
     (row,) = [row for row in read_rows(tmp_path / "out") if row["kind"] == "train"]
     assert row["rollout/gated_groups"] == 1
     assert row["update/kept_turns"] == 0

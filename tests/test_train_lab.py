@@ -33,12 +33,12 @@ test_episodes = 4
 steps = 2
 groups = 2
 group_size = 4
-keep = 2
+select = "aaw(keep=2)"
 eval_episodes = 4
 eval_every = 1
 [arms.aaw]
 [arms.uniform]
-selection = "uniform"
+select = "uniform(keep=2)"
 """
 
 
@@ -60,11 +60,11 @@ def file(tmp_path: Path) -> Path:
         ("test_episodes = 4", "test_episodes = 10_000_000", "test_episodes"),
         ("question =", "answer =", "question"),
         ("test_episodes = 4", "test_episode = 4", "no key 'test_episode'\n.*test_episodes"),
-        ("[arms.aaw]\n[arms.uniform]\nselection", "[settings.more]\nselection", "one arm or more"),
+        ("[arms.aaw]\n[arms.uniform]\nselect", "[settings.more]\nselect", "one arm or more"),
         ("[arms.uniform]", f"[arms.{'u' * 65}]", "at most 64"),
         ('scenario = "frozen-lake"', 'scenario = "frozen-lak"', "frozen-lake"),
         ("groups = 2", "groop = 2", "groups"),
-        ('selection = "uniform"', 'selection = "unifrom"', "unifrom"),
+        ('"uniform(', '"unifrom(', "unifrom"),
         ("[arms.uniform]", '[arms."../out"]', "names a folder"),
         ("[arms.aaw]", "[arms.aaw", "not TOML"),
         ("[arms.aaw]", '[arms.aaw]\nscenario = "snake,frozen-lake"', "tested on another scenario"),
@@ -82,13 +82,17 @@ def test_a_wrong_study_is_refused_with_what_is_wrong(file: Path, old: str, new: 
 
 def test_an_arm_has_the_studys_settings_and_its_own() -> None:
     study = Study(
-        question="?", scenario="snake", seeds=1, settings={"steps": 3, "keep": 4}, arms={"a": {}, "b": {"keep": 2}}
+        question="?",
+        scenario="snake",
+        seeds=1,
+        settings={"steps": 3, "groups": 4},
+        arms={"a": {}, "b": {"groups": 2}},
     )
-    assert [(study.config(arm, 7).keep, study.config(arm, 7).steps) for arm in "ab"] == [(4, 3), (2, 3)]
+    assert [(study.config(arm, 7).groups, study.config(arm, 7).steps) for arm in "ab"] == [(4, 3), (2, 3)]
     assert study.config("a", 7).seed == 7
-    mixed = {"a": {}, "b": {"scenario": "snake,snake-poison-apple", "mixture": "0.7,0.3"}}
+    mixed = {"a": {}, "b": {"scenario": "snake@0.7,snake-poison-apple@0.3"}}
     study = Study(question="?", scenario="snake", seeds=1, arms=mixed)
-    assert [study.config(arm, 0).scenario for arm in "ab"] == ["snake", "snake,snake-poison-apple"]
+    assert [study.config(arm, 0).scenario for arm in "ab"] == ["snake", "snake@0.7,snake-poison-apple@0.3"]
 
 
 def command(file: Path, out: Path) -> list[str]:
@@ -142,7 +146,7 @@ def test_a_study_that_was_killed_goes_on_and_reports_every_arm(file: Path, tmp_p
 def test_an_arm_that_could_not_start_is_named_before_anything_runs(setting: str, file: Path, tmp_path: Path) -> None:
     scenario = "snake-duel" if "duel" in setting else "frozen-lake"
     said = STUDY.replace('scenario = "frozen-lake"', f'scenario = "{scenario}"')
-    file.write_text(said.replace('selection = "uniform"', setting))
+    file.write_text(said.replace('select = "uniform(keep=2)"', setting))
     with pytest.raises(MsgrpoError, match="nowhere"):
         run(load_study(file), tmp_path / "out", 1, print)
     assert not (tmp_path / "out").exists()
@@ -200,7 +204,7 @@ def test_a_study_goes_on_after_a_setting_was_added(tmp_path: Path) -> None:
     del fixed["arms"]["aaw"]["gate"]
     file.write_text(json.dumps(fixed))
     _same_study(study, tmp_path)
-    fixed["arms"]["aaw"]["gate"] = "msgrpo.train.gates:true_words"
+    fixed["arms"]["aaw"]["gate"] = "true-words"
     file.write_text(json.dumps(fixed))
     with pytest.raises(UsageError, match="other arms"):
         _same_study(study, tmp_path)
@@ -269,7 +273,9 @@ def test_a_study_of_a_game_of_two_is_tested_in_matches(tmp_path: Path) -> None:
     said = STUDY.replace('scenario = "frozen-lake"', 'scenario = "snake-duel"').replace(
         "test_episodes = 4", "test_episodes = 3"
     )
-    file.write_text(said.replace('[arms.uniform]\nselection = "uniform"\n', "").replace("steps = 2", "steps = 1"))
+    file.write_text(
+        said.replace('[arms.uniform]\nselect = "uniform(keep=2)"\n', "").replace("steps = 2", "steps = 1")
+    )
     study = load_study(file)
     assert study.opponent() == "optimal"
     report = run(study, out, 1, print)

@@ -31,15 +31,17 @@ from msgrpo.parse import ParseFailure
 from msgrpo.prompt import PromptTemplate
 from msgrpo.run_log import read_rows
 from msgrpo.train import checkpoint, loop, update
-from msgrpo.train.batch import minibatches
 from msgrpo.train.checkpoint import Progress
-from msgrpo.train.collect import Group
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines import contract
 from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Group, minibatches
+from msgrpo.train.memory import enough_memory
+from msgrpo.train.metrics import describe
 from msgrpo.train.policy import Policy
-from msgrpo.train.rollouts import Rollouts, next_starts
+from msgrpo.train.rivals import paper
+from msgrpo.train.rollouts import Players, Rollouts, RolloutSource
 from tests.train_helpers import Told, taught
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +49,7 @@ TINY = [
     "minibatches=2",
     "groups=2",
     "group_size=4",
-    "keep=2",
+    "select=aaw(keep=2)",
     "eval_episodes=6",
     "checkpoint_every=1",
     "eval_every=2",
@@ -207,7 +209,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
         loss, stats = whole(*args, **kwargs)
         return (loss * float("nan") if len(calls) > 3 else loss), stats
 
-    monkeypatch.setattr(update, "policy_loss", poisoned)
+    monkeypatch.setattr(paper, "policy_loss", poisoned)
     with pytest.raises(RunError, match="not finite in update"):
         loop.train(tiny(), tmp_path / "run", report=Quiet())
     state, _ = checkpoint.load_latest(tmp_path / "run")
@@ -341,7 +343,7 @@ def test_memory_that_is_not_there_is_one_clear_error(
     def full(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(update, "policy_loss", full)
+    monkeypatch.setattr(paper, "policy_loss", full)
     with pytest.raises(RunError, match="not enough memory") as caught:
         loop.train(tiny(format_penalty=0.5), tmp_path / "run", report=Quiet())
     assert "micro_batch_tokens" in str(caught.value.fix)
@@ -349,7 +351,7 @@ def test_memory_that_is_not_there_is_one_clear_error(
 
 @pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError, RecursionError])
 def test_other_runtime_errors_stay_what_they_are(kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="shapes cannot"), loop.enough_memory():
+    with pytest.raises(kind, match="shapes cannot"), enough_memory():
         raise kind("shapes cannot be multiplied")
 
 
@@ -385,7 +387,9 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
     done = subprocess.run([*resume, "--steps", "5"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "6 validation starts" in done.stdout
     assert read_rows(out)[-1]["step"] == 5
-    refused = subprocess.run([*resume, "--set", "keep=3"], cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = subprocess.run(
+        [*resume, "--set", "select=aaw(keep=3)"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert refused.returncode == 2
     assert "keep 2 there, 3 asked" in refused.stderr
 
@@ -617,7 +621,14 @@ def test_minibatches_are_equal_parts_that_keep_a_prompt_together() -> None:
 @pytest.mark.slow
 def test_it_learns(tmp_path: Path) -> None:
     """A few small updates on the lake raise the success by more than luck would."""
-    settings = ["groups=6", "group_size=16", "keep=4", "eval_episodes=100", "eval_every=50", "checkpoint_every=50"]
+    settings = [
+        "groups=6",
+        "group_size=16",
+        "select=aaw(keep=4)",
+        "eval_episodes=100",
+        "eval_every=50",
+        "checkpoint_every=50",
+    ]
     summary = loop.train(make_config(settings=settings, given={"steps": 14}), tmp_path / "run", report=Quiet())
     assert summary["change"]["low"] > 0, summary
     assert os.path.getsize(tmp_path / "run" / WEIGHTS) > 100_000
@@ -631,8 +642,8 @@ def test_starts_go_on_where_they_ended_and_differ_from_seed_to_seed() -> None:
     scenario = get_scenario("frozen-lake")
     for seed in (0, 1, 2):
         config = make_config(settings=["groups=3"], given={"seed": seed})
-        first, after = next_starts(config, 0)
-        second, end = next_starts(config, after)
+        first, after = RolloutSource(Players(config)).next_starts(0)
+        second, end = RolloutSource(Players(config)).next_starts(after)
         seeds = [start for _, start in first + second]
         assert seeds == list(islice(scenario.starts("train", first_seed=seed * 1_000_003), 6))
         assert end == seeds[-1] + 1 - seed * 1_000_003
@@ -640,7 +651,7 @@ def test_starts_go_on_where_they_ended_and_differ_from_seed_to_seed() -> None:
 
 def test_training_starts_are_no_evaluation_starts() -> None:
     scenario, config = get_scenario("frozen-lake"), make_config(settings=["groups=30"])
-    starts = [start for _, start in next_starts(config, 0)[0]]
+    starts = [start for _, start in RolloutSource(Players(config)).next_starts(0)[0]]
     for split in ("val", "test"):
         assert set(starts).isdisjoint(islice(scenario.starts(split), 30))
     assert len(set(starts)) == 30
@@ -682,14 +693,14 @@ def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -
         episode(False, {"a": 2.0, "b": 0.5}, good),
         episode(None, {"a": 0.0, "b": -0.5}, good),
     ]
-    assert loop.describe(Rollouts(groups, episodes, [], [], 0, 0, 0.0, 0.0)) == pytest.approx(
+    assert describe(Rollouts(groups, episodes, [], [], 0, 0, 0.0, 0.0)) == pytest.approx(
         {
             "rollout/return": 3.0 / 6, "rollout/invalid": 2 / 5, "rollout/truncated": 1 / 5, "rollout/turns": 5.0,
             "rollout/tokens": 50.0, "rollout/flat_groups": 2 / 3, "rollout/success": 1 / 2, "rollout/entropy": 0.0,
             "rollout/lost": 0.0,
         }
     )  # fmt: skip
-    assert "rollout/success" not in loop.describe(Rollouts(groups, episodes[2:], [], [], 0, 0, 0.0, 0.0))
+    assert "rollout/success" not in describe(Rollouts(groups, episodes[2:], [], [], 0, 0, 0.0, 0.0))
 
 
 class Stub:
@@ -712,8 +723,8 @@ class Stub:
 
 
 @pytest.mark.parametrize("micro", [1, 1000])
-@pytest.mark.parametrize("aggregate", ["token", "turn"])
-def test_a_minibatch_by_hand(aggregate: str, micro: int) -> None:
+@pytest.mark.parametrize("over", ["token", "turn"])
+def test_a_minibatch_by_hand(over: str, micro: int) -> None:
     """Answers of 1 and 3 tokens, A = 1 and 2; w is 1 for the one and 2, which is clipped at 1.28, for the other.
 
     The losses without KL are −1 and three times −2.56, and k3 is 1 − log 2 for every token: statistics are means
@@ -724,9 +735,9 @@ def test_a_minibatch_by_hand(aggregate: str, micro: int) -> None:
         taught((1, 2), (5,), (-1.0,), 1.0),
         taught((1, 3), (5, 6, 7), (-1.0 - math.log(2),) * 3, 2.0),
     ]
-    settings = [f"aggregate={aggregate}", f"micro_batch_tokens={micro}", "kl_coef=0.5"]
+    settings = [f"loss=clip(kl=0.5, over={over})", f"micro_batch_tokens={micro}"]
     totals, furthest = update._accumulate(stub, part, part, make_config(settings=settings))
-    mean, share = (-(1 + 3 * 2.56) / 4, 1 / 4) if aggregate == "token" else (-(1 + 2.56) / 2, 1 / 2)
+    mean, share = (-(1 + 3 * 2.56) / 4, 1 / 4) if over == "token" else (-(1 + 2.56) / 2, 1 / 2)
     assert totals == pytest.approx(
         {
             "loss": mean + 0.5 * (1 - math.log(2)), "kl": 1 - math.log(2), "clip_share": 3 / 4,
@@ -741,7 +752,7 @@ def test_a_minibatch_by_hand(aggregate: str, micro: int) -> None:
 
 def test_without_a_penalty_no_reference_is_computed() -> None:
     stub: Any = Stub()
-    config = make_config(settings=["kl_coef=0"])
+    config = make_config(settings=["loss=clip(kl=0)"])
     part = [taught((1, 2), (5,), (-1.0,), 1.0)]
     totals, _ = update._accumulate(stub, part, part, config)
     assert (stub.asked_reference, totals["kl"], totals["loss"]) == (0, 0.0, -1.0)

@@ -15,14 +15,16 @@ from msgrpo.train import mini
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
+from msgrpo.train.rivals.paper import AAW, Clip
+from msgrpo.train.update import MAX_GRAD_NORM, WARM_UP
 
 SMALL = {"groups": 4, "group_size": 8, "keep": 4, "minibatches": 3}
 
 
 def test_its_first_update_is_that_of_the_full_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """To 1e-5, since micro-batches and merged weights add in another order; an update moves a weight by 2e-4."""
-    settings = [f"{name}={value}" for name, value in SMALL.items()]
-    config = make_config(settings=[*settings, "eval_episodes=1"], given={"steps": 1, "seed": 3})
+    settings = ["groups=4", "group_size=8", "select=aaw(keep=4)", "minibatches=3", "eval_episodes=1"]
+    config = make_config(settings=settings, given={"steps": 1, "seed": 3})
     train(config, tmp_path / "run", report=Quiet())
     model = mini.learn(mini.Settings(seed=3, steps=1, **SMALL))
     full = load_file(tmp_path / "run" / ADAPTER_WEIGHTS)
@@ -37,8 +39,13 @@ def test_its_first_update_is_that_of_the_full_loop(tmp_path: Path, capsys: pytes
 
 def test_its_values_are_the_presets() -> None:
     config = make_config()
-    ours = {name: value for name, value in vars(mini.Settings()).items() if name not in ("steps", "warm_up")}
-    assert ours == {name: getattr(config, name) for name in ours}
+    assert isinstance(config.select, AAW)
+    assert isinstance(config.loss, Clip)
+    full = config.model_dump() | {
+        "keep": config.select.keep, "clip_low": config.loss.low, "clip_high": config.loss.high,
+        "kl_coef": config.loss.kl, "max_grad_norm": MAX_GRAD_NORM, "warm_up": WARM_UP, "steps": 20,
+    }  # fmt: skip
+    assert vars(mini.Settings()) == {name: full[name] for name in vars(mini.Settings())}
 
 
 def test_it_needs_nothing_else_of_the_training_package() -> None:

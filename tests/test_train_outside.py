@@ -24,15 +24,17 @@ from msgrpo.rollout import play_episode
 from msgrpo.run_log import read_rows
 from msgrpo.specs import make_agent
 from msgrpo.train import loop
-from msgrpo.train.advice import advice, idle
-from msgrpo.train.collect import Group, beginning, opponent_of, own_turns, seats_in, seats_of
+from msgrpo.train.advice import advice
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
+from msgrpo.train.groups import Group
 from msgrpo.train.nano.teach import rows_of, teach
+from msgrpo.train.ranks import ALONE
+from msgrpo.train.rollouts import Players, Playing, beginning, own_turns
 from tests.train_helpers import Told
 
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
-TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=1"]
+TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "steps=1"]
 
 
 def config(*settings: str, **given: Any) -> TrainConfig:
@@ -90,33 +92,24 @@ def test_advice_names_the_reason() -> None:
     assert "are flat" in str(advice(fine | {"rollout/flat_groups": 1.0}, config()))
 
 
-def test_a_setting_that_nothing_looks_at_is_named() -> None:
-    assert idle(make_config()) == []
-    assert idle(make_config(given={"scenario": "snake"})) == []
-    (said,) = idle(make_config(given={"scenario": "snake"}, settings=["credit=episode"]))
-    assert said.startswith("gamma=0.6 does nothing with credit=episode")
-    assert len(idle(make_config(settings=["gamma=0.5", "lam=0.5", "state_weight=2"]))) == 3
-    assert "without objectives" in idle(make_config(settings=["objective_weights=variance"]))[0]
-
-
 def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path) -> None:
     """Seats alternate from start to start; the opponent's turns are no data, and the returns are the policy's."""
     chosen = config("groups=2", "opponent=random", scenario="snake-duel")
     duel = get_scenario("snake-duel")
-    assert [seats_of(duel, chosen, g) for g in range(3)] == [("snake1",), ("snake2",), ("snake1",)]
-    assert seats_of(duel, config(scenario="snake-duel"), 0) == duel.players
-    one = config("groups=1", "opponent=random", scenario="snake-duel")
-    turns = [seats_in([(duel, 0)], one, step) for step in range(3)]
+    players = Players.of(chosen, ALONE)
+    assert [players.seats(duel, g) for g in range(3)] == [("snake1",), ("snake2",), ("snake1",)]
+    assert Players(config(scenario="snake-duel")).seats(duel, 0) == duel.players
+    turns = [Playing(players, step, None, chosen.sampling, [(duel, 0)]).seats for step in range(3)]  # type: ignore[arg-type]
     assert turns == [[("snake1",)], [("snake2",)], [("snake1",)]]  # from update to update, too
     kept: list[Any] = []
-    real = loop.learn
+    real = loop.Trainer.learn
 
-    def spied(policy: Any, optimizer: Any, rollouts: Any, *more: Any) -> dict[str, float]:
+    def spied(trainer: loop.Trainer, rollouts: Any, step: int) -> Any:
         kept.append(rollouts)
-        return real(policy, optimizer, rollouts, *more)
+        return real(trainer, rollouts, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "learn", spied)
+        patch.setattr(loop.Trainer, "learn", spied)
         loop.train(chosen, tmp_path / "run", report=Quiet())
     (rollouts,) = kept
     assert len(rollouts.groups) == 2
@@ -131,7 +124,7 @@ def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path)
 
 
 def test_the_base_as_an_opponent_is_asked_as_the_policy_is() -> None:
-    opponent = opponent_of(config("opponent=base", "prompt=none", scenario="snake-duel"))
+    opponent = Players.of(config("opponent=base", "prompt=none", scenario="snake-duel"), ALONE).opponent
     assert isinstance(opponent, LanguageAgent)
     assert opponent.template.name == "none"
 

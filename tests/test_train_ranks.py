@@ -22,7 +22,8 @@ from msgrpo.train.ranks import ALONE, Ranks
 
 ROOT = Path(__file__).parents[1]
 TINY = [
-    "minibatches=2", "groups=3", "group_size=4", "keep=2", "eval_episodes=5", "checkpoint_every=1", "eval_every=2",
+    "minibatches=2", "groups=3", "group_size=4", "select=aaw(keep=2)", "eval_episodes=5", "checkpoint_every=1",
+    "eval_every=2",
 ]  # fmt: skip
 # Sums of float32 gradients in another order differ by some 1e-7 of their size; AdamW's first steps divide each by its
 # own magnitude, so where a gradient is nearly zero the difference grows to a part of the learning rate, 1e-3.
@@ -64,7 +65,7 @@ def test_alone_everything_is_as_without() -> None:
     parameter.grad = torch.tensor([1.0, 2.0])
     ALONE.sum_gradients([parameter])
     assert parameter.grad.tolist() == [1.0, 2.0]
-    assert (ALONE.gather([1, 2]), ALONE.agree("x"), ALONE.first) == ([1, 2], "x", True)
+    assert (ALONE.gather([1, 2]), ALONE.broadcast("x"), ALONE.first) == ([1, 2], "x", True)
 
 
 @pytest.mark.slow

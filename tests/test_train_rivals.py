@@ -3,7 +3,6 @@ weights of tokens, temperature, mixtures. Each by hand, and each in a short run 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 
@@ -21,24 +20,26 @@ from msgrpo.parse import ParseFailure
 from msgrpo.rollout import replay
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
-from msgrpo.train.branch import branch_groups, disputed, forks, play_forks
-from msgrpo.train.collect import grouped, play_groups
 from msgrpo.train.config import TrainConfig, make_config
-from msgrpo.train.credit import Step
-from msgrpo.train.critic import critic_values, hidden_states, left_out_values
 from msgrpo.train.display import Quiet
-from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Group
+from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
-from msgrpo.train.objectives import OBJECTIVES, combined, shares
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.rollouts import next_starts
-from msgrpo.train.selection import widest_groups
-from msgrpo.train.temperature import following
-from msgrpo.train.token_weights import token_weights
+from msgrpo.train.rivals import RIVALS, rival
+from msgrpo.train.rivals.actfocus import token_weights
+from msgrpo.train.rivals.branch import Branch, disputed
+from msgrpo.train.rivals.contract import Advantages, Step
+from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values
+from msgrpo.train.rivals.entropy import Entropy
+from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
+from msgrpo.train.rivals.widest import Widest
+from msgrpo.train.rollouts import Players, RolloutSource
+from tests.train_helpers import played
 
 LAKE = get_scenario("frozen-lake")
-TINY = ["groups=2", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "steps=2"]
+TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "steps=2"]
 
 
 def config(*settings: str, scenario: str | None = None) -> TrainConfig:
@@ -97,9 +98,8 @@ def test_hidden_states_are_the_models_own() -> None:
 def test_every_turn_of_a_rollout_has_a_value() -> None:
     settings = config("group_size=6")
     policy = Policy(settings)
-    model = HfEngine(policy, LAKE, settings).load(0)
-    starts, _ = next_starts(settings, 0)
-    groups = grouped(asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)), settings, 0, starts)
+    playing, episodes = played(settings, policy)
+    groups = playing.groups(episodes)
     values = critic_values(policy, groups, 1.0, ALONE)
     assert [[len(one) for one in group.turns] for group in groups] == [[len(one) for one in of] for of in values]
     same = [values[0][j][0] for j in range(6)]
@@ -159,7 +159,7 @@ def test_slippery_ice_slides_another_way_with_new_luck() -> None:
     assert len(ends) > 1
 
 
-class Fixed(Game):
+class Luckless(Game):
     def observe(self, player: str) -> str:
         return ""
 
@@ -171,37 +171,36 @@ class Fixed(Game):
 
 
 def test_a_game_that_cannot_draw_new_luck_says_what_to_define() -> None:
-    with pytest.raises(GameError, match="Fixed cannot draw new luck") as error:
-        Fixed(3).with_luck(0)
+    with pytest.raises(GameError, match="Luckless cannot draw new luck") as error:
+        Luckless(3).with_luck(0)
     assert error.value.fix is not None
     assert "_draw_luck" in error.value.fix
 
 
 def test_branches_go_on_from_the_disputed_state() -> None:
-    settings = config("group_size=8", "branch=3")
-    policy = Policy(settings)
-    model = HfEngine(policy, LAKE, settings).load(0)
-    starts, _ = next_starts(settings, 0)
-    episodes = asyncio.run(play_groups(model, settings, 0, starts, settings.sampling))
-    found = forks(episodes, settings, 0, starts)
-    assert found
-    on = asyncio.run(play_forks(model, settings, 0, found, settings.sampling))
-    groups = branch_groups(on, 3, found)
-    assert [len(group.turns) for group in groups] == [3] * len(found)
-    for fork, group in zip(found, groups, strict=True):
+    settings = config("group_size=8", "explore=branch(episodes=3)")
+    playing, episodes = played(settings, Policy(settings))
+    branch = settings.explore
+    assert isinstance(branch, Branch)
+    forks = branch.forks(playing, episodes)
+    assert forks
+    further = branch.further(playing, episodes)
+    assert [len(group.turns) for group in further.groups] == [3] * len(forks)
+    for fork, group in zip(forks, further.groups, strict=True):
         assert fork.game.steps > 0
         first = {one[0].state for one in group.turns}
         assert first == {fork.game.observe("player")}
         assert {one[0].step for one in group.turns} == {fork.game.steps}
-    again = asyncio.run(play_forks(model, settings, 0, found, settings.sampling))
-    assert [[t.answer for t in one.turns] for one in again] == [[t.answer for t in one.turns] for one in on]
+    again = branch.further(playing, episodes).episodes
+    assert [[t.answer for t in one.turns] for one in again] == [
+        [t.answer for t in one.turns] for one in further.episodes
+    ]
 
 
 def test_a_replay_stands_where_the_episode_stood() -> None:
     settings = config()
-    model = HfEngine(Policy(settings), LAKE, settings).load(0)
-    starts, _ = next_starts(settings, 0)
-    for episode in asyncio.run(play_groups(model, settings, 0, starts, settings.sampling)):
+    _, episodes = played(settings, Policy(settings))
+    for episode in episodes:
         for turn in episode.turns:
             assert replay(LAKE, episode, turn.step).observe("player") == turn.state
 
@@ -209,11 +208,17 @@ def test_a_replay_stands_where_the_episode_stood() -> None:
 # ── groups, objectives, tokens, temperature ──
 
 
+def group(returns: list[float], *turns: list[Turn]) -> Group:
+    returns_G = torch.tensor(returns, dtype=torch.float64)
+    start = LAKE.new(1, 0)
+    return Group(lambda j: start, list(turns), returns_G, group_advantages(returns_G))
+
+
 def test_the_groups_with_the_least_variance_are_passed_over() -> None:
-    returns = [torch.tensor(values) for values in ([0.0, 1.0], [0.0, 0.0], [0.0, 3.0], [1.0, 1.5])]
-    assert widest_groups(returns, 0.0) == [0, 1, 2, 3]
-    assert widest_groups(returns, 0.5) == [0, 2]  # and not the two with the highest mean, 2 and 3
-    assert widest_groups(returns, 0.49) == [0, 2, 3]
+    groups = [group(returns) for returns in ([0.0, 1.0], [0.0, 0.0], [0.0, 3.0], [1.0, 1.5])]
+    assert Widest(drop=0.0).passing(groups) == [0, 1, 2, 3]
+    assert Widest(drop=0.5).passing(groups) == [0, 2]  # and not the two with the highest mean, 2 and 3
+    assert Widest(drop=0.49).passing(groups) == [0, 2, 3]
 
 
 def turns(*answers: tuple[str, int]) -> list[Turn]:
@@ -242,22 +247,21 @@ def test_objectives_by_hand() -> None:
 
 def test_objectives_are_normalised_each_by_itself() -> None:
     """Tokens are ten times the return's numbers: normalised, a weight of ½ is half of the return's say."""
-    group = [turns(("<action>up</action>", 10)), turns(("<action>up</action>", 30))]
-    returns = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    start = LAKE.new(1, 0)
-    fixed = combined([[-1.0], [1.0]], group, lambda j: start, returns, {"brevity": 0.5}, "fixed")
+    credit: Advantages = [[-1.0], [1.0]]
+    pair = group([0.0, 1.0], turns(("<action>up</action>", 10)), turns(("<action>up</action>", 30)))
+    fixed = Fixed(brevity=0.5).combined(credit, pair)
     assert fixed == [[-0.5], [0.5]]
     assert fixed != [[-1 + 0.5 * -10], [1 + 0.5 * -30]]  # wrong: the raw numbers are added
-    assert combined([[-1.0], [1.0]], group, lambda j: start, returns, {}, "variance") == [[-1.0], [1.0]]
+    assert Fixed().combined(credit, pair) == credit
 
 
 def test_weights_by_variance() -> None:
     """var = ¼ of the return and 1 of the other at c = ½: shares ⅓ and ⅔; what does not vary has none."""
     values = {"return": torch.tensor([0.0, 1.0]), "words": torch.tensor([0.0, 2.0]), "form": torch.ones(2)}
-    found = shares(values, {"return": 1.0, "words": 0.5, "form": 9.0}, "variance")
-    assert found == pytest.approx({"return": 1 / 3, "words": 2 / 3, "form": 0.0})
+    weights = Variance().weights(values, {"return": 1.0, "words": 0.5, "form": 9.0})
+    assert weights == pytest.approx({"return": 1 / 3, "words": 2 / 3, "form": 0.0})
     flat = {name: torch.ones(2) for name in values}
-    assert set(shares(flat, dict.fromkeys(values, 1.0), "variance").values()) == {0.0}
+    assert set(Variance().weights(flat, dict.fromkeys(values, 1.0)).values()) == {0.0}
 
 
 def test_words_weigh_as_asked_and_the_action_whole() -> None:
@@ -274,21 +278,20 @@ def test_words_weigh_as_asked_and_the_action_whole() -> None:
 
 
 def test_the_temperature_follows_the_entropy_and_stays_within_a_factor_of_two() -> None:
-    settings = config("entropy=0.2")
-    assert following(1.0, 0.2, settings) == 1.0
-    assert following(1.0, 0.1, settings) == pytest.approx(math.exp(0.05))  # too sure: warmer
-    assert following(1.0, 9.0, settings) == pytest.approx(math.exp(-0.1))
-    assert following(1.99, 0.0, settings) == 2.0
-    assert following(0.51, 9.0, settings) == 0.5
-    assert following(1.3, 9.0, config()) == 1.3
+    following = Entropy(target=0.2).temperature
+    assert following(1.0, 0.2, 1.0) == 1.0
+    assert following(1.0, 0.1, 1.0) == pytest.approx(math.exp(0.05))  # too sure: warmer
+    assert following(1.0, 9.0, 1.0) == pytest.approx(math.exp(-0.1))
+    assert following(1.99, 0.0, 1.0) == 2.0
+    assert following(0.51, 9.0, 1.0) == 0.5
 
 
 # ── mixtures ──
 
 
 def test_a_mixture_draws_its_scenarios_by_their_shares() -> None:
-    settings = config("mixture=3,1", "groups=400", scenario="frozen-lake,snake")
-    starts, after = next_starts(settings, 0)
+    settings = config("groups=400", scenario="frozen-lake@3,snake@1")
+    starts, after = RolloutSource(Players(settings)).next_starts(0)
     ids = [scenario.id for scenario, _ in starts]
     assert ids.count("snake") == pytest.approx(100, abs=4.5 * (400 * 0.25 * 0.75) ** 0.5)
     assert len({(scenario.id, seed) for scenario, seed in starts}) == 400
@@ -298,17 +301,21 @@ def test_a_mixture_draws_its_scenarios_by_their_shares() -> None:
 @pytest.mark.parametrize(
     ("scenario", "settings", "said"),
     [
-        ("frozen-lake,snake", ["mixture=1"], "1 shares for 2 scenarios"),
-        ("frozen-lake,snake", ["mixture=1,0"], "above 0"),
-        ("frozen-lake,snake", ["mixture=a,b"], "shares with commas"),
+        ("frozen-lake@1,snake@0", [], "above 0"),
+        ("frozen-lake@0.5.5,snake", [], "0.5.5"),
         ("frozen-lake,frozen-lake", [], "twice"),
-        ("frozen-lake", ['objectives={"beauty": 1}'], "beauty"),
-        ("frozen-lake", ["branch=1"], "branch is 1"),
-        ("frozen-lake", ["branch=2", "ahead=1", "rollouts=vllm"], "ahead=1"),
-        ("frozen-lake~noise", ['objectives={"words": 1}'], "no true words there"),
-        ("frozen-lake,frozen-lake~noise", ["gate=msgrpo.train.gates:true_words"], "no true words there"),
-        ("frozen-lake", ['objectives={"brevity": -0.9}', "objective_weights=variance"], "0 or more"),
-        ("frozen-lake,snake", ["drop_groups=0.5"], "several"),
+        ("frozen-lake", ["objectives=fixed(beauty=1)"], "objectives=fixed does not take beauty; it takes format"),
+        ("frozen-lake", ["credit=episode(gamma=0.5)"], "credit=episode does not take gamma"),
+        ("frozen-lake", ["credit=to-go(gamma=2)"], "less than or equal to 1, not '2'"),
+        ("frozen-lake", ["credit=to-go(0.5)"], "'0.5' in 'to-go\\(0.5\\)' is not one key=value"),
+        ("frozen-lake", ["credit=togo"], "did you mean to-go"),
+        ("frozen-lake", ["explore=branch(episodes=1)"], "greater than or equal to 2"),
+        ("frozen-lake", ["explore=branch(episodes=2)", "ahead=1", "rollouts=vllm"], "ahead=1"),
+        ("frozen-lake", ["explore=entropy(target=0.1)", "ahead=1", "rollouts=vllm"], "ahead=1"),
+        ("frozen-lake~noise", ["objectives=fixed(words=1)"], "no true words there"),
+        ("frozen-lake,frozen-lake~noise", ["gate=true-words"], "no true words there"),
+        ("frozen-lake", ["objectives=variance(brevity=-0.9)"], "0 or more"),
+        ("frozen-lake,snake", ["gate=widest(drop=0.5)"], "several"),
         ("frozen-lake,snake", ["credit=critic"], "several"),
         ("snake-duel", ["opponent=randm"], "in this process"),
         ("snake-duel", ["opponent=human"], "in this process"),
@@ -324,35 +331,86 @@ def test_settings_that_do_not_fit_are_refused(scenario: str, settings: list[str]
 # ── and all of them in a run ──
 
 
-@pytest.mark.parametrize(
-    ("scenario", "settings"),
-    [
-        ("frozen-lake", ["credit=critic"]),
-        ("frozen-lake", ["branch=3"]),
-        ("frozen-lake", ["drop_groups=0.5"]),
-        ("frozen-lake", ['objectives={"brevity": 0.2, "words": 1}', "objective_weights=variance"]),
-        ("frozen-lake", ["words_weight=0.3", "entropy=0.5"]),
-        ("frozen-lake,frozen-lake-slippery", ["mixture=0.5,0.5"]),
-    ],
-)
-def test_a_run_learns_with_it_and_goes_on_as_it_would_have(
-    scenario: str, settings: list[str], tmp_path: Path
-) -> None:
-    """Two updates at once, and one and one: the same adapter, so what a setting needs is in the checkpoint."""
-    chosen = config(*settings, "checkpoint_every=1", scenario=scenario)
+SETTINGS = {
+    "branch": "(episodes=3)",
+    "entropy": "(target=0.5)",
+    "widest": "(drop=0.5)",
+    "variance": "(brevity=0.2, words=1)",
+    "fixed": "(brevity=0.2, format=1)",
+    "episode": "(words=0.3, scale=update)",
+    "uniform": "(keep=2)",
+    "spread": "(keep=2)",
+}
+RUNS = [
+    ("frozen-lake,frozen-lake-slippery@0.5", []),
+    *(
+        ("frozen-lake", [f"{kind}={name}{SETTINGS.get(name, '')}"])
+        for kind, names in RIVALS.items()
+        for name in names
+        if name not in ("aaw", "clip")  # of every run
+    ),
+]
+
+
+@pytest.mark.parametrize(("scenario", "settings"), RUNS)
+def test_a_run_with_it_goes_on_as_it_would_have(scenario: str, settings: list[str], tmp_path: Path) -> None:
+    """Two updates at once, and one and one: the same adapter to the byte."""
+    chosen = config("eval_episodes=2", *settings, "checkpoint_every=1", scenario=scenario)
     loop.train(chosen, tmp_path / "whole", report=Quiet())
     loop.train(chosen.model_copy(update={"steps": 1}), tmp_path / "parts", report=Quiet())
     loop.train(chosen, tmp_path / "parts", resume=True, report=Quiet())
-    rows = [[row for row in read_rows(tmp_path / name) if row["kind"] == "train"] for name in ("whole", "parts")]
-    assert [row["step"] for row in rows[0]] == [1, 2]
-    for key in ("rollout/return", "rollout/turns", "rollout/temperature", "rollout/entropy"):
-        assert [row[key] for row in rows[0]] == [row[key] for row in rows[1]], key
-    if "entropy=0.5" in settings:
-        assert rows[0][1]["rollout/temperature"] > 1  # nano is surer than that
+    whole, parts = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert whole == parts
+    rows = [row for row in read_rows(tmp_path / "whole") if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [1, 2]
+    if settings == ["explore=entropy(target=0.5)"]:
+        assert rows[1]["rollout/temperature"] > 1  # nano is surer than that
+
+
+def test_what_a_choice_is_called_is_what_it_is_read_from() -> None:
+    for kind, names in RIVALS.items():
+        for name in names:
+            chosen = rival(kind, f"{name}{SETTINGS.get(name, '')}")
+            assert chosen.name == name
+            assert rival(kind, str(chosen)) == chosen
+
+
+OUTSIDE = """
+def credit(group): return [[float(j)] * len(turns) for j, turns in enumerate(group.turns)]
+def short(group): return [[1.0] for turns in group.turns]
+def nan(group): return [[float("nan")] * len(turns) for turns in group.turns]
+def nothing(group): return None
+def first(group, generator): return [0, 1]
+def far(group, generator): return [99]
+def none(group, generator): return []
+"""
+
+
+def test_a_choice_of_ones_own_is_a_function_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OUTSIDE)
+    chosen = config(f"credit={file}:credit", f"select={file}:first", "steps=1")
+    assert chosen.model_dump()["credit"] == f"{file}:credit"
+    loop.train(chosen, tmp_path / "run", report=Quiet())
+    (row,) = [row for row in read_rows(tmp_path / "run") if row["kind"] == "train"]
+    assert row["update/kept_turns"] > 0
+    for setting, message in {
+        "credit=short": "for episodes of",
+        "credit=nan": "one finite number",
+        "credit=nothing": "returned None",
+        "select=far": "at least one index",
+        "select=none": "at least one index",
+        "credit=missing": "cannot be imported",
+    }.items():
+        kind, name = setting.split("=")
+        with pytest.raises(UsageError) as error:
+            loop.train(config(f"{kind}={file}:{name}", "steps=1"), tmp_path / name, report=Quiet())
+        assert message in f"{error.value} {error.value.fix}"
 
 
 @pytest.mark.parametrize(
-    "settings", [["credit=critic"], ["credit=to-go"], ['objectives={"brevity": 1, "format": 1}'], ["branch=2"]]
+    "settings",
+    [["credit=critic"], ["credit=to-go"], ["objectives=fixed(brevity=1, format=1)"], ["explore=branch(episodes=2)"]],
 )
 def test_a_seat_that_never_moved_is_compared_with_nothing(settings: list[str], tmp_path: Path) -> None:
     """nano knows no connect four: its first answer loses, and the other seat has no turn in any episode."""
@@ -367,4 +425,4 @@ def test_names_of_a_mixture_keep_their_own_commas() -> None:
 
     assert names_of("snake, frozen-lake") == ["snake", "frozen-lake"]
     name = "spiel:goofspiel(imp_info=True,num_cards=4)"
-    assert names_of(f"{name},snake") == [name, "snake"]
+    assert names_of(f"{name}@0.3,snake@0.7") == [name, "snake"]

@@ -28,7 +28,7 @@ TINY = [
     "minibatches=2",
     "groups=2",
     "group_size=6",
-    "keep=3",
+    "select=aaw(keep=3)",
     "eval_episodes=4",
     "checkpoint_every=1",
     "eval_every=3",

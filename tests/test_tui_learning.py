@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 TINY = (
     "groups=3",
     "group_size=6",
-    "keep=3",
+    "select=aaw(keep=3)",
     "minibatches=2",
     "eval_episodes=4",
     "eval_every=1",

@@ -1,6 +1,4 @@
-"""What a person should hear before a long run: settings that do nothing in it, and, after its first update, that it
-cannot learn, why, and the command that helps.
-"""
+"""What a person should hear after a run's first update: that it cannot learn, why, and the command that helps."""
 
 from __future__ import annotations
 
@@ -9,24 +7,6 @@ from collections.abc import Mapping
 from msgrpo.train.config import TrainConfig, names_of
 
 NEARLY_ALL = 0.9
-HEARD_BY: dict[str, tuple[str, ...]] = {  # the credits that a setting belongs to
-    "gamma": ("to-go", "state", "state-action", "lambda", "critic"),
-    "lam": ("lambda", "critic"),
-    "state_weight": ("state",),
-}
-
-
-def idle(config: TrainConfig) -> list[str]:
-    """A sentence for each setting that is not its default and that nothing in this run looks at."""
-    fields = TrainConfig.model_fields
-    said = [
-        f"{name}={getattr(config, name)} does nothing with credit={config.credit}: it belongs to {', '.join(credits)}"
-        for name, credits in HEARD_BY.items()
-        if config.credit not in credits and getattr(config, name) != fields[name].default
-    ]
-    if config.objective_weights != fields["objective_weights"].default and not config.objectives:
-        said.append(f"objective_weights={config.objective_weights} does nothing without objectives")
-    return said
 
 
 def advice(stats: Mapping[str, float], config: TrainConfig) -> str | None:

@@ -46,7 +46,6 @@ def train(
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
     with needs("msgrpo train", "train"):
         from msgrpo.models.paths import NANO
-        from msgrpo.train.advice import idle
         from msgrpo.train.beside import train_and_watch
         from msgrpo.train.config import TrainConfig, make_config, preset_for, said_settings
         from msgrpo.train.display import closing_line, reporter
@@ -79,8 +78,6 @@ def train(
             report.note(
                 f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"
             )
-        for sentence in idle(config):
-            report.note(sentence)
         try:
             summary = run(config, folder, resume=resume, report=report, logs=log or ())
         except KeyboardInterrupt:

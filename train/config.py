@@ -8,10 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from msgrpo.agent import Sampling
@@ -21,14 +30,30 @@ from msgrpo.games import get_scenario
 from msgrpo.models.paths import NANO, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
-from msgrpo.train.credit import Credit, Scale
-from msgrpo.train.msgrpo import Aggregate
-from msgrpo.train.nano.words import has_words
-from msgrpo.train.objectives import OBJECTIVES, Weights
-from msgrpo.train.selection import Selection
+from msgrpo.train.rivals import parsed, rival
+from msgrpo.train.rivals.contract import Credit, Explore, Gate, Loss, Objectives, Rival, Select
+from msgrpo.train.rivals.paper import AAW, Clip, Episode
 
 MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")
+
+
+def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
+    """A choice is given by its name and settings, and written as it is given."""
+
+    def read(value: Any) -> Any:
+        return rival(kind, value) if isinstance(value, str) else value
+
+    return BeforeValidator(read), PlainSerializer(str, return_type=str)
+
+
+class ChildServer(BaseModel):
+    """What rollouts=vllm takes in parentheses."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
+    max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer")
 
 
 class TrainConfig(BaseModel):
@@ -36,37 +61,27 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    scenario: Clean = Field("frozen-lake", description="what is played; several with commas: a mixture")
-    mixture: Clean | None = Field(None, description="shares of the scenarios, 0.7,0.3; without: equal ones")
-    base: Clean = Field(
-        "nano", description="`nano`, a folder, a GGUF file, or a hub name of a causal LM with a chat template"
-    )
+    scenario: Clean = Field("frozen-lake", description="what is played; a mixture: snake@0.7,frozen-lake@0.3")
+    base: Clean = Field("nano", description="`nano`, a folder, a GGUF file, or a hub name of a causal LM")
     seed: int = Field(0, ge=0, lt=2**32, description="of starts, luck, sampling, selection and LoRA's first weights")
     steps: int = Field(60, ge=1, le=10**9, description="updates")
 
     groups: int = Field(16, ge=1, le=MANY, description="groups (starts) an update; [P] has one")
     group_size: int = Field(24, ge=2, le=MANY, description="G, episodes of a group")
-    keep: int = Field(8, ge=1, description="G′, episodes of a group that the update sees")
-    selection: Selection = Field(
-        "aaw", description="how the G′ are chosen: aaw [P], or a rival of `msgrpo.train.selection`"
+    credit: Annotated[Credit, *_named("credit")] = Field(
+        Episode(), description="a turn's advantage: episode [P], or a rival of `msgrpo.train.rivals`"
     )
-    credit: Credit = Field(
-        "episode", description="a turn's advantage: episode [P], or a rival of `msgrpo.train.credit`"
+    select: Annotated[Select, *_named("select")] = Field(
+        AAW(), description="which episodes of a group the update sees: aaw(keep=8) [P], or a rival"
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="discount of returns to go; `episode` has none")
-    lam: float = Field(0.95, ge=0, le=1, description="λ of credit=lambda and credit=critic")
-    scale: Scale = Field("group", description="credit is divided by its group's spread [P], or by the update's")
-    state_weight: float = Field(1.0, ge=0, description="of the advantage within a state, in credit=state")
-    branch: int = Field(
-        0, ge=0, le=MANY, description="episodes more from the state each group disagrees about; train.branch"
+    gate: Annotated[Gate, *_named("gate")] | None = Field(None, description="which whole groups the update sees")
+    objectives: Annotated[Objectives, *_named("objectives")] | None = Field(
+        None, description="what is compared beside the return: fixed(brevity=0.2)"
     )
-    drop_groups: float = Field(0.0, ge=0, lt=1, description="share of groups passed over: least variance of returns")
-    objectives: dict[str, float] = Field(
-        {}, description="beside the return, as JSON, name and weight; train.objectives"
+    explore: Annotated[Explore, *_named("explore")] | None = Field(
+        None, description="what rollouts try beyond G episodes: branch(episodes=8), entropy(target=0.1)"
     )
-    objective_weights: Weights = Field("fixed", description="of the objectives: as set, or DVAO's")
-    words_weight: float = Field(1.0, ge=0, description="of the tokens before the action; below 1: ActFocus")
-    gate: Clean | None = Field(None, description="module:function that accepts or rejects groups: msgrpo.train.gates")
+    loss: Annotated[Loss, *_named("loss")] = Field(Clip(), description="the loss of a token [P], KL included")
     opponent: Clean | None = Field(
         None,
         description="who has the other seats: random, optimal, base, adapter:DIR; the policy's seat alternates",
@@ -74,27 +89,17 @@ class TrainConfig(BaseModel):
     format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
 
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
-    entropy: float | None = Field(None, gt=0, description="nats a token that the rollouts' temperature aims at")
     max_tokens: int = Field(48, ge=1, description="of one answer")
 
     learning_rate: float = Field(
         1e-3, gt=0, le=1, description="AdamW's at its highest: see `msgrpo.train.update.learning_rate`"
     )
-    epochs: int = Field(1, ge=1, le=MANY, description="passes over the kept episodes of an update")
-    minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps a pass")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="ε_low")
-    clip_high: float = Field(0.28, gt=0, description="ε_up; larger than ε_low keeps rare tokens alive (DAPO)")
-    kl_coef: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
-    aggregate: Aggregate = Field("token", description="mean over tokens, or over turns of their tokens' mean")
-    max_grad_norm: float = Field(0.2, gt=0, description="a rare k3 spike must not steer AdamW for long")
-    lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P: all linear layers]")
-    lora_alpha: int = Field(32, ge=1, description="the adapter's output is scaled by lora_alpha / lora_rank")
+    minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps an update")
+    lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P]; alpha is twice this")
 
     rollouts: Clean = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
     ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
     adapters: Clean | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
-    gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory, for the vLLM child")
-    max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer, of the vLLM child")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
     prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
 
@@ -107,7 +112,7 @@ class TrainConfig(BaseModel):
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
     gradient_checkpointing: bool = Field(False, description="less memory, more time")
 
-    @field_validator("chat", "objectives", mode="before")
+    @field_validator("chat", mode="before")
     @classmethod
     def _read_json(cls, value: Any) -> Any:
         return from_json(value) if isinstance(value, str) else value
@@ -122,29 +127,17 @@ class TrainConfig(BaseModel):
         ids = [scenario.id for scenario in self.scenarios]
         if len(set(ids)) < len(ids):
             raise ValueError(f"scenario names one twice: {self.scenario}")
-        if len(self.shares) != len(ids):
-            raise ValueError(f"mixture has {len(self.shares)} shares for {len(ids)} scenarios")
-        if unknown := set(self.objectives) - set(OBJECTIVES):
-            raise ValueError(f"no objective is named {unknown.pop()!r}: {', '.join(OBJECTIVES)}")
+        if not all(0 < share < 1e9 for share in self.shares):
+            raise ValueError(f"scenario is {self.scenario!r}: every share must be above 0")
         if self.opponent is not None:
             self._check_opponent(self.opponent)
-        if "words" in self.objectives or self.gate == "msgrpo.train.gates:true_words":
-            for scenario in self.scenarios:
-                if not has_words(scenario):
-                    raise ValueError(f"nano's words say nothing of {scenario.id}: no true words there")
-        if self.objective_weights == "variance" and any(scale < 0 for scale in self.objectives.values()):
-            raise ValueError("objective_weights=variance divides by a sum, so every objective must be 0 or more")
-        if len(ids) > 1 and (self.drop_groups or self.credit == "critic" or self.scale == "update"):
-            raise ValueError(
-                "drop_groups, credit=critic and scale=update compare returns of one game; scenario names several"
-            )
-        if self.branch and self.prompt.history:
-            raise ValueError("branch begins in mid-game, where a prompt with history lacks the turns before")
-        if self.branch == 1:
-            raise ValueError("branch is 1: one episode has none to be compared with")
-        if self.ahead and (self.branch or self.entropy):
-            raise ValueError("ahead=1 plays before branch and entropy have what they need: the update's own rollouts")
-        if self.rollouts not in ("hf", "vllm") and not self.urls:
+        for chosen in self.choices:
+            if chosen.one_game and len(ids) > 1:
+                raise ValueError(f"{chosen} compares returns of one game; scenario names several")
+            chosen.check(self)
+        if self.credit.scale == "update" and len(ids) > 1:
+            raise ValueError(f"{self.credit} compares returns of one game; scenario names several")
+        if self.rollouts != "hf" and self.child is None and not self.urls:
             raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")
         if len(set(self.urls)) < len(self.urls):
             raise ValueError(f"rollouts names a server twice: {self.rollouts}")
@@ -152,8 +145,6 @@ class TrainConfig(BaseModel):
             raise ValueError("rollouts by servers need --set adapters=DIR, the folder that trainer and servers share")
         if self.ahead and self.rollouts == "hf":
             raise ValueError("ahead=1 needs rollouts by vLLM: in this process both would wait for the same cores")
-        if self.keep > self.group_size:
-            raise ValueError(f"keep (G′) is {self.keep}, more than group_size (G), {self.group_size}")
         return self
 
     def _check_opponent(self, opponent: str) -> None:
@@ -166,6 +157,12 @@ class TrainConfig(BaseModel):
             raise ValueError(f"opponent is 'optimal', and {without[0]} has no reference player")
 
     @property
+    def choices(self) -> list[Rival]:
+        """The run's choices from `msgrpo.train.rivals`."""
+        chosen = (self.credit, self.select, self.gate, self.objectives, self.explore, self.loss)
+        return [one for one in chosen if one is not None]
+
+    @property
     def scenarios(self) -> list[Scenario]:
         """What is played; the first is the one that a run's evaluations look at."""
         return [get_scenario(name) for name in names_of(self.scenario)]
@@ -173,21 +170,22 @@ class TrainConfig(BaseModel):
     @property
     def shares(self) -> list[float]:
         """The share of each scenario among the starts."""
-        if self.mixture is None:
-            return [1 / len(self.scenarios)] * len(self.scenarios)
-        try:
-            found = [float(share) for share in self.mixture.split(",")]
-        except ValueError as error:
-            raise ValueError(f"mixture is {self.mixture!r}: shares with commas, 0.7,0.3") from error
-        if not all(0 < share < 1e9 for share in found):
-            raise ValueError(f"mixture is {self.mixture!r}: every share must be above 0")
-        return [share / sum(found) for share in found]
+        given = [float(share or 1) for _, share in map(_share_of, _parts(self.scenario))]
+        return [share / max(sum(given), 1e-9) for share in given]
+
+    @property
+    def child(self) -> ChildServer | None:
+        """The settings of `rollouts=vllm`; None where something else plays."""
+        if not self.rollouts.startswith("vllm"):
+            return None
+        name, settings = parsed(self.rollouts)
+        return ChildServer.model_validate(settings) if name == "vllm" else None
 
     @property
     def urls(self) -> list[str]:
         """The servers of `rollouts`; none for hf and vllm."""
-        found = [part.strip().rstrip("/").removesuffix("/v1") for part in self.rollouts.split(",")]
-        return found if all(re.fullmatch(r"https?://[^/\s@?#]+", url) for url in found) else []
+        urls = [part.strip().rstrip("/").removesuffix("/v1") for part in self.rollouts.split(",")]
+        return urls if all(re.fullmatch(r"https?://[^/\s@?#]+", url) for url in urls) else []
 
     @property
     def sampling(self) -> Sampling:
@@ -202,13 +200,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {
         "groups": 4,
         "group_size": 16,
-        "keep": 8,
         "steps": 30,
         "eval_episodes": 50,
         "eval_every": 10,
         "checkpoint_every": 1,
         "learning_rate": 5e-4,
-        "kl_coef": 0.0,
+        "loss": "clip(kl=0)",
         "minibatches": 2,
     },
     # The paper's run. [P]: base, G, G′, 700 updates, one group, evaluation on the same 50 episodes, LoRA on all
@@ -218,14 +215,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "base": "Qwen/Qwen2.5-3B-Instruct",
         "groups": 1,
         "group_size": 100,
-        "keep": 25,
+        "select": "aaw(keep=25)",
         "steps": 700,
         "eval_episodes": 50,
         "eval_every": 50,
         "max_tokens": 200,
         "learning_rate": 2e-5,
         "lora_rank": 32,
-        "lora_alpha": 64,
         "minibatches": 1,
         "gradient_checkpointing": True,
     },
@@ -251,20 +247,25 @@ def preset_for(base: str) -> str:
 # What `msgrpo train SCENARIO` begins with for nano, so that it ends in time on two cores. Those of `frozen-lake` and
 # `snake` come from trial runs, looked at on validation starts only; the others were chosen for their time alone
 # (`benchmarks/default_runs.py`), and nothing is known of what they reach. A game that is not here takes the preset.
-FEW: dict[str, Any] = {"groups": 2, "group_size": 12, "keep": 6, "steps": 40, "eval_episodes": 50}  # long episodes
+FEW: dict[str, Any] = {  # for long episodes
+    "groups": 2,
+    "group_size": 12,
+    "select": "aaw(keep=6)",
+    "steps": 40,
+    "eval_episodes": 50,
+}
 CHOSEN: dict[str, dict[str, Any]] = {
     "frozen-lake": {"steps": 40},
     "frozen-lake-big-slippery": {"groups": 8},
     "frozen-lake-4x4": {"groups": 8, "eval_episodes": 100},
     "frozen-lake-8x8": FEW,
     "snake": {  # several rewards an episode: what comes much later is not a turn's doing, and dying must be named
-        "credit": "to-go",
-        "gamma": 0.6,
+        "credit": "to-go(gamma=0.6)",
         "groups": 8,
         "group_size": 12,
-        "keep": 12,
+        "select": "aaw(keep=12)",
         "minibatches": 24,
-        "kl_coef": 0.05,
+        "loss": "clip(kl=0.05)",
         "steps": 40,
         "eval_every": 10,
         "eval_episodes": 100,
@@ -277,8 +278,19 @@ CHOSEN: dict[str, dict[str, Any]] = {
 
 
 def names_of(scenario: str) -> list[str]:
-    """The names of a mixture; a comma within parentheses belongs to a game's own parameters."""
-    return [name.strip() for name in re.split(r",(?![^(]*\))", scenario)]
+    """The names of a mixture, without their shares."""
+    return [name for name, _ in map(_share_of, _parts(scenario))]
+
+
+def _parts(scenario: str) -> list[str]:
+    """The parts of a mixture; a comma within parentheses belongs to a game's own parameters."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", scenario)]
+
+
+def _share_of(part: str) -> tuple[str, str | None]:
+    """The name and the share of `name@share`; without a share all have the same."""
+    form = re.fullmatch(r"(.+)@([\d.]+)", part)
+    return (form[1], form[2]) if form else (part, None)
 
 
 def make_config(

@@ -12,21 +12,19 @@ from typing import Any
 
 import torch
 
-from msgrpo.agent import Agent, LanguageAgent, LanguageModel
+from msgrpo.agent import LanguageModel
 from msgrpo.errors import RunError
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.files import replace_text
-from msgrpo.game import Scenario
 from msgrpo.rewards import Shaping
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.text import as_json
 from msgrpo.train.checkpoint import Progress
-from msgrpo.train.collect import POLICY, OnEnded, Play, own_turns, play_episodes, seats_of, silent, whole
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.curve import draw_curve
 from msgrpo.train.display import counter
-from msgrpo.train.ranks import ALONE, Ranks
+from msgrpo.train.rollouts import Ended, Play, Players, own_turns, silent, whole
 from msgrpo.train.sinks import Reporter
 
 HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the summary
@@ -58,22 +56,15 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def evaluate(
-    model: LanguageModel,
-    scenario: Scenario,
-    config: TrainConfig,
-    ranks: Ranks = ALONE,
-    ended: OnEnded = silent,
-    opponent: Agent | None = None,
-) -> Evaluation:
-    """Play the fixed validation starts with the training's own sampling; no shaping."""
-    agent = LanguageAgent(POLICY, model, config.sampling, config.prompt)
+def evaluate(model: LanguageModel, players: Players, ended: Ended = silent) -> Evaluation:
+    """Play the fixed validation starts of the run's first scenario with the training's own sampling; no shaping."""
+    config, scenario = players.config, players.config.scenarios[0]
     plays = [
-        Play(scenario, *seeds, seats_of(scenario, config, i))
+        Play(scenario, *seeds, players.seats(scenario, i))
         for i, seeds in enumerate(episode_seeds(scenario, config.eval_episodes, "val"))
     ]
-    playing = play_episodes(agent, ranks.share(plays), Shaping(), ended, opponent)
-    episodes = ranks.gather(asyncio.run(playing))
+    playing = players.play(model, config.sampling, plays, Shaping(), ended)
+    episodes = players.ranks.gather(asyncio.run(playing))
     turns = own_turns(whole(episodes))
     values: list[float | None] = [
         # against an opponent what the policy's seat got: the mean of both would be 0, and success is nobody's
@@ -87,9 +78,8 @@ def evaluate(
 class Evaluations:
     """Before, every `eval_every` updates, and after: each is written once, also when a run is resumed."""
 
-    def __init__(
-        self, out: Path, scenario: Scenario, config: TrainConfig, from_step: int, ranks: Ranks, opponent: Agent | None
-    ) -> None:
+    def __init__(self, out: Path, players: Players, from_step: int) -> None:
+        ranks = players.ranks
         rows = read_rows(out) if ranks.first else []
         self.done = {row["step"]: row for row in rows if row["kind"] == "eval" and row["step"] <= from_step}
         if ranks.first and from_step and 0 not in self.done:
@@ -102,17 +92,17 @@ class Evaluations:
                 f"{out} was begun with the starts of suite version {versions.pop()}, this is {SUITE_VERSION}",
                 fix="start again in another --out",
             )
-        self._scenario, self._config, self._ranks, self._opponent = scenario, config, ranks, opponent
+        self._players = players
 
     def due(self, step: int) -> bool:
-        asked = step % self._config.eval_every == 0 or step == self._config.steps
-        return self._ranks.agree(asked and step not in self.done)
+        asked = step % self._players.config.eval_every == 0 or step == self._players.config.steps
+        return self._players.ranks.broadcast(asked and step not in self.done)
 
     def forecast(self, step: int, seconds: float) -> str:
         """How long the rest of the run will take, if each update takes `seconds` and evaluations as long as
         before.
         """
-        last, every = self._config.steps, self._config.eval_every
+        last, every = self._players.config.steps, self._players.config.eval_every
         left, due = last - step, -(-last // every) - (step - 1) // every  # the one after this update is to come
         whole = left * seconds + due * max((row["eval_s"] for row in self.done.values()), default=0.0)
         said = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
@@ -125,13 +115,13 @@ class Evaluations:
         """Evaluate and return the row: score, mean and interval, seconds, and every episode's value."""
         began = time.perf_counter()
         ended = counter(report, f"evaluation after {step} updates")
-        found = evaluate(model, self._scenario, self._config, self._ranks, ended, self._opponent)
+        evaluation = evaluate(model, self._players, ended)
         row = {
-            "score": found.score,
+            "score": evaluation.score,
             "suite_version": SUITE_VERSION,  # another one has other starts
-            **found.summary(),
+            **evaluation.summary(),
             "eval_s": time.perf_counter() - began,
-            "values": found.values,
+            "values": evaluation.values,
         }
         self.done[step] = {"step": step, **row}
         return row

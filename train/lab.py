@@ -47,10 +47,10 @@ from msgrpo.files import read_regular, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.specs import make_agent
 from msgrpo.text import as_json
-from msgrpo.train.collect import opponent_of
 from msgrpo.train.config import MANY, TrainConfig, first_fault, make_config, names_of
-from msgrpo.train.gates import gate_named
 from msgrpo.train.lab_report import curve, draw, markdown, reported
+from msgrpo.train.ranks import ALONE
+from msgrpo.train.rollouts import Players
 from msgrpo.trust import check_named
 
 STUDY = "study.json"  # what a folder's study is, whole
@@ -191,8 +191,9 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
     """
     for arm in study.arms:
         config = study.config(arm, 0)
-        gate_named(config.gate)
-        opponent_of(config)
+        for choice in config.choices:
+            choice.prepare()
+        Players.of(config, ALONE)
     if (opposite := study.opponent()) is not None:
         make_agent(opposite)  # a wrong name ends the study before it trains
     try:

@@ -101,9 +101,9 @@ def policy_loss(
         logprobs_NT: log pθ of the sampled tokens; the only input through which the gradient flows.
         old_logprobs_NT: of the same tokens, as the rollout engine reported them.
         ref_logprobs_NT: of the same tokens, the model with its adapter switched off.
-        advantages_N: one for each turn: its episode's. (N, T) where tokens differ: see `msgrpo.train.token_weights`.
+        advantages_N: one for each turn: its episode's; (N, T) where tokens differ (`rivals/actfocus.py`).
         mask_NT: 1 where a token was generated, 0 on padding.
-        clip_low, clip_high: ε_low and ε_up (nats of nothing: w is a plain ratio).
+        clip_low, clip_high: ε_low and ε_up: w is clipped to [1 − ε_low, 1 + ε_up]. No unit.
         kl_coef: β.
         aggregate: `token`, the mean over all tokens (long answers weigh more), or `turn`, the mean over turns
             of each turn's mean (every decision weighs the same).

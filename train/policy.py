@@ -33,7 +33,7 @@ class Policy:
         base, self.tokenizer = load_base(config.base, dtype=config.dtype)
         torch.manual_seed(config.seed)
         lora = LoraConfig(
-            r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+            r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
         )
         in_float32 = base.dtype == torch.float32
         self.model: Any = get_peft_model(base, lora, autocast_adapter_dtype=not in_float32)

@@ -45,8 +45,8 @@ class Ranks:
             dist.all_gather_object(parts, list(mine))
         return [item for part in parts for item in part]
 
-    def agree(self, value: T) -> T:
-        """What the first rank has."""
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
         if self.count == 1:
             return value
         box = [value]

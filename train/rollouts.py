@@ -1,4 +1,4 @@
-"""The pace of rollouts: those of the next update are played when it begins, or while this one is computed.
+"""Rollouts of a run: groups of episodes that share a start and not their luck, and when they are played.
 
 With `ahead=1` two things go on at once, a rollout by the version that is newest now and the update that makes the
 next version. Nothing is discarded, and nothing is staler than one version; the clipped ratio against the engine's
@@ -8,22 +8,245 @@ log-probabilities corrects for it. The starts and every seed are the same as wit
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from threading import Thread
+from functools import cache, partial
 from typing import Any
 
-from msgrpo.agent import Agent, LanguageModel, Sampling
-from msgrpo.episode import Episode
-from msgrpo.game import stream
-from msgrpo.train.branch import branch_groups, forks, play_forks
-from msgrpo.train.checkpoint import Progress
-from msgrpo.train.collect import Group, OnEnded, Start, grouped, play_groups, silent, whole
+from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
+from msgrpo.episode import Episode, Turn
+from msgrpo.errors import RunError
+from msgrpo.game import Game, Scenario, stream
+from msgrpo.limits import games_code
+from msgrpo.rewards import Shaping
+from msgrpo.rollout import GAME_FAULT, derive_seed, new_episode, play_episode, play_on
+from msgrpo.specs import make_agent
+from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.ranks import Ranks
+from msgrpo.train.groups import Group
+from msgrpo.train.ranks import ALONE, Ranks
+from msgrpo.train.rivals.contract import Further
+
+Ended = Callable[[int, int, int], None]  # episodes that have ended, episodes in all, tokens generated so far
+Start = tuple[Scenario, int]
+Begin = Callable[[], Coroutine[Any, Any, Episode]]
+MOST_LOST = 0.25  # of the episodes that a run plays at once: more without a result end it
+POLICY = "policy"  # what the trained agent is called in an episode
+
+
+def silent(done: int, planned: int, tokens: int) -> None:
+    """Nobody is told how many episodes have ended."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """One episode to play: its seeds, and the seats that the policy has (the others are the opponent's)."""
+
+    scenario: Scenario
+    start: int
+    chance: int
+    sampling: int
+    seats: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Players:
+    """Who plays in a run: the policy, its opponent where there is one, and the processes that share the episodes."""
+
+    config: TrainConfig
+    ranks: Ranks = ALONE
+    opponent: Agent | None = None
+
+    @classmethod
+    def of(cls, config: TrainConfig, ranks: Ranks) -> Players:
+        """With the agent that `opponent` names; `base` is what the policy began as, and is asked as the policy is."""
+        if config.opponent is None:
+            return cls(config, ranks)
+        if config.opponent != "base":
+            return cls(config, ranks, make_agent(config.opponent, config.sampling))
+        base = "nano" if config.base == "nano" else f"base:{config.base}"
+        return cls(config, ranks, make_agent(base, config.sampling, template=config.prompt, chat=config.chat))
+
+    def seats(self, scenario: Scenario, number: int) -> tuple[str, ...]:
+        """The policy's seats in the start of this number: all, or against an opponent each seat in its turn."""
+        players = scenario.players
+        return players if self.opponent is None else (players[number % len(players)],)
+
+    def seated(self, scenario: Scenario, seats: Sequence[str], agent: LanguageAgent) -> dict[str, Agent]:
+        """Who plays what: the policy its seats, the opponent the others; without one the policy plays all."""
+        return {
+            player: agent if self.opponent is None or player in seats else self.opponent
+            for player in scenario.players
+        }
+
+    async def play(
+        self, model: LanguageModel, sampling: Sampling, plays: Sequence[Play], shaping: Shaping, ended: Ended = silent
+    ) -> list[Episode]:
+        """This rank's share of the episodes, all at once."""
+        agent = LanguageAgent(POLICY, model, sampling, self.config.prompt)
+
+        def begin(play: Play) -> Coroutine[Any, Any, Episode]:
+            return play_episode(
+                play.scenario,
+                self.seated(play.scenario, play.seats, agent),
+                start_seed=play.start,
+                chance_seed=play.chance,
+                sampling_seed=play.sampling,
+                shaping=shaping,
+            )
+
+        return await together(agent, [partial(begin, play) for play in self.ranks.share(plays)], ended)
+
+
+async def together(agent: LanguageAgent, begins: Sequence[Begin], ended: Ended) -> list[Episode]:
+    """Start all episodes and wait for them, telling `ended` of each; then the agent is closed."""
+    done, tokens = 0, 0
+
+    async def counted(begin: Begin) -> Episode:
+        nonlocal done, tokens
+        episode = await begin()
+        done += 1
+        tokens += sum(turn.completion_tokens for turn in episode.turns)
+        ended(done, len(begins), tokens)
+        return episode
+
+    try:
+        return await asyncio.gather(*map(counted, begins))
+    finally:
+        await agent.close()
+
+
+@dataclass(frozen=True)
+class Playing:
+    """One update's rollouts: who plays, from which starts, by which model.
+
+    Every seed is a function of (run seed, update, group, episode): a resumed run draws what the uninterrupted one
+    would have drawn.
+    """
+
+    players: Players
+    step: int
+    model: LanguageModel
+    sampling: Sampling
+    starts: Sequence[Start]
+    ended: Ended = silent
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.players.config
+
+    @property
+    def seats(self) -> list[tuple[str, ...]]:
+        """The policy's seats in each group; the turns of the seats go on from update to update."""
+        first = self.step * len(self.starts)
+        return [self.players.seats(scenario, first + g) for g, (scenario, _) in enumerate(self.starts)]
+
+    async def play(self) -> list[Episode]:
+        """This rank's share of G episodes from each start."""
+        seed = self.config.seed
+        plays = [
+            Play(
+                scenario,
+                start,
+                derive_seed("chance", seed, self.step, g, j),
+                derive_seed("sampling", seed, self.step, g, j),
+                seats,
+            )
+            for g, ((scenario, start), seats) in enumerate(zip(self.starts, self.seats, strict=True))
+            for j in range(self.config.group_size)
+        ]
+        shaping = Shaping(self.config.format_penalty)
+        return await self.players.play(self.model, self.sampling, plays, shaping, self.ended)
+
+    async def go_on(
+        self,
+        agent: LanguageAgent,
+        scenario: Scenario,
+        game: Game,
+        seats: Sequence[str],
+        start: int,
+        parts: Sequence[object],
+    ) -> Episode:
+        """Play a copy of a game to its end, with new luck; its seeds are derived from `parts`."""
+        chance, sampling = derive_seed("chance", *parts), derive_seed("sampling", *parts)
+        agents = self.players.seated(scenario, seats, agent)
+        episode = new_episode(scenario, agents, start, chance, sampling)
+        with games_code(scenario.id):
+            copy = game.with_luck(chance)
+        await play_on(copy, episode, scenario, agents, Shaping(self.config.format_penalty))
+        return episode
+
+    def gathered(self, begins: Sequence[Callable[[LanguageAgent], Coroutine[Any, Any, Episode]]]) -> list[Episode]:
+        """Play this rank's share of these episodes, and return those of all ranks."""
+        agent = LanguageAgent(POLICY, self.model, self.sampling, self.config.prompt)
+        own = [partial(begin, agent) for begin in self.players.ranks.share(begins)]
+        return self.players.ranks.gather(asyncio.run(together(agent, own, self.ended)))
+
+    def by_start(
+        self, episodes: Sequence[Episode]
+    ) -> Iterator[tuple[Scenario, int, tuple[str, ...], Sequence[Episode]]]:
+        """Of each start: its scenario, its seed, the policy's seats, and its G episodes."""
+        size = self.config.group_size
+        for g, ((scenario, start), seats) in enumerate(zip(self.starts, self.seats, strict=True)):
+            yield scenario, start, seats, episodes[g * size : (g + 1) * size]
+
+    def groups(self, episodes: Sequence[Episode]) -> list[Group]:
+        """Compare the episodes of each start within their group, each of the policy's seats by itself."""
+        return [
+            group
+            for place, (scenario, _, seats, of_start) in enumerate(self.by_start(episodes))
+            for group in groups_of(scenario, of_start, seats, place)
+        ]
+
+
+def groups_of(scenario: Scenario, episodes: Sequence[Episode], seats: Sequence[str], place: int) -> list[Group]:
+    """The groups of one start, one for each seat in which episodes can be compared."""
+    groups = (Group.of(beginning(scenario), episodes, player, place) for player in seats)
+    return [group for group in groups if group is not None]
+
+
+def beginning(scenario: Scenario) -> Callable[[Episode], Game]:
+    """The state in which an episode began; made once for all that share it."""
+
+    @cache
+    def new(start_seed: int, chance_seed: int) -> Game:
+        return scenario.new(start_seed, chance_seed)
+
+    return lambda episode: new(episode.start_seed, episode.chance_seed if scenario.luck_in_start else 0)
+
+
+def own_seats(episode: Episode) -> list[str]:
+    """The seats that the policy had; all where no opponent was named."""
+    return [player for player, spec in episode.agents.items() if spec == POLICY] or list(episode.agents)
+
+
+def own_turns(episodes: Sequence[Episode]) -> list[Turn]:
+    """The policy's turns."""
+    return [turn for episode in episodes for turn in episode.turns if turn.player in own_seats(episode)]
+
+
+def entropy(episodes: Sequence[Episode]) -> float:
+    """−mean log p of all tokens that the policy sampled, in nats, by the engine's own log-probabilities."""
+    logprobs = [p for turn in own_turns(episodes) if turn.completion for p in turn.completion.logprobs]
+    return -sum(logprobs) / len(logprobs) if logprobs else 0.0
+
+
+def whole(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that have a result.
+
+    A game's own fault costs its episode. Raises RunError, with the last fault, where it has cost more than a quarter.
+    """
+    lost = [episode for episode in episodes if episode.error is not None]
+    if len(lost) > MOST_LOST * len(episodes):
+        last = lost[-1]
+        check = f"find the game's fault with: msgrpo games check {shlex.quote(last.scenario)}"
+        raise RunError(
+            f"{len(lost)} of {len(episodes)} episodes have no result, the last: {last.error}: {last.error_message}",
+            fix=check if last.error == GAME_FAULT else "the last checkpoint is kept",
+        )
+    return [episode for episode in episodes if episode.error is None]
 
 
 @dataclass(frozen=True)
@@ -31,61 +254,61 @@ class Rollouts:
     """What one update learns from."""
 
     groups: list[Group]
-    episodes: list[Episode]
-    branched: list[Episode]  # that went on from the middle of one of the others
+    episodes: list[Episode]  # G from each start
+    further: list[Episode]  # that `explore` has added
     lost: list[Episode]  # that have no result, because the game itself failed
     next_start: int  # where the next update's starts begin
     staleness: int  # updates between the version that played and the one that learns
     played_s: float
     waited_s: float  # of which the trainer had nothing else to do
 
+    @property
+    def all_episodes(self) -> list[Episode]:
+        return [*self.episodes, *self.further]
+
 
 @dataclass(frozen=True)
 class _Played:
-    starts: list[Start]
+    playing: Playing
     next_start: int
     version: int
     episodes: list[Episode]
     seconds: float
 
 
-class Pace:
+class RolloutSource:
     """Gives each update its rollouts; with `ahead`, begins those of the next one at the same moment."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks, opponent: Agent | None = None) -> None:
-        self._config, self._ranks, self._opponent = config, ranks, opponent
-        self._coming: _InThread | None = None
+    def __init__(self, players: Players) -> None:
+        self._players = players
+        self._scenarios, self._shares = players.config.scenarios, players.config.shares
+        self._coming: InThread[_Played] | None = None
 
-    def next(self, progress: Progress, model: LanguageModel, sampling: Sampling, ended: OnEnded) -> Rollouts:
-        """The rollouts of update `progress.step`; `model` has the version of the same number."""
-        began, step = time.perf_counter(), progress.step
+    def next(self, step: int, first: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Rollouts:
+        """The rollouts of update `step`, whose starts begin at `first`; `model` has the version of that number."""
+        began = time.perf_counter()
+        config, ranks = self._players.config, self._players.ranks
         if self._coming is None:
-            mine = asyncio.run(self._play(progress.next_start, step, step, model, sampling, ended))
+            played = asyncio.run(self._play(first, step, step, model, sampling, ended))
         else:
-            mine = self._coming.result()  # a stop while it waits here leaves it to `close`
+            played = self._coming.result()  # a stop while it waits here leaves it to `close`
             self._coming = None
-        episodes = self._ranks.gather(mine.episodes)
-        found, branched = [], []
-        if self._config.branch:
-            found = forks(episodes, self._config, step, mine.starts)
-            going_on = play_forks(model, self._config, step, found, sampling, self._ranks, ended, self._opponent)
-            branched = self._ranks.gather(asyncio.run(going_on))
+        episodes = ranks.gather(played.episodes)
+        further = Further([], [])
+        if config.explore is not None:
+            further = config.explore.further(played.playing, episodes)
         waited = time.perf_counter() - began
-        played = [*episodes, *branched]
-        lost = [episode for episode in played if episode.error is not None]
-        whole(played)
-        if self._config.ahead and step + 1 < self._config.steps:
-            self._coming = _InThread(self._play(mine.next_start, step + 1, step, model, sampling, silent))
-        groups = grouped(episodes, self._config, step, mine.starts)
-        groups += branch_groups(branched, self._config.branch, found)
+        whole([*episodes, *further.episodes])
+        if config.ahead and step + 1 < config.steps:
+            self._coming = InThread(self._play(played.next_start, step + 1, step, model, sampling, silent))
         return Rollouts(
-            groups,
+            [*played.playing.groups(episodes), *further.groups],
             whole(episodes),
-            [episode for episode in branched if episode.error is None],
-            lost,
-            mine.next_start,
-            step - mine.version,
-            mine.seconds,
+            [episode for episode in further.episodes if episode.error is None],
+            [episode for episode in (*episodes, *further.episodes) if episode.error is not None],
+            played.next_start,
+            step - played.version,
+            played.seconds,
             waited,
         )
 
@@ -95,49 +318,21 @@ class Pace:
             self._coming.give_up()
 
     async def _play(
-        self, first: int, step: int, version: int, model: LanguageModel, sampling: Sampling, ended: OnEnded
+        self, first: int, step: int, version: int, model: LanguageModel, sampling: Sampling, ended: Ended
     ) -> _Played:
         began = time.perf_counter()
-        starts, after = next_starts(self._config, first)
-        episodes = await play_groups(model, self._config, step, starts, sampling, self._ranks, ended, self._opponent)
-        return _Played(starts, after, version, episodes, time.perf_counter() - began)
+        starts, after = self.next_starts(first)
+        playing = Playing(self._players, step, model, sampling, starts, ended)
+        return _Played(playing, after, version, await playing.play(), time.perf_counter() - began)
 
+    def next_starts(self, first: int) -> tuple[list[Start], int]:
+        """The next training starts, a fresh one for each group, and where to go on; each run seed begins elsewhere.
 
-class _InThread:
-    """A coroutine that runs beside the trainer, in a thread with a loop of its own."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, _Played]) -> None:
-        self._found: Future[_Played] = Future()
-        self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(coroutine)
-        self._thread = Thread(target=self._run, name="msgrpo-ahead", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._found.set_result(self._loop.run_until_complete(self._task))
-        except BaseException as error:  # raised where the result is asked for
-            self._found.set_exception(error)
-        finally:
-            self._loop.close()
-
-    def result(self) -> _Played:
-        return self._found.result()
-
-    def give_up(self) -> None:
-        if not self._found.done():
-            with suppress(RuntimeError):  # it ended just now, and its loop is closed
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join()
-
-
-def next_starts(config: TrainConfig, first: int) -> tuple[list[Start], int]:
-    """The next training starts, a fresh one for each group, and where to go on; each run seed begins elsewhere.
-
-    Of a mixture each start's scenario is drawn by its share.
-    """
-    offset = config.seed * 1_000_003
-    starts = [scenario.starts("train", first_seed=offset + first) for scenario in config.scenarios]
-    drawn = stream(offset + first, "mixture").choice(len(starts), size=config.groups, p=config.shares)
-    chosen = [(config.scenarios[i], next(starts[i])) for i in drawn]
-    return chosen, max(start for _, start in chosen) + 1 - offset
+        Of a mixture each start's scenario is drawn by its share.
+        """
+        config = self._players.config
+        offset = config.seed * 1_000_003
+        starts = [scenario.starts("train", first_seed=offset + first) for scenario in self._scenarios]
+        drawn = stream(offset + first, "mixture").choice(len(starts), size=config.groups, p=self._shares)
+        chosen = [(self._scenarios[i], next(starts[i])) for i in drawn]
+        return chosen, max(start for _, start in chosen) + 1 - offset

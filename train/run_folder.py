@@ -12,21 +12,16 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from msgrpo import run_log
 from msgrpo.episode import Episode
 from msgrpo.errors import RunError, UsageError
 from msgrpo.files import is_part, replace_text
 from msgrpo.run_log import CONFIG, LOCK
 from msgrpo.train.config import TrainConfig, first_fault
+from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
 
-MAY_CHANGE = (
-    "steps",
-    "rollouts",
-    "ahead",
-    "adapters",
-    "gpu_share",
-    "max_model_len",
-)  # on resume: how long it runs, and where it plays
+MAY_CHANGE = ("steps", "rollouts", "ahead", "adapters")  # on resume: how long it runs, and where it plays
 BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", LOCK)  # what a run leaves that did not begin
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
 
@@ -82,6 +77,16 @@ def config_of(out: Path, said: Mapping[str, Any]) -> TrainConfig | None:
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
         raise UsageError(f"{file} is damaged, or of another version: {why}", fix="choose another --out") from error
+
+
+def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
+    """The run's folder with its settings, and its sinks."""
+    out.mkdir(parents=True, exist_ok=True)
+    for left in filter(is_part, out.iterdir()):  # by a killed run; this one holds the folder
+        left.unlink(missing_ok=True)
+    run_log.forget_after(out, step)
+    replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
+    return open_sinks(out, config, step, report, logs)
 
 
 def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:

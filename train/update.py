@@ -1,4 +1,4 @@
-"""One update: passes over the kept turns, in minibatches of micro-batches, and the learning rate of the run."""
+"""One update: a pass over the kept turns, in minibatches of micro-batches, and the learning rate of the run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from msgrpo.errors import RunError
-from msgrpo.train.batch import Sample, micro_batches, minibatches
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.msgrpo import policy_loss
+from msgrpo.train.groups import Sample, micro_batches, minibatches
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE, Ranks
 
 WARM_UP = 5  # updates over which the learning rate rises to its value
+MAX_GRAD_NORM = 0.2  # a rare k3 spike must not steer AdamW for long
 SUMS = ("loss", "kl", "clip_share", "ratio", "mismatch")
 # Nats a token, engine from trainer, on fresh rollouts: bfloat16 kernels differ by some hundredths, float32 by 1e-6.
 MISMATCH = {torch.float32: 1e-3, torch.bfloat16: 0.15}
@@ -32,7 +32,7 @@ def update(
     ranks: Ranks = ALONE,
     done: Done = lambda minibatch: None,
 ) -> dict[str, float]:
-    """Passes over the kept turns: for each minibatch, accumulate the gradient of `policy_loss` and step once.
+    """A pass over the kept turns: for each minibatch, accumulate the gradient of the loss and step once.
 
     Of several ranks each computes its share of every minibatch; the gradients are summed, so all take the same step.
     The first minibatch is computed with the very weights that the newest rollouts were sampled with: there, how far
@@ -43,22 +43,21 @@ def update(
     totals = dict.fromkeys((*SUMS, "grad_norm"), 0.0)
     mismatch: dict[str, float] = {}
     steps = 0
-    for _ in range(config.epochs if samples else 0):
-        for part in minibatches(samples, config.minibatches, generator):
-            optimizer.zero_grad()
-            sums, furthest = _joined(ranks.gather([_accumulate(policy, part, ranks.share(part), config)]))
-            ranks.sum_gradients(policy.parameters)
-            mismatch = mismatch or {"engine/mismatch_max": furthest, "engine/mismatch_mean": sums["mismatch"]}
-            totals = {name: value + sums.get(name, 0.0) for name, value in totals.items()}
-            totals["grad_norm"] += float(clip_grad_norm_(policy.parameters, config.max_grad_norm))
-            if not math.isfinite(totals["loss"] + totals["grad_norm"]):
-                raise RunError(
-                    f"the loss is not finite in update {step + 1}: {totals['loss']}, gradient {totals['grad_norm']}",
-                    fix="checkpoints from before are kept; try a smaller --set learning_rate=… or kl_coef=…",
-                )
-            optimizer.step()
-            steps += 1
-            done(steps)
+    for part in minibatches(samples, config.minibatches, generator) if samples else ():
+        optimizer.zero_grad()
+        sums, furthest = _joined(ranks.gather([_accumulate(policy, part, ranks.share(part), config)]))
+        ranks.sum_gradients(policy.parameters)
+        mismatch = mismatch or {"engine/mismatch_max": furthest, "engine/mismatch_mean": sums["mismatch"]}
+        totals = {name: value + sums.get(name, 0.0) for name, value in totals.items()}
+        totals["grad_norm"] += float(clip_grad_norm_(policy.parameters, MAX_GRAD_NORM))
+        if not math.isfinite(totals["loss"] + totals["grad_norm"]):
+            raise RunError(
+                f"the loss is not finite in update {step + 1}: {totals['loss']}, gradient {totals['grad_norm']}",
+                fix='checkpoints from before are kept; try a smaller --set learning_rate=… or loss="clip(kl=…)"',
+            )
+        optimizer.step()
+        steps += 1
+        done(steps)
     means = {f"update/{name}": value / max(steps, 1) for name, value in totals.items() if name != "mismatch"}
     return means | mismatch | {"update/kept_turns": float(len(samples))}
 
@@ -95,19 +94,15 @@ def _accumulate(
     totals, furthest = dict.fromkeys(SUMS, 0.0), 0.0
     for micro in micro_batches(mine, config.micro_batch_tokens, device) if mine else ():
         in_micro = sum(len(answer) for _, answer in micro.pairs)
-        weight = in_micro / tokens if config.aggregate == "token" else len(micro.pairs) / len(part)
-        reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.kl_coef else None
+        weight = in_micro / tokens if config.loss.over == "token" else len(micro.pairs) / len(part)
+        reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.loss.kl else None
         logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
-        loss, stats = policy_loss(
+        loss, stats = config.loss(
             logprobs,
             micro.old_logprobs_NT,
             logprobs.detach() if reference is None else reference,
             micro.advantages_NT,
             mask,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            kl_coef=config.kl_coef,
-            aggregate=config.aggregate,
         )
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         off = (logprobs.detach() - micro.old_logprobs_NT).abs() * mask

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgrpo.episode import Episode
 from msgrpo.run_log import GroupRow, Member, Sample, Update
-from msgrpo.train.batch import Picked
-from msgrpo.train.collect import Group
+from msgrpo.train.groups import Picked
+from msgrpo.train.rollouts import Rollouts
 
 GROUPS, WHOLE = 16, 3  # groups that are listed; those of them whose best and worst episode are kept whole
 
 
-def watched(step: int, groups: Sequence[Group], picked: Sequence[Picked], episodes: Sequence[Episode]) -> Update:
-    """`groups` are all of the update, `picked` those that taught, `episodes` those that they were made of."""
-    found = {id(turn): episode for episode in episodes for turn in episode.turns}
+def watched(step: int, rollouts: Rollouts, picked: Sequence[Picked]) -> Update:
+    """What is kept of the update's rollouts; `picked` are the groups that taught."""
+    episode_of = {id(turn): episode for episode in rollouts.all_episodes for turn in episode.turns}
     taught = {id(one.group): one for one in picked}
-    listed = sorted(groups, key=lambda group: id(group) not in taught)[:GROUPS]
+    listed = sorted(rollouts.groups, key=lambda group: id(group) not in taught)[:GROUPS]
     rows, samples = [], list[Sample]()
     for number, group in enumerate(listed):
         pick = taught.get(id(group))
@@ -31,8 +30,10 @@ def watched(step: int, groups: Sequence[Group], picked: Sequence[Picked], episod
                 members[j].sample = len(samples)
                 turns = group.turns[j]
                 credits = pick.credits[j] if pick else [0.0] * len(turns)
-                samples.append(Sample(episode=found[id(turns[0])], player=turns[0].player, credits=list(credits)))
-        origin = found[id(group.turns[0][0])]
+                samples.append(
+                    Sample(episode=episode_of[id(turns[0])], player=turns[0].player, credits=list(credits))
+                )
+        origin = episode_of[id(group.turns[0][0])]
         rows.append(
             GroupRow(
                 scenario=origin.scenario,

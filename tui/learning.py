@@ -23,7 +23,6 @@ FACTS = {
     "rollout/success": "success",
     "rollout/invalid": "invalid",
     "rollout/entropy": "entropy",
-    "rollout/looks_ahead": "looks ahead",
     "update/kl": "KL",
     "update/clip_share": "clipped",
     "rollout/flat_groups": "flat groups",

@@ -6,10 +6,10 @@
 For fixed policies on Frozen Lake. In every state (cell and step) that it can come to, `--answers` answers are
 sampled; their frequencies are taken as the policy itself, so its values are exact: Q and A = Q − V by dynamic
 programming over Gymnasium's own transition table, the format penalty included. Updates of a group of G episodes
-from each start are then drawn from that policy and credited by each estimator of `msgrpo.train.credit`. All of them
+from each start are then drawn from that policy and credited by each estimator of `msgrpo.train.rivals`. All of them
 see the same groups, so the budget, answers generated, is equal. The critic's head is fitted in each update as in
 training, on the hidden states of the other starts' turns (`msgrpo.train.critic`). *By update*: divided by one
-spread of the whole update, and not by that of each group (`msgrpo.train.credit.in_common`). `true` has the exact V
+spread of the whole update, and not by that of each group (`scaled_by_update`). `true` has the exact V
 in the place of its values: what the best head there can be would give.
 
 *Turns.* Over all turns of all groups, each turn counting once: the correlation of the credit with A, and the share of
@@ -40,7 +40,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice, pairwise, product
 from pathlib import Path
@@ -61,28 +61,19 @@ from msgrpo.models.trunk import evaluating, trunk_and_head
 from msgrpo.parse import parse_action
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.rollout import derive_seed
-from msgrpo.train.credit import (
-    CREDITS,
-    ESTIMATORS,
-    Advantages,
-    Credit,
-    Scale,
-    Step,
-    Trajectories,
-    in_common,
-    of_episodes,
-    returns_to_go,
-)
-from msgrpo.train.critic import left_out_values
+from msgrpo.train.groups import scaled_by_update
 from msgrpo.train.msgrpo import composite_returns, group_advantages
+from msgrpo.train.rivals import RIVALS, rival
+from msgrpo.train.rivals.contract import Advantages, Step, Trajectories
+from msgrpo.train.rivals.critic import Critic, left_out_values
+from msgrpo.train.rivals.returns import Discounted, returns_to_go
 
 ACTIONS = (*GYM_ACTION, None)  # None: no legal action, and the player stays
 PENALTY = 0.1  # of such an answer, as in training
-WEIGHT = 1.0
-COMPARED: dict[str, tuple[Credit, float, Scale]] = {  # the estimator, its λ, and what its credit is divided by
-    **{name: (name, 0.95, "group") for name in CREDITS},
+COMPARED: dict[str, tuple[str, float, str]] = {  # the estimator, its λ, and what its credit is divided by
+    **{name: (name, 0.95, "group") for name in RIVALS["credit"]},
     "critic 0.5": ("critic", 0.5, "group"),
-    **{f"{name} by update": (name, 0.95, "update") for name in CREDITS},
+    **{f"{name} by update": (name, 0.95, "update") for name in RIVALS["credit"]},
     **{f"{values} {lam} by update": ("critic", lam, "update") for values in ("critic", "true") for lam in (0.5, 0.0)},
 }
 UPDATE = 96  # episodes of a start in an update, with groups of 100 one group
@@ -283,13 +274,9 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
         ]
         valued = {"critic": by_the_head(lakes, groups), "true": by_the_truth(lakes, groups)}
         for name, (credit, lam, scale) in COMPARED.items():
-            of_starts = valued.get(name.split()[0], groups)
-            divided = scale == "group"
-            found = [
-                ESTIMATORS[credit](group, episodes_credit(group, divided), 1.0, lam, WEIGHT, divided)
-                for group in of_starts
-            ]
-            found = found if scale == "group" else in_common(found)
+            values = valued.get(name.split()[0], [[]] * len(groups))
+            found = [credit_of(credit, lam, scale, *of_start) for of_start in zip(groups, values, strict=True)]
+            found = found if scale == "group" else scaled_by_update(found)
             credits[name] += [value for of_group in found for one in of_group for value in one]
             rows = [lake.gradient(group, one) for lake, group, one in zip(lakes, groups, found, strict=True)]
             gradients[name].append(np.concatenate(rows))
@@ -306,15 +293,22 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
     }
 
 
-def episodes_credit(group: Trajectories, divided: bool) -> torch.Tensor:
-    """A_j of each episode, by the method's own equations; a step's reward holds its shaping."""
-    rewards = [[step.reward for step in one] for one in group]
+def credit_of(name: str, lam: float, scale: str, group: Trajectories, values: Advantages) -> Advantages:
+    """What an estimator says of a group; `values` are those of a critic."""
+    chosen = rival("credit", f"{name}(scale={scale}{f', lam={lam}' if name in ('lambda', 'critic') else ''})")
+    if isinstance(chosen, Critic):
+        return chosen.of_values(group, values)
+    rewards = [[step.reward for step in one] for one in group]  # a step's reward holds its shaping
     returns_G = composite_returns(rewards, [[0.0] * len(one) for one in rewards])
-    return of_episodes(group_advantages(returns_G), returns_G, divided)
+    spread = float(returns_G.std(correction=0)) if scale == "update" else 1.0
+    of_episodes = (group_advantages(returns_G) * spread).tolist()
+    if isinstance(chosen, Discounted):
+        return chosen.of_group(group, of_episodes)
+    return [[advantage] * len(one) for advantage, one in zip(of_episodes, group, strict=True)]
 
 
-def by_the_head(lakes: Sequence[Lake], groups: Groups) -> Groups:
-    """The groups of an update, each turn with its value by the head that was fitted on the other starts."""
+def by_the_head(lakes: Sequence[Lake], groups: Groups) -> list[Advantages]:
+    """The value of every turn, [group][j][t], by the head that was fitted on the other starts."""
     states = [
         torch.stack([lake.hidden[step.state] for one in group for step in one])  # type: ignore[index]
         for lake, group in zip(lakes, groups, strict=True)
@@ -323,20 +317,20 @@ def by_the_head(lakes: Sequence[Lake], groups: Groups) -> Groups:
         torch.tensor([value for one in returns_to_go(group, 1.0) for value in one]).double() for group in groups
     ]
     found = left_out_values(states, returns, range(len(lakes)))
-    return [_valued(group, values.tolist()) for group, values in zip(groups, found, strict=True)]
+    return [_like(group, values.tolist()) for group, values in zip(groups, found, strict=True)]
 
 
-def by_the_truth(lakes: Sequence[Lake], groups: Groups) -> Groups:
-    """The groups of an update, each turn with the exact value of its state."""
+def by_the_truth(lakes: Sequence[Lake], groups: Groups) -> list[Advantages]:
+    """The exact value of every turn's state, [group][j][t]."""
     return [
-        _valued(group, [lake.value(step.state) for one in group for step in one])  # type: ignore[arg-type]
+        [[lake.value(step.state) for step in one] for one in group]  # type: ignore[arg-type]
         for lake, group in zip(lakes, groups, strict=True)
     ]
 
 
-def _valued(group: Sequence[Sequence[Step]], values: Sequence[float]) -> list[list[Step]]:
+def _like(group: Trajectories, values: Sequence[float]) -> Advantages:
     left = iter(values)
-    return [[replace(step, value=next(left)) for step in one] for one in group]
+    return [[next(left) for _ in one] for one in group]
 
 
 def _of_turns(credit: np.ndarray, truth: np.ndarray) -> dict[str, float]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from machine import facts
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
@@ -39,14 +40,14 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.snake import DELTA, Snake
 from msgrpo.models.loading import ADAPTER_WEIGHTS
-from msgrpo.train.batch import advantages
-from msgrpo.train.collect import Group, grouped, play_groups
 from msgrpo.train.config import TrainConfig, make_config
-from msgrpo.train.critic import critic_values
+from msgrpo.train.groups import Group, advantages
 from msgrpo.train.nano.words import DEADLY, Sight, Words, gap
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.token_weights import token_weights
+from msgrpo.train.rivals.actfocus import token_weights
+from msgrpo.train.rivals.contract import Learner
+from msgrpo.train.rollouts import Players, Playing
 
 KINDS = ("fatal", "nearer", "other")
 GAMMAS, LAMBDAS = (0.6, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.95)
@@ -77,16 +78,16 @@ def seen(scenario: Scenario, episode: Episode) -> Iterator[Seen]:
 
 
 def sureness(turn: Turn, tokenizer: PreTrainedTokenizerBase) -> float:
-    """The probability of the tokens from the action on: those that `words_weight` leaves as they are."""
+    """The probability of the tokens from the action on: those that ActFocus leaves as they are."""
     completion: Completion | None = turn.completion
     assert completion is not None
     weights = token_weights(completion, tokenizer, 0.0)
     return math.exp(sum(log for log, weight in zip(completion.logprobs, weights, strict=True) if weight))
 
 
-def means(groups: Sequence[Group], kinds: np.ndarray, config: TrainConfig, values: Any = None) -> dict[str, float]:
+def means(groups: Sequence[Group], kinds: np.ndarray, config: TrainConfig, learner: Learner) -> dict[str, float]:
     """The mean advantage of each kind of turn, divided by the root of the mean square over all."""
-    found = np.array([value for of_group in advantages(groups, config, values) for one in of_group for value in one])
+    found = np.array([value for of_group in advantages(groups, config, learner) for one in of_group for value in one])
     root = math.sqrt((found**2).mean())
     return {kind: float(found[kinds == kind].mean() / root) for kind in KINDS}
 
@@ -98,21 +99,23 @@ def measured(adapter: str | None, scenario: Scenario, starts: int) -> dict[str, 
         policy.load_adapter_state(load_file(Path(adapter) / ADAPTER_WEIGHTS))
     chosen = [(scenario, start) for start in islice(scenario.starts("train"), starts)]
     model = load(f"adapter:{adapter}" if adapter else "nano")
-    episodes = asyncio.run(play_groups(model, config, 0, chosen, config.sampling))
-    groups = grouped(episodes, config, 0, chosen)
+    playing = Playing(Players(config), 0, model, config.sampling, chosen)
+    episodes = asyncio.run(playing.play())
+    groups = playing.groups(episodes)
     known = [one for episode in episodes for one in seen(scenario, episode)]
     turns = [turn for episode in episodes for turn in episode.turns]
     kinds = np.array([one.kind for one in known])
     fatal = [(one, turn) for one, turn in zip(known, turns, strict=True) if one.kind == "fatal"]
 
-    def row(credit: str, gamma: float, lam: float | None = None, values: Any = None) -> dict[str, Any]:
-        asked = config.model_copy(update={"credit": credit, "gamma": gamma, "lam": lam})
-        return {"credit": credit, "gamma": gamma, "lam": lam} | means(groups, kinds, asked, values)
+    learner = Learner(policy, ALONE, torch.Generator())
+
+    def row(credit: str, gamma: float, lam: float | None = None) -> dict[str, Any]:
+        settings = [f"gamma={gamma}" if credit != "episode" else "", f"lam={lam}" if lam is not None else ""]
+        asked = make_config(given=config.model_dump() | {"credit": f"{credit}({', '.join(filter(None, settings))})"})
+        return {"credit": credit, "gamma": gamma, "lam": lam} | means(groups, kinds, asked, learner)
 
     rows = [row("episode", 1.0), *(row("to-go", gamma) for gamma in GAMMAS)]
-    for gamma in GAMMAS:
-        values = critic_values(policy, groups, gamma, ALONE)
-        rows += [row("critic", gamma, lam, values) for lam in LAMBDAS]
+    rows += [row("critic", gamma, lam) for gamma in GAMMAS for lam in LAMBDAS]
     return {
         "model": f"adapter:{adapter}" if adapter else "nano",
         "scenario": scenario.id,

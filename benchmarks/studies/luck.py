@@ -30,14 +30,13 @@ import numpy as np
 from machine import facts
 from words import SAMPLING, load
 
-from msgrpo.agent import LanguageAgent
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
 from msgrpo.rewards import Shaping
 from msgrpo.rollout import derive_seed
-from msgrpo.train.collect import POLICY, Play, play_episodes
 from msgrpo.train.config import TrainConfig
+from msgrpo.train.rollouts import Play, Players
 
 PARTS = ("sampling", "luck", "both")
 DRAWS = 2000  # of the bootstrap
@@ -48,7 +47,7 @@ async def square(model: LocalModel, scenario: Scenario, start: int, size: int) -
     answers, lucks = ([derive_seed(name, start, i) for i in range(size)] for name in ("answers", "luck"))
     plays = [Play(scenario, start, luck, answer, scenario.players) for answer in answers for luck in lucks]
     shaping = Shaping(TrainConfig().format_penalty)
-    episodes = await play_episodes(LanguageAgent(POLICY, model, SAMPLING), plays, shaping)
+    episodes = await Players(TrainConfig()).play(model, SAMPLING, plays, shaping)
     returns = [sum(turn.paid + turn.shaping for turn in episode.turns) for episode in episodes]
     return np.array(returns).reshape(size, size)
 

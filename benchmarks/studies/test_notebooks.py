@@ -98,9 +98,9 @@ def told(notebooks_can_be_imported: None) -> Any:
 
 
 def test_who_is_told_says_its_own_words_and_the_action_that_follows_from_them(told: Any) -> None:
-    config = told.make_config(given={"scenario": "snake", "groups": 1, "group_size": 6, "keep": 6})
+    config = told.make_config(given={"scenario": "snake", "groups": 1, "group_size": 6, "select": "all"})
     policy, starts = told.Policy(config), [(get_scenario("snake"), 0)]
-    episodes = asyncio.run(told.play_groups(told.load("nano"), config, 0, starts, config.sampling))
+    episodes = asyncio.run(told.Playing(told.Players(config), 0, told.load("nano"), config.sampling, starts).play())
     turns = [turn for episode in episodes for turn in episode.turns]
     samples = list(told.told(policy, episodes, {"apple": 1.0}, False, 0))
     assert len(samples) == len(turns)  # every thought of these can be read
@@ -120,9 +120,9 @@ def test_who_is_told_says_its_own_words_and_the_action_that_follows_from_them(to
 
 
 def test_on_slippery_ice_one_is_told_where_fewest_holes_are_slid_into_whatever_the_chances_say(told: Any) -> None:
-    config = told.make_config(given={"scenario": "frozen-lake-slippery", "groups": 1, "group_size": 12, "keep": 12})
+    config = told.make_config(given={"scenario": "frozen-lake-slippery", "groups": 1, "group_size": 12})
     policy, starts = told.Policy(config), [(get_scenario("frozen-lake-slippery"), 0)]
-    episodes = asyncio.run(told.play_groups(told.load("nano"), config, 0, starts, config.sampling))
+    episodes = asyncio.run(told.Playing(told.Players(config), 0, told.load("nano"), config.sampling, starts).play())
     ahead = 0
     for sample in told.told(policy, episodes, {"goal": 1.0}, True, 0):
         text = policy.tokenizer.decode(list(sample.answer_ids))

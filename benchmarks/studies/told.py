@@ -39,7 +39,6 @@ from machine import facts
 from torch.nn.utils import clip_grad_norm_
 from words import load
 
-from msgrpo.agent import LanguageAgent
 from msgrpo.episode import Episode
 from msgrpo.evals.stats import bootstrap_mean
 from msgrpo.evals.suites import episode_seeds
@@ -47,16 +46,14 @@ from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
 from msgrpo.rewards import Shaping
-from msgrpo.train.batch import Sample, micro_batches, minibatches
-from msgrpo.train.collect import POLICY, Play, play_episodes, play_groups
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
-from msgrpo.train.msgrpo import policy_loss
+from msgrpo.train.groups import Sample, micro_batches, minibatches
 from msgrpo.train.nano.words import DEADLY, Sight, Words, follow
 from msgrpo.train.policy import Policy
-from msgrpo.train.rollouts import next_starts
-from msgrpo.train.token_weights import token_weights
-from msgrpo.train.update import learning_rate
+from msgrpo.train.rivals.actfocus import token_weights
+from msgrpo.train.rollouts import Play, Players, Playing, RolloutSource
+from msgrpo.train.update import MAX_GRAD_NORM, learning_rate
 
 EVERY = 5  # updates between evaluations
 
@@ -107,20 +104,10 @@ def learn(
         for micro in micro_batches(part, config.micro_batch_tokens, policy.model.device):
             reference = policy.reference_logprobs(micro.prefix, micro.pairs)
             logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
-            loss, _ = policy_loss(
-                logprobs,
-                logprobs.detach(),
-                reference,
-                micro.advantages_NT,
-                mask,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                kl_coef=config.kl_coef,
-                aggregate="token",
-            )
+            loss, _ = config.loss(logprobs, logprobs.detach(), reference, micro.advantages_NT, mask)
             weight = sum(len(answer) for _, answer in micro.pairs) / tokens
             (loss * weight).backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(policy.parameters, config.max_grad_norm)
+        clip_grad_norm_(policy.parameters, MAX_GRAD_NORM)
         optimizer.step()
 
 
@@ -128,8 +115,7 @@ def evaluated(model: LocalModel, config: TrainConfig, scenario: Scenario) -> dic
     """What the model gets on the validation starts, and how it behaves in danger there."""
     seeds_of = episode_seeds(scenario, config.eval_episodes, "val")
     plays = [Play(scenario, *seeds, scenario.players) for seeds in seeds_of]
-    agent = LanguageAgent(POLICY, model, config.sampling, config.prompt)
-    episodes = asyncio.run(play_episodes(agent, plays, Shaping()))
+    episodes = asyncio.run(Players(config).play(model, config.sampling, plays, Shaping()))
     scores = [episode.score for episode in episodes]
     died = float(np.mean([len(one.turns) < scenario.step_limit and not one.success for one in episodes]))
     low, high = bootstrap_mean(scores, seed=0)
@@ -162,6 +148,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
     engine, generator = HfEngine(policy, scenario, config), torch.Generator().manual_seed(config.seed)
     sight = Sight(scenario.new(0, 0), scenario.players[0])
+    players = Players(config)
+    source = RolloutSource(players)
     first, turns, began = 0, 0, time.perf_counter()
     for step in range(config.steps + 1):
         model = engine.load(step)
@@ -172,8 +160,8 @@ def main() -> None:
             )
             keep(result["told"][-1])
         if step < config.steps:
-            starts, first = next_starts(config, first)
-            episodes = asyncio.run(play_groups(model, config, step, starts, config.sampling))
+            starts, first = source.next_starts(first)
+            episodes = asyncio.run(Playing(players, step, model, config.sampling, starts).play())
             samples = list(told(policy, episodes, sight.values, sight.slippery, step))
             learn(policy, optimizer, samples, config, generator, step)
             turns += len(samples)

@@ -58,7 +58,8 @@ class VllmEngine:
         self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
         self._prompts = contract.canary_prompts(scenario)
         positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
-        self._context = min(positions, config.max_model_len or sys.maxsize)
+        longest = config.child.max_model_len if config.child is not None else None
+        self._context = min(positions, longest or sys.maxsize)
         self._folder = Path(config.adapters).expanduser() if config.urls and config.adapters else out / VERSIONS
         key = os.environ.get(KEY_VARIABLE)
         check_key(key)
@@ -71,7 +72,7 @@ class VllmEngine:
             self._make_folder()
             if not urls:
                 urls = [self._start_child(out)]
-        self._pool = Pool([Remote(url) for url in ranks.agree(urls)], key, report.note, self._ended)
+        self._pool = Pool([Remote(url) for url in ranks.broadcast(urls)], key, report.note, self._ended)
         self._name = ""
         if ranks.first:
             try:
@@ -82,7 +83,7 @@ class VllmEngine:
 
     def load(self, version: int) -> VersionModel:
         """Write the version in one move, load it on every server, prove it there; the older ones are forgotten."""
-        name = self._ranks.agree(f"{self._name}-v{version:06d}")
+        name = self._ranks.broadcast(f"{self._name}-v{version:06d}")
         model = VersionModel(name, self._pool, self._chat, self._stop_ids, self._context)
         self._models.append(model)  # before it is loaded: whatever happens now, it is forgotten in the end
         if self._ranks.first:
@@ -90,7 +91,7 @@ class VllmEngine:
             asyncio.run(self._load_everywhere(name))
             if not self._pool.playing:
                 raise self._pool.none_left()
-        self._follow(self._ranks.agree([remote.url for remote in self._pool.playing]), name)
+        self._follow(self._ranks.broadcast([remote.url for remote in self._pool.playing]), name)
         if self._ranks.first:
             self._previous = self._policy.adapter_state()
             self._forget(self._models[:-2])  # of the version before, rollouts may be on their way
@@ -112,14 +113,15 @@ class VllmEngine:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        config = self._config
+        config, child = self._config, self._config.child
+        assert child is not None
         request = Request(
             base=config.base,
             port=port,
             runtime_adapters=self._folder,
             runtime_rank=config.lora_rank,
-            gpu_share=config.gpu_share,
-            max_model_len=config.max_model_len,
+            gpu_share=child.gpu_share,
+            max_model_len=child.max_model_len,
             dtype=str(self._policy.model.dtype).removeprefix("torch."),
             key=os.environ.get(KEY_VARIABLE),
         )
@@ -263,7 +265,7 @@ class VllmEngine:
 def check_one_machine(config: TrainConfig) -> None:
     """Raise UsageError for a child of one node that ranks on others would have to reach."""
     everywhere, here = (os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if config.rollouts == "vllm" and here is not None and everywhere != here:
+    if config.child is not None and here is not None and everywhere != here:
         raise UsageError(
             f"rollouts=vllm starts a server for this machine's {here} processes; the run has {everywhere}",
             fix="start servers that all nodes reach, and --rollouts http://…,http://… --set adapters=DIR",

@@ -1,4 +1,5 @@
-"""The critic of `credit=critic`: a linear value head on the trunk's last hidden state of each prompt.
+"""credit=critic: GAE with a linear value head on the trunk's last hidden state of each prompt (PPO, arXiv 1707.06347;
+GAE, arXiv 1506.02438).
 
 V(s) = w · h(s), where w minimises Σ (R_jt − w · h(s_jt))² + λ |w|² over the turns of the update's *other* starts. The
 minimum is computed exactly, so there is no second learning rate and nothing to keep between updates; and no turn's
@@ -8,35 +9,60 @@ own luck is in its value, which would bias the advantage towards 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from msgrpo.episode import Turn
 from msgrpo.models.shared_prefix import common_prefix_length
 from msgrpo.models.trunk import evaluating
-from msgrpo.train.collect import Group
-from msgrpo.train.credit import returns_to_go
-from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import Ranks
+from msgrpo.train.rivals.contract import Advantages, Credit, Learner, Trajectories
+from msgrpo.train.rivals.returns import generalized_advantages, returns_to_go, scaled
+
+if TYPE_CHECKING:
+    from msgrpo.train.groups import Group
+    from msgrpo.train.policy import Policy
+    from msgrpo.train.ranks import Ranks
 
 ROWS = 64  # prompts of one forward pass
-RIDGE = 1e-2  # λ, as a share of Σ h² over all turns, the mean over the features
+RIDGE = 1e-2  # λ of the fit, as a share of Σ h² over all turns, the mean over the features
 
 Prompt = tuple[int, ...]
 
 
-def critic_values(policy: Policy, groups: Sequence[Group], gamma: float, ranks: Ranks) -> list[list[list[float]]]:
+class Critic(Credit):
+    """Σ_k (γλ)^k δ_t+k / rms over all turns, with the values of a head that was fitted on the other starts."""
+
+    name = "critic"
+    one_game = True
+    gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of returns to go")
+    lam: float = Field(0.95, ge=0, le=1, description="λ")
+
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+        values = critic_values(learner.policy, groups, self.gamma, learner.ranks) if groups else []
+        return [
+            self.of_values(group.trajectories(), of_group) for group, of_group in zip(groups, values, strict=True)
+        ]
+
+    def of_values(self, trajectories: Trajectories, values: Advantages) -> Advantages:
+        """The credit of a group's turns, given their values, [j][t]."""
+        advantages = generalized_advantages(trajectories, values, self.gamma, self.lam)
+        return scaled(advantages, trajectories, self.divided)
+
+
+def critic_values(policy: Policy, groups: Sequence[Group], gamma: float, ranks: Ranks) -> list[Advantages]:
     """V(s) of every turn: [group][j][t]. Each rank computes a part of the hidden states; all fit the same heads."""
     prompts = sorted({_prompt(turn) for group in groups for one in group.turns for turn in one})
-    mine = hidden_states(policy, ranks.share(prompts))
-    features = dict(zip(prompts, ranks.gather([row.clone() for row in mine]), strict=True))
+    own_states = hidden_states(policy, ranks.share(prompts))
+    features = dict(zip(prompts, ranks.gather([row.clone() for row in own_states]), strict=True))
     states = [torch.stack([features[_prompt(turn)] for one in group.turns for turn in one]) for group in groups]
     targets = [_returns(group, gamma) for group in groups]
-    found = left_out_values(states, targets, [group.place for group in groups])
+    fitted = left_out_values(states, targets, [group.place for group in groups])
     return [
         [part.tolist() for part in torch.split(values, [len(one) for one in group.turns])]
-        for group, values in zip(groups, found, strict=True)
+        for group, values in zip(groups, fitted, strict=True)
     ]
 
 
@@ -61,21 +87,21 @@ def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor], places:
     shrink[-1, -1] = 1e-9
     heads = {}
     for place in set(places):
-        mine = [i for i, other in enumerate(places) if other == place]
-        square, own = sum(squares[i] for i in mine), sum(products[i] for i in mine)
+        of_place = [i for i, other in enumerate(places) if other == place]
+        square, own = sum(squares[i] for i in of_place), sum(products[i] for i in of_place)
         heads[place] = torch.linalg.solve(whole - square + shrink, product - own)
     return [x @ heads[place] for x, place in zip(states, places, strict=True)]
 
 
 def hidden_states(policy: Policy, prompts: Sequence[Prompt]) -> Tensor:
     """The trunk's last hidden state (N, D) at the end of each prompt, float64, on the CPU, without a gradient."""
-    found = []
+    states = []
     shared = common_prefix_length([list(prompt) for prompt in prompts]) if prompts else 0
     with torch.no_grad(), evaluating(policy.model):
         for at in range(0, len(prompts), ROWS):
             part = prompts[at : at + ROWS]
-            found.append(policy.hidden(list(part[0][:shared]), [list(prompt[shared:]) for prompt in part]))
-    return torch.cat(found).double().cpu() if found else torch.zeros(0, 0, dtype=torch.float64)
+            states.append(policy.hidden(list(part[0][:shared]), [list(prompt[shared:]) for prompt in part]))
+    return torch.cat(states).double().cpu() if states else torch.zeros(0, 0, dtype=torch.float64)
 
 
 def _prompt(turn: Turn) -> Prompt:
@@ -84,5 +110,5 @@ def _prompt(turn: Turn) -> Prompt:
 
 
 def _returns(group: Group, gamma: float) -> Tensor:
-    going = returns_to_go(group.trajectories(), gamma)
-    return torch.tensor([value for one in going for value in one], dtype=torch.float64)
+    returns = returns_to_go(group.trajectories(), gamma)
+    return torch.tensor([value for one in returns for value in one], dtype=torch.float64)

@@ -1,0 +1,40 @@
+"""Rollouts beside the trainer: a coroutine in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Thread
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class InThread(Generic[T]):
+    """A coroutine that runs at once; `result` waits for it."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._future: Future[T] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(coroutine)
+        self._thread = Thread(target=self._run, name="msgrpo-ahead", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._loop.run_until_complete(self._task))
+        except BaseException as error:  # raised where the result is asked for
+            self._future.set_exception(error)
+        finally:
+            self._loop.close()
+
+    def result(self) -> T:
+        return self._future.result()
+
+    def give_up(self) -> None:
+        if not self._future.done():
+            with suppress(RuntimeError):  # it ended just now, and its loop is closed
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()

@@ -1,0 +1,90 @@
+"""The door to the method's choices: each is named in one setting, with what it takes in parentheses.
+
+    credit=episode        credit="to-go(gamma=0.6)"        select="aaw(keep=8)"        credit=my_file.py:my_credit
+
+MS-GRPO's own choices are in `paper.py`; every other file holds a rival: its equation, its source, its settings. To
+add one, write a file with a class (`contract.py` has the interfaces) and name it in `RIVALS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from pydantic import ValidationError
+
+from msgrpo.errors import nearest
+from msgrpo.train.rivals.contract import Rival
+
+RIVALS: Mapping[str, Mapping[str, str]] = {
+    "credit": {
+        "episode": "rivals.paper:Episode",
+        "to-go": "rivals.to_go:ToGo",
+        "state": "rivals.state:State",
+        "state-action": "rivals.state_action:StateAction",
+        "lambda": "rivals.gae:Lambda",
+        "critic": "rivals.critic:Critic",
+    },
+    "select": {
+        "aaw": "rivals.paper:AAW",
+        "uniform": "rivals.uniform:Uniform",
+        "spread": "rivals.spread:Spread",
+        "all": "rivals.every:All",
+    },
+    "gate": {
+        "true-words": "nano.gate:TrueWords",
+        "widest": "rivals.widest:Widest",
+    },
+    "objectives": {
+        "fixed": "rivals.objectives:Fixed",
+        "variance": "rivals.objectives:Variance",
+    },
+    "explore": {
+        "branch": "rivals.branch:Branch",
+        "entropy": "rivals.entropy:Entropy",
+    },
+    "loss": {"clip": "rivals.paper:Clip"},
+}
+FROM_OUTSIDE = ("credit", "select", "gate")
+
+
+def rival(kind: str, spec: str) -> Rival:
+    """The choice that `spec` names: `name`, `name(key=value, …)`, or `file.py:function`.
+
+    Raises ValueError for a name that is not there, or settings that it does not take.
+    """
+    if re.match(r"[^(]+:", spec) and kind in FROM_OUTSIDE:
+        from msgrpo.train.rivals.outside import OUTSIDE
+
+        return OUTSIDE[kind](spec=spec)
+    name, settings = parsed(spec)
+    if name not in RIVALS[kind]:
+        raise ValueError(f"no {kind} is named {name!r}: {nearest(name, RIVALS[kind])}")
+    module, _, class_name = RIVALS[kind][name].partition(":")
+    chosen: type[Rival] = getattr(import_module(f"msgrpo.train.{module}"), class_name)
+    try:
+        return chosen.model_validate(settings)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"]))
+        takes = ", ".join(chosen.model_fields) or "nothing"
+        if fault["type"] == "extra_forbidden":
+            raise ValueError(f"{kind}={name} does not take {key}; it takes {takes}") from error
+        given = f", not {fault['input']!r}" if fault["type"] != "missing" else ""
+        raise ValueError(f"{kind}={name}: {key}: {fault['msg']}{given}; it takes {takes}") from error
+
+
+def parsed(spec: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of `name(key=value, …)`. Raises ValueError for another form."""
+    form = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
+    if form is None:
+        raise ValueError(f"{spec!r} is not name or name(key=value, …)")
+    settings: dict[str, Any] = {}
+    for part in filter(str.strip, (form[2] or "").split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key.strip() in settings:
+            raise ValueError(f"{part.strip()!r} in {spec!r} is not one key=value")
+        settings[key.strip()] = value.strip()
+    return form[1], settings

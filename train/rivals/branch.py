@@ -1,0 +1,113 @@
+"""explore=branch(episodes=8): where a group disagrees most, copies of the game go on with new luck.
+
+VinePPO (arXiv 2410.01679) and Tree-GRPO (arXiv 2509.21240): episodes that part in the middle are compared from there
+on, so what happened before is no noise to them. After the G episodes of a start, one state is chosen, the one with
+
+    max_s Σ_{(j,t) in s} (Q(s, a_jt) − V(s))²        Q and V: means of returns to go within the group
+
+over states after the first turn in which different actions were tried. `episodes` go on from there; they are a group
+of their own, credited like any other. They cost answers: equal budget means equal answers generated, and
+`rollout/turns` counts theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from msgrpo.episode import Episode
+from msgrpo.game import Game, Scenario
+from msgrpo.rollout import replay
+from msgrpo.train.rivals.contract import Explore, Further, Trajectories
+from msgrpo.train.rivals.returns import action_gains, by_state
+
+if TYPE_CHECKING:
+    from msgrpo.train.config import TrainConfig
+    from msgrpo.train.rollouts import Playing
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A state in which a group of a scenario disagreed, and the place of the start among the update's."""
+
+    scenario: Scenario
+    start_seed: int
+    game: Game
+    place: int
+    seats: tuple[str, ...]  # the policy's
+
+
+class Branch(Explore):
+    name = "branch"
+    episodes: int = Field(ge=2, le=100_000, description="that go on from the state each group disagrees about most")
+    gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of the returns to go that find the state")
+
+    def check(self, config: TrainConfig) -> None:
+        if config.prompt.history:
+            raise ValueError("explore=branch begins in mid-game, where a prompt with history lacks the turns before")
+        if config.ahead:
+            raise ValueError("ahead=1 plays before explore=branch has what it needs: the update's own rollouts")
+
+    def further(self, playing: Playing, episodes: Sequence[Episode]) -> Further:
+        from msgrpo.train.groups import Group
+
+        forks = self.forks(playing, episodes)
+        branched = playing.gathered(
+            [
+                partial(
+                    playing.go_on,
+                    scenario=fork.scenario,
+                    game=fork.game,
+                    seats=fork.seats,
+                    start=fork.start_seed,
+                    parts=(playing.config.seed, playing.step, fork.place, "branch", k),
+                )
+                for fork in forks
+                for k in range(self.episodes)
+            ]
+        )
+        groups = (
+            Group.of(
+                partial(_state_of, fork), branched[i * self.episodes : (i + 1) * self.episodes], player, fork.place
+            )
+            for i, fork in enumerate(forks)
+            for player in fork.seats
+        )
+        return Further([group for group in groups if group is not None], branched)
+
+    def forks(self, playing: Playing, episodes: Sequence[Episode]) -> list[Fork]:
+        """For each start the state that its episodes disagree about most; none where no state tells actions apart."""
+        from msgrpo.train.rollouts import groups_of
+
+        forks = []
+        for place, (scenario, start_seed, seats, of_start) in enumerate(playing.by_start(episodes)):
+            groups = groups_of(scenario, of_start, seats, place)
+            states = [
+                (*state, i) for i, group in enumerate(groups) if (state := disputed(group.trajectories(), self.gamma))
+            ]
+            if states:
+                _, j, t, i = max(states)
+                turn = groups[i].turns[j][t]
+                episode = next(one for one in of_start if any(turn is other for other in one.turns))
+                forks.append(Fork(scenario, start_seed, replay(scenario, episode, turn.step), place, seats))
+        return forks
+
+
+def disputed(trajectories: Trajectories, gamma: float) -> tuple[float, int, int] | None:
+    """What is at stake in the state that the group disagrees about most, and one (j, t) at which it was met."""
+    gains = action_gains(trajectories, gamma)
+    stakes = [
+        (sum(gains[j][t] ** 2 for j, t in places), *places[0])
+        for places in by_state(trajectories).values()
+        if places[0][1] > 0
+    ]
+    return max((state for state in stakes if state[0] > 1e-9), default=None)
+
+
+def _state_of(fork: Fork, episode: Episode) -> Game:
+    """The state from which an episode went on."""
+    return fork.game

@@ -1,0 +1,169 @@
+"""The interfaces of the method's choices. A choice is one class: its fields are what it takes in parentheses.
+
+    credit       what each turn of a group's episodes is worth
+    select       which episodes of a group the update sees
+    gate         which whole groups the update sees
+    objectives   what else than the return is compared
+    explore      what the rollouts try beyond G episodes from each start
+    loss         the loss of a micro-batch
+
+A group's trajectories are lists of `Step`. R_jt = Σ_{k≥t} γ^{k−t} r_jk is the return to go, r the reward with its
+shaping. Turns are in the same *state* if their prompts are equal: a prompt holds all that the policy sees, the number
+of the step included.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from msgrpo.agent import Completion
+    from msgrpo.episode import Episode
+    from msgrpo.train.config import TrainConfig
+    from msgrpo.train.groups import Group
+    from msgrpo.train.policy import Policy
+    from msgrpo.train.ranks import Ranks
+    from msgrpo.train.rollouts import Playing
+
+Advantages = list[list[float]]  # [j][t]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn, as far as credit goes: where it was decided, what, and the reward (with shaping) that followed."""
+
+    state: Hashable
+    action: str | None
+    reward: float
+
+
+Trajectories = Sequence[Sequence[Step]]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a choice may use beside the groups: the policy, the processes of the run, and the update's generator."""
+
+    policy: Policy
+    ranks: Ranks
+    generator: torch.Generator
+
+
+class Rival(BaseModel):
+    """A choice with its settings. `name` is what it is called in a setting."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    one_game: ClassVar[bool] = False  # it compares the returns of different starts, so they must be of one game
+
+    def check(self, config: TrainConfig) -> None:
+        """Raise ValueError if this choice does not fit the other settings of the run."""
+
+    def prepare(self) -> None:
+        """Load what the choice needs. Raise UsageError if it cannot be loaded."""
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{key}={value}" for key, value in self.model_dump().items())
+        return f"{self.name}({settings})" if settings else self.name
+
+
+class Credit(Rival):
+    """What each turn is worth.
+
+    Each estimator divides by a spread of its own group, as the paper does: then a start where nearly all episodes end
+    alike weighs as much as any other. With `scale=update` estimators stay in units of reward, and all groups of an
+    update are divided by one root of the mean square, as PPO does: the spread of a group is no part of its gradient
+    (Dr. GRPO, arXiv 2503.20783).
+    """
+
+    scale: Literal["group", "update"] = Field("group", description="whose spread the credit is divided by")
+    words: float = Field(1.0, ge=0, description="weight of the tokens before the action; below 1: ActFocus")
+
+    @property
+    def divided(self) -> bool:
+        return self.scale == "group"
+
+    @abstractmethod
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+        """The credit of every turn, [group][j][t]; in units of reward if `scale=update`."""
+
+    def token_weights(self, completion: Completion, tokenizer: Any) -> tuple[float, ...]:
+        """One weight for each token of an answer; only asked where `words` is not 1."""
+        from msgrpo.train.rivals.actfocus import token_weights
+
+        return token_weights(completion, tokenizer, self.words)
+
+
+class Select(Rival):
+    """Which episodes of a group the update sees."""
+
+    @abstractmethod
+    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
+        """The indices of the kept episodes; those that are drawn come in the order drawn."""
+
+
+class Sampled(Select):
+    """A part of each group."""
+
+    keep: int = Field(8, ge=1, description="G′, episodes of a group that the update sees")
+
+    def check(self, config: TrainConfig) -> None:
+        if self.keep > config.group_size:
+            raise ValueError(f"select keeps {self.keep} episodes (G′), more than group_size (G), {config.group_size}")
+
+
+class Gate(Rival):
+    """Which whole groups the update sees: what is rejected teaches nothing, however well it scored."""
+
+    @abstractmethod
+    def passing(self, groups: Sequence[Group]) -> list[int]:
+        """The places of the groups that pass, in their order."""
+
+
+class Objectives(Rival):
+    """What is compared beside the return."""
+
+    @abstractmethod
+    def combined(self, credit: Advantages, group: Group) -> Advantages:
+        """The advantages of all objectives together, [j][t]; `credit` is what the return says."""
+
+
+@dataclass(frozen=True)
+class Further:
+    """What was played beyond the G episodes of each start."""
+
+    groups: list[Group]
+    episodes: list[Episode]  # with those that have no result
+
+
+class Explore(Rival):
+    """What the rollouts try beyond G episodes from each start."""
+
+    def further(self, playing: Playing, episodes: Sequence[Episode]) -> Further:
+        """Play more, once the G episodes of each start have ended."""
+        return Further([], [])
+
+    def temperature(self, current: float, entropy: float, usual: float) -> float:
+        """The temperature of the next update's rollouts, after rollouts with this entropy in nats a token."""
+        return current
+
+
+class Loss(Rival):
+    """The loss of a micro-batch of N turns, (N, T) tokens."""
+
+    kl: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
+    over: Literal["token", "turn"] = Field("token", description="mean over tokens, or over turns of their mean")
+
+    @abstractmethod
+    def __call__(
+        self, logprobs_NT: Tensor, old_NT: Tensor, reference_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and detached means over tokens: `kl`, `clip_share`, `ratio`."""

@@ -1,0 +1,23 @@
+"""credit=lambda: GAE on a table of states, Σ_k (γλ)^k δ_t+k / rms over all turns (GAGPO, arXiv 2605.13217)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from msgrpo.train.rivals.contract import Advantages, Trajectories
+from msgrpo.train.rivals.returns import Discounted, by_state, generalized_advantages, mean, returns_to_go, scaled
+
+
+class Lambda(Discounted):
+    """V(s) is the mean return to go of the group's turns in s."""
+
+    name = "lambda"
+    lam: float = Field(0.95, ge=0, le=1, description="λ")
+
+    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
+        returns = returns_to_go(trajectories, self.gamma)
+        table = {state: mean([returns[j][t] for j, t in at]) for state, at in by_state(trajectories).items()}
+        values = [[table[step.state] for step in steps] for steps in trajectories]
+        return scaled(generalized_advantages(trajectories, values, self.gamma, self.lam), trajectories, self.divided)

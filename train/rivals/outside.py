@@ -1,0 +1,126 @@
+"""Choices from a file of yours: credit=my_file.py:my_credit, or module:function of what is installed.
+
+    credit   (group) -> [j][t], one number for every turn of the group's episodes
+    select   (group, generator) -> the indices of the episodes that the update sees
+    gate     (group) -> whether the group counts
+
+`group` is a `msgrpo.train.groups.Group`: `turns`, `returns_G`, `advantages_G`, `trajectories()`. The function is
+imported when the run begins, and asked by the first process of a run alone: it need not be a pure function.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from msgrpo.errors import UsageError, users_code
+from msgrpo.train.rivals.contract import Advantages, Credit, Gate, Learner, Rival, Select
+
+if TYPE_CHECKING:
+    from msgrpo.train.groups import Group
+
+HOW = "name it as file.py:function, or module:function of what is installed"
+
+
+@cache
+def load(spec: str) -> Callable[..., Any]:
+    """The function that `file.py:function` or `module:function` names. Raises UsageError if there is none."""
+    place, _, name = spec.rpartition(":")
+    with users_code(f"{spec!r} cannot be imported", fix=HOW):
+        module = _module(Path(place)) if place.endswith(".py") else import_module(place)
+        function = getattr(module, name)
+    if not callable(function):
+        raise UsageError(f"{spec!r} is no function", fix=HOW)
+    return function  # type: ignore[no-any-return]
+
+
+def _module(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
+    if spec is None or spec.loader is None or not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Function(Rival):
+    """A function outside, by its name."""
+
+    spec: str
+
+    def prepare(self) -> None:
+        load(self.spec)
+
+    def __str__(self) -> str:
+        return self.spec
+
+    def ask(self, kind: str, *given: Any) -> Any:
+        with users_code(f"{kind} {self.spec!r} failed", fix=f"see what a {kind} takes: docs/algorithm.md"):
+            return load(self.spec)(*given)
+
+
+class OutsideCredit(Function, Credit):
+    name = "credit"
+
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+        return learner.ranks.broadcast([self._of(group) for group in groups] if learner.ranks.first else [])
+
+    def _of(self, group: Group) -> Advantages:
+        lengths = [len(turns) for turns in group.turns]
+        answer = self.ask("credit", group)
+        with users_code(f"credit {self.spec!r} returned {_short(answer)}", fix="a credit returns [j][t], numbers"):
+            credits = [[float(value) for value in of_episode] for of_episode in answer]
+        if [len(of_episode) for of_episode in credits] != lengths or not all(map(math.isfinite, _flat(credits))):
+            raise UsageError(
+                f"credit {self.spec!r} returned {_short(credits)} for episodes of {lengths} turns",
+                fix="a credit returns one finite number for every turn of every episode",
+            )
+        return credits
+
+
+class OutsideSelect(Function, Select):
+    name = "select"
+
+    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
+        answer = self.ask("select", group, generator)
+        with users_code(f"select {self.spec!r} returned {_short(answer)}", fix="a select returns indices"):
+            indices = [int(index) for index in answer]
+        if not indices or not set(indices) <= set(range(len(group.turns))) or len(set(indices)) < len(indices):
+            raise UsageError(
+                f"select {self.spec!r} returned {_short(indices)} for {len(group.turns)} episodes",
+                fix="a select returns at least one index from 0 to G − 1, none twice",
+            )
+        return indices
+
+
+class OutsideGate(Function, Gate):
+    name = "gate"
+
+    def passing(self, groups: Sequence[Group]) -> list[int]:
+        return [place for place, group in enumerate(groups) if self._passes(group)]
+
+    def _passes(self, group: Group) -> bool:
+        verdict = self.ask("gate", group)
+        if not isinstance(verdict, bool | np.bool_):
+            raise UsageError(f"gate {self.spec!r} returned {verdict!r}", fix="a gate returns True or False")
+        return bool(verdict)
+
+
+OUTSIDE: dict[str, type[Function]] = {"credit": OutsideCredit, "select": OutsideSelect, "gate": OutsideGate}
+
+
+def _flat(credits: Advantages) -> Iterable[float]:
+    return (value for of_episode in credits for value in of_episode)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:79] + "…"

@@ -1,0 +1,31 @@
+"""select=spread: the G′ episodes whose returns have the largest variance (PODS, arXiv 2504.13818)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from msgrpo.train.rivals.contract import Sampled
+
+if TYPE_CHECKING:
+    from msgrpo.train.groups import Group
+
+
+class Spread(Sampled):
+    name = "spread"
+
+    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
+        return largest_spread(group.returns_G, min(self.keep, len(group.turns)))
+
+
+def largest_spread(returns_G: Tensor, keep: int) -> list[int]:
+    """The `keep` episodes whose returns have the largest variance.
+
+    They are the k highest and the keep − k lowest for some k (Theorem 1 of the paper), so keep + 1 subsets are
+    compared.
+    """
+    order = returns_G.argsort(stable=True).tolist()
+    candidates = [order[: keep - k] + order[len(order) - k :] for k in range(keep + 1)]
+    return max(candidates, key=lambda chosen: float(returns_G[chosen].var(correction=0)))

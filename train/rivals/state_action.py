@@ -1,0 +1,20 @@
+"""credit=state-action: (Q(s, a) − V(s)) / rms over all turns (RTMC, arXiv 2604.11037; BiPACE, arXiv 2606.25556)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgrpo.train.rivals.contract import Advantages, Trajectories
+from msgrpo.train.rivals.returns import Discounted, action_gains, scaled
+
+
+class StateAction(Discounted):
+    """Q and V are means of returns to go: answers with the same action share what they brought.
+
+    Divided by the root of the mean square over all turns; not centred, since it is centred in every state already.
+    """
+
+    name = "state-action"
+
+    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
+        return scaled(action_gains(trajectories, self.gamma), trajectories, self.divided)

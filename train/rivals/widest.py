@@ -1,0 +1,25 @@
+"""gate=widest: the groups with the smallest variance of returns are passed over (RAGEN-2, arXiv 2604.06268: there
+regularisation outweighs what the task says).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from msgrpo.train.rivals.contract import Gate
+
+if TYPE_CHECKING:
+    from msgrpo.train.groups import Group
+
+
+class Widest(Gate):
+    name = "widest"
+    one_game = True
+    drop: float = Field(0.25, ge=0, lt=1, description="share of the groups that is passed over")
+
+    def passing(self, groups: Sequence[Group]) -> list[int]:
+        order = sorted(range(len(groups)), key=lambda g: float(groups[g].returns_G.var(correction=0)))
+        return sorted(order[int(self.drop * len(groups)) :])
