@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,17 +32,6 @@ STOPPING = (
     "stopping: {} is given up and will be done again, all updates before it are being saved; "
     "Ctrl-C once more stops without saving"
 )
-
-
-def counter(report: Reporter, what: str) -> Callable[[int, int, int], None]:
-    """A callback that says how many episodes of `what` have been played, and how fast."""
-    began = time.monotonic()
-
-    def ended(done: int, planned: int, tokens: int) -> None:
-        rate = tokens / max(time.monotonic() - began, 1e-3)
-        report.doing(f"{what}: {done} of {planned} episodes played, {rate:,.0f} tokens/s")
-
-    return ended
 
 
 class Quiet:

@@ -23,8 +23,7 @@ from msgrpo.text import as_json
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.curve import draw_curve
-from msgrpo.train.display import counter
-from msgrpo.train.rollouts import Ended, Play, Players, own_turns, silent, whole
+from msgrpo.train.rollouts import Ended, Play, Players, counter, own_turns, silent, whole
 from msgrpo.train.sinks import Reporter
 
 HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the summary

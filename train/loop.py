@@ -19,7 +19,6 @@ from msgrpo import run_log
 from msgrpo.rollout import derive_seed
 from msgrpo.train.advice import advice
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.display import counter
 from msgrpo.train.engines import open_engine
 from msgrpo.train.evaluate import Evaluations, finish
 from msgrpo.train.groups import Picked, pick
@@ -28,7 +27,7 @@ from msgrpo.train.metrics import describe, left_out
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
-from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, entropy
+from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, entropy
 from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks
 from msgrpo.train.state import RunState, restore
@@ -71,20 +70,21 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str]) -> dict[str, Any]:
         first_update = run.step
         with closing(sinks), closing(RolloutSource(trainer.players)) as source, stop_requests(report) as stop:
             while stop.asked is None:
+                step, first_start = run.step, run.progress.next_start
                 try:
-                    if evaluations.due(run.step):
+                    if evaluations.due(step):
                         with stop.abandonable():
-                            row = evaluations.at(run.step, model, report)
-                        sinks.evaluation(run.step, row)
-                    if run.step == config.steps:
+                            row = evaluations.at(step, model, report)
+                        sinks.evaluation(step, row)
+                    if step == config.steps:
                         break
                     with stop.abandonable():
                         began = time.perf_counter()
-                        ended = counter(report, trainer.now(run.step))
+                        ended = counter(report, trainer.now(step))
                         sampling = config.sampling.model_copy(update={"temperature": policy.temperature})
-                        rollouts = source.next(run.step, run.progress.next_start, model, sampling, ended)
-                        picked, stats = trainer.learn(rollouts, run.step)
-                        model = engine.load(run.step + 1)
+                        rollouts = source.next(step, first_start, model, sampling, ended)
+                        picked, stats = trainer.learn(rollouts, step)
+                        model = engine.load(step + 1)
                 except StopRequested:
                     break
                 seconds = time.perf_counter() - began

@@ -28,6 +28,7 @@ from msgrpo.train.config import TrainConfig
 from msgrpo.train.groups import Group
 from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals.contract import Further
+from msgrpo.train.sinks import Reporter
 
 Ended = Callable[[int, int, int], None]  # episodes that have ended, episodes in all, tokens generated so far
 Start = tuple[Scenario, int]
@@ -38,6 +39,17 @@ POLICY = "policy"  # what the trained agent is called in an episode
 
 def silent(done: int, planned: int, tokens: int) -> None:
     """Nobody is told how many episodes have ended."""
+
+
+def counter(report: Reporter, what: str) -> Ended:
+    """A callback that says how many episodes of `what` have been played, and how fast."""
+    began = time.monotonic()
+
+    def ended(done: int, planned: int, tokens: int) -> None:
+        rate = tokens / max(time.monotonic() - began, 1e-3)
+        report.doing(f"{what}: {done} of {planned} episodes played, {rate:,.0f} tokens/s")
+
+    return ended
 
 
 @dataclass(frozen=True)
