@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from msgrpo.text import interval_text
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.sinks import Reporter, Row
+from msgrpo.train.sinks import Row
 
 SHOWN = {
     "rollout/return": "return",
