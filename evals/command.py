@@ -21,11 +21,11 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from msgrpo.agent import Agent, Sampling
-from msgrpo.errors import RecordError, UsageError, nearest
+from msgrpo.errors import RecordError, UsageError, first_fault, nearest
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.record import Price, folder_name
-from msgrpo.evals.run import Progress, evaluate
+from msgrpo.evals.run import EvalProgress, evaluate
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
@@ -153,8 +153,7 @@ class Options:
         try:
             return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"{first['loc'][0]}: {first['msg']}, not {first['input']}") from error
+            raise UsageError(first_fault(error, "sampling")) from error
 
     def template(self) -> PromptTemplate | None:
         """How language models are asked; None where an adapter is asked as in its training, others as usual."""
@@ -216,7 +215,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     prices, budget, called = options.prices(), options.budget(), options.called()
     planned = f"{', '.join(map(printable, specs))} on {', '.join(scenario.id for scenario in scenarios)}"
     console.print(f"{planned}, {episodes} starts each → {options.out}", soft_wrap=True, markup=False, highlight=False)
-    progress = Progress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
+    progress = EvalProgress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
     try:
         with shown(progress, console), ending_as_interrupt():
             asyncio.run(_play(agents, scenarios, episodes, options, progress, budget, called))
@@ -299,7 +298,7 @@ async def _play(
     scenarios: Sequence[Scenario],
     episodes: int,
     options: Options,
-    progress: Progress,
+    progress: EvalProgress,
     budget: Budget,
     called: Mapping[str, str],
 ) -> None:
@@ -327,7 +326,7 @@ async def _play(
             await agent.close()
 
 
-async def _tick(progress: Progress) -> None:
+async def _tick(progress: EvalProgress) -> None:
     """Refresh the display while every request waits for its next try and nothing else changes."""
     while True:
         await asyncio.sleep(LOG_EVERY_S)
@@ -366,7 +365,7 @@ def write_tables(board: leaderboard.Leaderboard, series: Sequence[plays.Series],
 
 
 @contextmanager
-def shown(progress: Progress, console: Console) -> Iterator[None]:
+def shown(progress: EvalProgress, console: Console) -> Iterator[None]:
     """A line that renews itself on a terminal; elsewhere a plain line now and then, and one at the end."""
     if console.is_terminal:
         with Live(get_renderable=lambda: Text(progress.line()), console=console, refresh_per_second=4):
@@ -374,7 +373,7 @@ def shown(progress: Progress, console: Console) -> Iterator[None]:
         return
     last = [time.monotonic()]
 
-    def log(progress: Progress) -> None:
+    def log(progress: EvalProgress) -> None:
         if time.monotonic() - last[0] >= LOG_EVERY_S:
             last[0] = time.monotonic()
             console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)

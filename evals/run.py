@@ -31,7 +31,7 @@ FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop
 
 
 @dataclass
-class Progress:
+class EvalProgress:
     """Counts of a run in progress; `on_change` is called after each change. Times in seconds."""
 
     planned: int = 0
@@ -48,7 +48,7 @@ class Progress:
     steps_open: int = 0  # steps that all running episodes together may still have
     stopped: str = ""  # why no further episode begins
     agent: Agent | None = None
-    on_change: Callable[[Progress], None] = lambda progress: None
+    on_change: Callable[[EvalProgress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
     before: int = 0  # episodes that ended before the present agent began
@@ -176,7 +176,7 @@ async def evaluate(
     out: Path,
     *,
     concurrency: int = CONCURRENCY,
-    progress: Progress | None = None,
+    progress: EvalProgress | None = None,
     max_failures: int | None = None,
     retry_failed: bool = False,
     regret: bool = False,
@@ -193,7 +193,7 @@ async def evaluate(
     for tables) stand in `run.json`. Raises EndpointError for a fatal failure or too many others (`max_failures`, or
     more than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
     """
-    progress = progress or Progress()
+    progress = progress or EvalProgress()
     with ExitStack() as stack:
         plan: list[tuple[Agent, list[tuple[Scenario, Record, Partial]]]] = []
         with changing_run(out) as run:
@@ -295,7 +295,7 @@ def _open_jobs(
     begun: Partial,
     episodes: int,
     repeats: int,
-    progress: Progress,
+    progress: EvalProgress,
     retry_failed: bool,
 ) -> Iterator[_Job | None]:
     """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
@@ -314,7 +314,7 @@ async def _play_all(
     agent: Agent,
     jobs: Iterator[_Job | None],
     concurrency: int,
-    progress: Progress,
+    progress: EvalProgress,
     max_failures: int | None,
     regret: bool,
     budget: Budget,
@@ -352,7 +352,7 @@ async def _play_all(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Episode:
+async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -> Episode:
     progress.running += 1
     progress.steps_open += job.scenario.step_limit
     progress.on_change(progress)
@@ -381,7 +381,7 @@ async def _play(agent: Agent, job: _Job, progress: Progress, regret: bool) -> Ep
     return episode
 
 
-def _after_step(job: _Job, progress: Progress, episode: Episode) -> None:
+def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:
     """Keep the answered turns, and update the largest answer seen."""
     job.partial.add(job.seeds, episode)
     turn = episode.turns[-1]

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo.agent import Completion, FinishReason
-from msgrpo.errors import RecordError
+from msgrpo.errors import RecordError, first_fault
 from msgrpo.game import Outcome
 from msgrpo.parse import ParseFailure
 from msgrpo.text import Clean, CleanData
@@ -102,13 +102,6 @@ def _version(package: str) -> str:
         return "source"
 
 
-def told(error: ValidationError) -> str:
-    """What is wrong with a record, and at which field."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{first['msg']} at {where}" if where else str(first["msg"])
-
-
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
     try:
@@ -123,7 +116,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 except ValidationError as error:
                     if not line.endswith(b"\n"):
                         return
-                    raise RecordError(f"{path}:{number} is no episode: {told(error)}") from error
+                    raise RecordError(f"{path}:{number} is no episode: {first_fault(error, 'the line')}") from error
                 yield episode
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error

@@ -6,8 +6,12 @@ import difflib
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from msgrpo.text import printable
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LONGEST_REASON = 500  # characters of what somebody's exception says
 
@@ -117,3 +121,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+
+
+def first_fault(error: ValidationError, whole: str) -> str:
+    """The first thing that is wrong, where it stands, and the value seen; `whole` names what has no place of its
+    own.
+    """
+    fault = error.errors()[0]
+    place = ".".join(map(str, fault["loc"])) or whole
+    seen = f" (seen: {str(fault['input'])[:200]!r})" if fault["loc"] and fault["type"] != "missing" else ""
+    return f"{place}: {fault['msg'].removeprefix('Value error, ')}{seen}"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo.errors import UsageError, nearest
+from msgrpo.errors import UsageError, first_fault, nearest
 from msgrpo.game import Scenario
 from msgrpo.text import Clean
 
@@ -151,11 +151,8 @@ def make_template(name: str) -> PromptTemplate:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"--prompt {name} cannot be read: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"--prompt {name}: {where}: {first['msg']}", fix="its fields: " + ", ".join(PromptTemplate.model_fields)
-        ) from error
+        fields = "its fields: " + ", ".join(PromptTemplate.model_fields)
+        raise UsageError(f"--prompt {name}: {first_fault(error, 'the template')}", fix=fields) from error
     for found in re.findall(r"\{([a-z_]+)\}", template.instructions):
         if found not in FIELDS:
             raise UsageError(f"--prompt {name}: there is no field {{{found}}}", fix=nearest(found, FIELDS))

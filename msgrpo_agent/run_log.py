@@ -17,8 +17,8 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from msgrpo.episode import Episode, told
-from msgrpo.errors import RecordError, RunError, UsageError
+from msgrpo.episode import Episode
+from msgrpo.errors import RecordError, RunError, UsageError, first_fault
 from msgrpo.files import read_regular, replace_text
 from msgrpo.text import Clean, printable
 
@@ -189,4 +189,4 @@ def read_update(run: Path, step: int) -> Update:
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise RecordError(f"{file} is no update: {told(error)}") from error
+        raise RecordError(f"{file} is no update: {first_fault(error, 'the file')}") from error

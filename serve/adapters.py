@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from msgrpo.errors import ModelError
+from msgrpo.errors import ModelError, RunError
 from msgrpo.models.paths import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -22,6 +22,7 @@ from msgrpo.models.paths import (
     read_adapter_config,
     tensor_shapes,
 )
+from msgrpo.run_log import read_rows
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM's --max-lora-rank takes
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the base's own weights
@@ -40,7 +41,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainedAdapter:
     """One line of `msgrpo adapters`. `problem` says why it cannot be served; None when nothing speaks against it."""
 
     name: str
@@ -116,12 +117,12 @@ def same_base(one: str, other: str) -> bool:
     return a.resolve() == b.resolve() if is_folder(a) and is_folder(b) else one == other
 
 
-def list_runs(root: Path) -> list[Run]:
+def list_runs(root: Path) -> list[TrainedAdapter]:
     """Every adapter folder below `root` (or `root` itself), with what its run wrote about itself."""
     return [_describe(file.parent) for file in sorted(root.rglob(ADAPTER_CONFIG))]
 
 
-def _describe(folder: Path) -> Run:
+def _describe(folder: Path) -> TrainedAdapter:
     base, problem = None, None
     try:
         base = read_adapter_config(folder)["base_model_name_or_path"]
@@ -130,7 +131,7 @@ def _describe(folder: Path) -> Run:
             check_fits(adapter, Path(base_path(base)))
     except ModelError as error:
         problem = error.message
-    return Run(folder.resolve().name, str(folder), base, _scenario(folder), _result(folder), problem)
+    return TrainedAdapter(folder.resolve().name, str(folder), base, _scenario(folder), _result(folder), problem)
 
 
 def _scenario(run: Path) -> str | None:
@@ -143,20 +144,12 @@ def _scenario(run: Path) -> str | None:
 
 
 def _result(run: Path) -> str | None:
-    """The score of the first and of the last evaluation in metrics.jsonl."""
-    file = run / "metrics.jsonl"
-    rows: list[dict[str, Any]] = []
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
-        try:
-            row = from_json(line)
-        except ValueError:
-            continue  # a run that is being written may have a torn last line
-        if isinstance(row, dict) and row.get("kind") == "eval":
-            rows.append(row)
+    """The score of the first and of the last evaluation of a run; None where its metrics cannot be read."""
     try:
+        rows = [row for row in read_rows(run) if row["kind"] == "eval"]
         score = rows[-1]["score"]
         return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} in {rows[-1]['step']} updates"
-    except (IndexError, KeyError, TypeError, ValueError, OverflowError):
+    except (RunError, OSError, IndexError, KeyError, TypeError, ValueError, OverflowError):
         return None  # nothing evaluated yet, or not written by a run
 
 

@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo.agent import cleaned
-from msgrpo.episode import told
-from msgrpo.errors import GameFaultError, UsageError, nearest
+from msgrpo.errors import GameFaultError, UsageError, first_fault, nearest
 from msgrpo.game import Game, Outcome, Scenario, Split
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
@@ -145,7 +144,9 @@ class Session:
             start = Start.model_validate(asked)
             saved = None if start.injected_state is None else Saved.model_validate(start.injected_state)
         except ValidationError as error:
-            raise UsageError(f"reset: {told(error)}", fix=f"its fields: {', '.join(Start.model_fields)}") from error
+            raise UsageError(
+                f"reset: {first_fault(error, 'reset')}", fix=f"its fields: {', '.join(Start.model_fields)}"
+            ) from error
         saved = saved or self._new(start)
         scenario = self.catalogue.get(saved.scenario)
         if len(saved.moves) > scenario.step_limit:

@@ -28,7 +28,7 @@ from msgrpo.evals import command, page, tables
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import Series, keep_counted_prefix, load
 from msgrpo.evals.record import Price, changing_run, folder_name, records_in, seeds_of
-from msgrpo.evals.run import Progress
+from msgrpo.evals.run import EvalProgress
 from msgrpo.evals.suites import episode_seeds, places_in_suite
 from msgrpo.evals.verify import as_text, first_difference, nth, verify
 from msgrpo.game import Outcome
@@ -252,7 +252,7 @@ def test_another_agents_settings_in_the_folder_do_not_matter(evaluated: Path) ->
 def test_progress_on_a_terminal_and_in_a_log() -> None:
     for terminal in (True, False):
         console = Console(force_terminal=terminal, width=100, file=io.StringIO(), record=True)
-        progress = Progress(planned=4, finished_before=1)
+        progress = EvalProgress(planned=4, finished_before=1)
         with command.shown(progress, console):
             progress.done = 2
         assert "3/4 episodes · 0 running · 0 retrying · 0 failed" in console.export_text()

@@ -28,7 +28,7 @@ from msgrpo.evals.plays import Series, load
 from msgrpo.evals.ranking import ranking
 from msgrpo.evals.record import changing_run, read_run, seeds_of
 from msgrpo.evals.rows import pair_of, row_of
-from msgrpo.evals.run import Progress
+from msgrpo.evals.run import EvalProgress
 from msgrpo.evals.suites import EpisodeSeeds, episode_seeds, places_in_suite
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
@@ -238,7 +238,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
 
         asked = 0
 
-        async def room(self, progress: Progress, steps: int) -> bool:
+        async def room(self, progress: EvalProgress, steps: int) -> bool:
             Slow.asked += 1
             await asyncio.sleep(0.05 if Slow.asked == 1 else 0)
             return True
@@ -259,7 +259,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
             """Kept nowhere."""
 
     async with FakeServer() as server:
-        agent, progress = served(server), Progress()
+        agent, progress = served(server), EvalProgress()
         progress.planned = 6
         jobs = iter([_Job(LAKE, seeds, Record(), Begun()) for seeds in MANY[:6]])  # type: ignore[arg-type]
         await _play_all(agent, jobs, 6, progress, None, False, Slow())  # type: ignore[arg-type]
@@ -336,7 +336,7 @@ async def test_the_rate_of_requests_is_kept() -> None:
 
 
 def test_the_line_of_progress_says_what_the_rest_will_take() -> None:
-    progress = Progress(clock=lambda: 1.0)
+    progress = EvalProgress(clock=lambda: 1.0)
     progress.planned = 20
     progress.begin(Counting(), 10)
     progress.done, progress.tokens, progress.cost = 4, 400, 2.0

@@ -20,7 +20,7 @@ from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import leaderboard, plays, suites
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
-from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, Progress, duration, evaluate
+from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, EvalProgress, duration, evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.game import Scenario
@@ -104,7 +104,7 @@ async def test_an_outage_uses_no_attempts_up(tmp_path: Path) -> None:
 
 async def test_the_rate_is_the_present_agents(tmp_path: Path) -> None:
     clock = iter(range(10_000))
-    progress = Progress(clock=lambda: float(next(clock)))
+    progress = EvalProgress(clock=lambda: float(next(clock)))
     await evaluate([Counting()], [LAKE], 20, tmp_path, progress=progress)
     before = progress.rate
     progress.begin(Counting("another"), 20)
@@ -114,7 +114,7 @@ async def test_the_rate_is_the_present_agents(tmp_path: Path) -> None:
 async def test_an_episode_that_always_fails_is_given_up(tmp_path: Path) -> None:
     for _ in range(ATTEMPTS):
         await evaluate([Counting(fails=1, kind="context_length")], [LAKE], 1, tmp_path)
-    progress, agent = Progress(), Counting()
+    progress, agent = EvalProgress(), Counting()
     await evaluate([agent], [LAKE], 1, tmp_path, progress=progress)
     assert agent.begun == []
     assert progress.given_up == 1
@@ -138,7 +138,7 @@ async def test_too_many_failures_stop_with_a_message(tmp_path: Path) -> None:
 
 async def test_a_run_that_is_cancelled_goes_on_where_it_was(tmp_path: Path) -> None:
     agent = Counting()
-    progress = Progress()
+    progress = EvalProgress()
     running = asyncio.ensure_future(evaluate([agent], [LAKE], 30, tmp_path, concurrency=3, progress=progress))
     while progress.done < 5:
         await asyncio.sleep(0)
@@ -167,14 +167,14 @@ async def test_kill_9_loses_at_most_the_torn_line(tmp_path: Path) -> None:
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from msgrpo.evals.run import Progress, evaluate
+from msgrpo.evals.run import EvalProgress, evaluate
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
 def die(progress):
     if progress.done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(evaluate([RandomAgent()], [get_scenario("frozen-lake")], 20, Path(sys.argv[1]),
-                     progress=Progress(on_change=die)))
+                     progress=EvalProgress(on_change=die)))
 """
 
 
@@ -325,7 +325,7 @@ async def test_a_server_that_often_fails_gives_the_clean_servers_result(tmp_path
 async def test_progress_counts_and_names_what_waits(tmp_path: Path) -> None:
     seen: list[str] = []
     clock = iter(range(10_000))
-    progress = Progress(on_change=lambda p: seen.append(p.line()), clock=lambda: float(next(clock)))
+    progress = EvalProgress(on_change=lambda p: seen.append(p.line()), clock=lambda: float(next(clock)))
     async with FakeServer([reply(500, {}), answer("?")]) as server:
         agent = served(server)
         await evaluate([agent], [LAKE], 3, tmp_path, progress=progress)

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from msgrpo.agent import Sampling
-from msgrpo.errors import UsageError, nearest
+from msgrpo.errors import UsageError, first_fault, nearest
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.paths import NANO, parameters_of
@@ -338,16 +338,6 @@ def said_settings(
             raise UsageError(f"--set {setting!r} is not key=value", fix="for example --set learning_rate=1e-3")
         said[key.strip()] = value.strip()
     return said | {key: value for key, value in (given or {}).items() if value is not None}
-
-
-def first_fault(error: ValidationError, whole: str) -> str:
-    """The first thing that is wrong, where it stands, and the value seen; `whole` names what has no place of its
-    own.
-    """
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or whole
-    seen = f" (seen: {first['input']!r})" if first["loc"] and first["type"] != "missing" else ""
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}{seen}"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from msgrpo.text import interval_text
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.sinks import Row
+from msgrpo.train.sinks import Measured
 
 SHOWN = {
     "rollout/return": "return",
@@ -46,10 +46,10 @@ class Quiet:
     def stopping(self) -> None:
         """Not shown."""
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         """Not shown."""
 
-    def evaluation(self, step: int, values: Row) -> None:
+    def evaluation(self, step: int, values: Measured) -> None:
         """Not shown."""
 
     def close(self) -> None:
@@ -75,11 +75,11 @@ class Lines:
     def stopping(self) -> None:
         self.note(STOPPING.format(self.now))
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         if step % 10 == 0 or step == self.config.steps:
             self.note(f"update {step}/{self.config.steps}: {_line(values)}")
 
-    def evaluation(self, step: int, values: Row) -> None:
+    def evaluation(self, step: int, values: Measured) -> None:
         self.note(f"evaluation after {step} updates: {score_text(values)}")
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class LiveDisplay(Lines):
     def doing(self, text: str) -> None:
         self.now = text
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         now = time.monotonic()
         rate = values["rollout/turns"] / (now - self._last)
         self._last = now

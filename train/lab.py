@@ -40,14 +40,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from msgrpo.episode import read_episodes
-from msgrpo.errors import RunError, UsageError, nearest
+from msgrpo.errors import RunError, UsageError, first_fault, nearest
 from msgrpo.evals.match import points_of
 from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.files import read_regular, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.specs import make_agent
 from msgrpo.text import as_json
-from msgrpo.train.config import MANY, TrainConfig, first_fault, make_config, names_of
+from msgrpo.train.config import MANY, TrainConfig, make_config, names_of
 from msgrpo.train.lab_report import curve, draw, markdown, reported
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rollouts import Players

@@ -14,10 +14,10 @@ from pydantic_core import from_json
 
 from msgrpo import run_log
 from msgrpo.episode import Episode
-from msgrpo.errors import RunError, UsageError
+from msgrpo.errors import RunError, UsageError, first_fault
 from msgrpo.files import is_part, replace_text
 from msgrpo.run_log import CONFIG, LOCK
-from msgrpo.train.config import TrainConfig, first_fault
+from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
 

@@ -18,16 +18,16 @@ from msgrpo.run_log import METRICS, read_rows
 from msgrpo.text import as_json
 from msgrpo.train.config import TrainConfig
 
-Row = dict[str, Any]
+Measured = dict[str, Any]
 
 
 class Sink(Protocol):
     """Takes what a run measures."""
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         """An update has ended."""
 
-    def evaluation(self, step: int, values: Row) -> None:
+    def evaluation(self, step: int, values: Measured) -> None:
         """An evaluation has ended; `values` has `score`, its mean and interval, and every episode's value."""
 
     def close(self) -> None:
@@ -57,13 +57,13 @@ class JsonLines:
         kept = [row for row in read_rows(out) if row["step"] <= from_step] if from_step else []
         replace_text(self.file, "".join(as_json(row) + "\n" for row in kept))
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         self._write({"kind": "train", "step": step, **values})
 
-    def evaluation(self, step: int, values: Row) -> None:
+    def evaluation(self, step: int, values: Measured) -> None:
         self._write({"kind": "eval", "step": step, **values})
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Measured) -> None:
         with self.file.open("a") as handle:
             handle.write(as_json(row) + "\n")
 
@@ -77,12 +77,12 @@ class TensorBoard:
 
         self._board = SummaryWriter(str(out / "tensorboard"), purge_step=from_step + 1)
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
         self._board.flush()
 
-    def evaluation(self, step: int, values: Row) -> None:
+    def evaluation(self, step: int, values: Measured) -> None:
         self.update(step, paths(values))
 
     def close(self) -> None:
@@ -94,10 +94,10 @@ class _Tracker:
 
     _run: Any
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         self._run.log(values, step=step)
 
-    def evaluation(self, step: int, values: Row) -> None:
+    def evaluation(self, step: int, values: Measured) -> None:
         self._run.log(paths(values), step=step)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Trackio(_Tracker):
 LOGS: dict[str, Callable[[Path, TrainConfig, int], Sink]] = {"wandb": WeightsAndBiases, "trackio": Trackio}
 
 
-def paths(values: Row) -> dict[str, float]:
+def paths(values: Measured) -> dict[str, float]:
     """An evaluation's numbers under metric paths."""
     return {f"eval/{name}": value for name, value in values.items() if isinstance(value, (int, float))}
 
@@ -153,10 +153,10 @@ class Sinks:
         self._report = report
         self._required, self._others = [report, *required], list(others)
 
-    def update(self, step: int, values: Row) -> None:
+    def update(self, step: int, values: Measured) -> None:
         self._tell(lambda sink: sink.update(step, values))
 
-    def evaluation(self, step: int, values: Row) -> None:
+    def evaluation(self, step: int, values: Measured) -> None:
         self._tell(lambda sink: sink.evaluation(step, values))
 
     def close(self) -> None:
