@@ -160,6 +160,56 @@ def test_sampling_follows_the_distribution() -> None:
         torch.testing.assert_close(logprobs.exp(), p[tokens], atol=1e-5, rtol=1e-4)
 
 
+def drawn_slowly(logits: Tensor, sampling: Sampling, number: float) -> tuple[int, float]:
+    """The reference for one row: all tokens sorted, one cumulative sum over all of them in double precision."""
+    logprobs = (logits / sampling.temperature).log_softmax(0)
+    if sampling.top_p < 1:
+        order = logprobs.argsort(descending=True)
+        kept = int((logprobs[order].double().exp().cumsum(0) < sampling.top_p).sum()) + 1
+        logprobs[order[kept:]] = -math.inf
+        logprobs = logprobs.log_softmax(0)
+    cumulative = logprobs.double().exp().cumsum(0)
+    token = int((cumulative <= number * cumulative[-1]).sum())
+    return token, float(logprobs[token])
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 12.0])  # from tokens nearly alike to one that takes nearly all
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6), Sampling(top_p=0.9)])
+@pytest.mark.parametrize("size", [768, 2500, 40_000])
+def test_a_large_vocabulary_is_sampled_as_the_slow_reference_does(
+    size: int, sampling: Sampling, spread: float
+) -> None:
+    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size)) * spread
+    logits[:, size // 2 :: 2] = -math.inf  # tokens, and whole blocks between them, that must never be drawn
+    logits[:, size // 8 : size // 4] = -math.inf
+    for n in range(4):
+        numbers = uniforms(range(6), n)
+        numbers[0], numbers[1] = 0.0, 1 - 2.0**-20
+        tokens, logprobs = sample(logits, sampling, numbers)
+        slow = [drawn_slowly(row, sampling, number) for row, number in zip(logits, numbers.tolist(), strict=True)]
+        assert tokens.tolist() == [token for token, _ in slow]
+        assert logprobs.tolist() == pytest.approx([logprob for _, logprob in slow], abs=1e-5)
+
+
+def test_a_token_that_cannot_be_is_never_drawn() -> None:
+    """Not at the ends of [0, 1) either, where rounding would step over the last token that can be."""
+    logits = torch.full((2, 5000), -math.inf)
+    logits[:, 2100:2900:3] = 0.0
+    for numbers in (torch.zeros(2, dtype=torch.float64), torch.full((2,), 1 - 2.0**-53, dtype=torch.float64)):
+        tokens, logprobs = sample(logits, Sampling(), numbers)
+        assert bool(logprobs.isfinite().all())
+        assert tokens[0] in (2100, 2898)
+
+
+def test_a_row_is_sampled_as_if_it_were_alone() -> None:
+    logits = torch.randn(90, 151_936, generator=torch.Generator().manual_seed(1))  # several parts
+    numbers = uniforms(range(90), 0)
+    together = sample(logits, Sampling(), numbers)
+    for row in (0, 27, 89):
+        token, logprob = sample(logits[row : row + 1], Sampling(), numbers[row : row + 1])
+        assert (int(token), float(logprob)) == (int(together[0][row]), float(together[1][row]))
+
+
 def test_uniforms_are_fixed_by_seed_and_position() -> None:
     assert uniforms([5, 6], 0)[0] == uniforms([9, 5], 0)[1]
     assert uniforms([5], 0) != uniforms([5], 1)
