@@ -14,8 +14,10 @@ from msgrpo.models.generation import Row, kept_rows
 from msgrpo.models.loading import nano
 from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import new_cache, select_rows
+from msgrpo.models.trunk import plain_logprobs, prepare
 from msgrpo.parse import action_span
 from msgrpo.prompt import Prompt, PromptTemplate
+from tests.test_agent_numerics import Words, tiny
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +124,48 @@ def test_rows_that_stay_keep_their_keys_and_values_when_others_leave() -> None:
         assert held[:, 0, :3, 0].tolist() == [[row] * 3 for row in (5.0, 1.0, 2.0, 4.0)]
         assert torch.equal(values, -held)
         assert bool((held[:, :, 3:] == 9).all())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3_text"])  # the second looks back on 64 tokens only
+def test_actions_of_a_whole_batch_are_compared_on_the_keys_and_values_that_are_there(kind: str) -> None:
+    """Rows end at different steps; one says a tag's action, one writes no tag, one's words come out differently."""
+    engine = LocalModel(kind, tiny(kind), Words())
+    prepare(engine.model, kind)
+    prompts = [[*range(3, 33), *range(40, 40 + 5 * i)] for i in range(1, 6)]
+    rows = [Row(prompt, seed, 4 + 3 * seed, actions=("a", "b", "c")) for seed, prompt in enumerate(prompts)]
+    endings = {"a": [7], "b": [8, 9], "c": [8, 11, 12]}
+
+    def with_actions(row: Row) -> list[list[int]]:
+        if row.seed == 2:
+            return []
+        said = row.tokens[: 2 + row.seed] if row.seed != 3 else [row.tokens[0], 95, 94]
+        return [row.prompt + said + endings[action] for action in row.actions]
+
+    computed: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_with_actions", with_actions)
+        patch.setattr(generation, "TOKENS", 500)  # several parts
+        answering = generation.Batch.logprobs_of
+
+        def counted(batch: generation.Batch, asked: dict[int, list[list[int]]]) -> dict[int, list[float]]:
+            hook = engine.model.base_model.layers[0].register_forward_hook(
+                lambda _, given, __: computed.append(given[0].shape[1])
+            )
+            try:
+                return answering(batch, asked)
+            finally:
+                hook.remove()
+
+        patch.setattr(generation.Batch, "logprobs_of", counted)
+        engine.answer_rows(rows, Sampling())
+    for row in rows:
+        texts = with_actions(row)
+        if not texts:
+            assert row.action_probabilities is None
+            continue
+        with torch.no_grad():
+            scores = [plain_logprobs(engine.model, row.prompt, text[len(row.prompt) :]).sum() for text in texts]
+        expected = torch.stack(scores).softmax(0).tolist()
+        assert list((row.action_probabilities or {}).values()) == pytest.approx(expected, abs=1e-4)
+    if kind == "qwen2":
+        assert max(computed) <= 8  # tokens a text: the prompts are not computed again

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from msgrpo.agent import Sampling
 from msgrpo.models.sampler import sample, uniforms
 from msgrpo.models.shared_prefix import (
+    answer_logprobs,
     common_prefix_length,
     compute_prefix,
     distinct_rows,
     left_pad,
     new_cache,
     positions,
+    run,
     select_rows,
     shareable_length,
+    token_logprobs,
+    window,
 )
 
 # Matrix products of fewer rows than this are summed in another order (measured: MKL), so a batch does not shrink
 # further: an answer stays the same to the last digit, and a step of four rows costs what a step of one does.
 FEWEST_ROWS = 4
+TOKENS = 2**14  # that are held at once while texts are compared, each with keys and values of its own
 
 
 class AbandonedError(Exception):
@@ -52,13 +58,14 @@ class Batch:
 
     def __init__(self, trunk: Any, head: Any, rows: Sequence[Row], pad_id: int) -> None:
         self.rows = list(rows)
-        self._trunk, self._head = trunk, head
+        self._trunk, self._head, self._pad_id = trunk, head, pad_id
         distinct, row_of = distinct_rows([row.prompt for row in rows])
         self._longest = max(len(row.prompt) + row.most for row in rows)
         shared = shareable_length(trunk, common_prefix_length(distinct), self._longest)
         ids, self._mask = left_pad([row[shared:] for row in distinct], pad_id, trunk.device)
         self._place = positions(self._mask, shared)
-        self._prefix = compute_prefix(trunk, distinct[0][:shared])
+        self._prefix_ids = distinct[0][:shared]
+        self._prefix = compute_prefix(trunk, self._prefix_ids)
         self._cache = new_cache(trunk.config.num_hidden_layers)
         self.logits = self._forward(ids)  # (N, V) of each row's next token
         if len(distinct) < len(rows):  # from here on equal prompts get different answers
@@ -71,6 +78,58 @@ class Batch:
         # A row that has ended and is kept goes on beyond its room, but not beyond the model's positions.
         self._place = (self._place[:, -1:] + 1).clamp(max=self._longest - 1)
         self.logits = self._forward(tokens[:, None])
+
+    def logprobs_of(self, endings: Mapping[int, list[list[int]]]) -> dict[int, list[float]]:
+        """For each row the log-probabilities of texts after what all of its texts have in common.
+
+        `endings` holds, for each row by its place, the token ids of whole texts, prompt included. What a text shares
+        with the row is not computed again: its keys and values are there.
+        """
+        asked = [(place, texts, *self._known(place, texts)) for place, texts in endings.items()]
+        longest = max(len(text) for _, texts, *_ in asked for text in texts) + self._mask.shape[1]
+        if longest > window(self._trunk):  # then distances count, and there are gaps between a row's keys
+            return {place: self._from_the_beginning(texts) for place, texts in endings.items()}
+        found: dict[int, list[float]] = {}
+        size = max(1, TOKENS // (longest * max(len(texts) for texts in endings.values())))
+        for at in range(0, len(asked), size):
+            found |= self._continued(asked[at : at + size])
+        return found
+
+    def _known(self, place: int, texts: list[list[int]]) -> tuple[int, int]:
+        """How many of a row's tokens its texts can go on from, and how many the texts have in common."""
+        row, common = self.rows[place], common_prefix_length(texts)
+        held = (row.prompt + row.tokens[:-1])[: common - 1]  # the last common token is computed: the next follows
+        agree = next((i for i, token in enumerate(held) if token != texts[0][i]), len(held))
+        return max(agree, len(self._prefix_ids)), common
+
+    def _continued(self, asked: Sequence[tuple[int, list[list[int]], int, int]]) -> dict[int, list[float]]:
+        """The texts of all these rows as one batch, each on a copy of its row's keys and values."""
+        width = self._mask.shape[1]
+        starts = [width - len(self.rows[place].prompt + self.rows[place].tokens[:-1]) for place, *_ in asked]
+        ends = [start + known for start, (_, _, known, _) in zip(starts, asked, strict=True)]
+        places = [place for place, texts, *_ in asked for _ in texts]
+        cache = DynamicCache()
+        for layer, held in enumerate(self._cache.layers):
+            cache.update(held.keys[places, :, : max(ends)], held.values[places, :, : max(ends)], layer)
+        mask = self._mask[places, : max(ends)]
+        cut = torch.tensor([end for end, (_, texts, *_) in zip(ends, asked, strict=True) for _ in texts])
+        mask = mask * (torch.arange(max(ends)) < cut[:, None]).to(mask)
+        given, seen = left_pad(
+            [text[known:-1] for _, texts, known, _ in asked for text in texts], self._pad_id, mask.device
+        )
+        targets, wanted = left_pad([text[common:] for _, texts, _, common in asked for text in texts], 0, mask.device)
+        mask = torch.cat([mask, seen], dim=1)
+        hidden = run(self._trunk, given, mask, self._prefix_ids, self._prefix, cache)[:, -targets.shape[1] :]
+        chosen = wanted.bool()
+        logprobs = token_logprobs(self._head, hidden[chosen], targets[chosen], 1.0)
+        sums = torch.zeros(targets.shape, device=mask.device).masked_scatter(chosen, logprobs).sum(1).tolist()
+        return {place: [sums.pop(0) for _ in texts] for place, texts, *_ in asked}
+
+    def _from_the_beginning(self, texts: list[list[int]]) -> list[float]:
+        common = common_prefix_length(texts)
+        pairs = [(text[common - 1 : common], text[common:]) for text in texts]
+        logprobs, _ = answer_logprobs(self._trunk, self._head, texts[0][: common - 1], pairs, self._pad_id)
+        return logprobs.sum(1).tolist()
 
     def drop_ended(self) -> list[int]:
         """Let the rows that have ended leave; returns the places of those that stay, in their new order."""
@@ -112,22 +171,30 @@ def answer(
     sampling: Sampling,
     stop_ids: frozenset[int],
     on_token: Callable[[Row], None],
+    on_ended: Callable[[Batch, list[int]], None],
     abandoned: Callable[[], bool],
 ) -> None:
     """Write the answers of a batch's rows.
 
-    `on_token` hears of every token; `abandoned` is asked before every token. Raises AbandonedError.
+    `on_token` hears of every token, `on_ended` of the places of rows that have just ended, while the batch still
+    holds their keys and values. `abandoned` is asked before every token. Raises AbandonedError.
     """
     for n in count():
         if abandoned():
             raise AbandonedError
         tokens, logprobs = sample(batch.logits, sampling, uniforms([row.seed for row in batch.rows], n))
-        for row, token, logprob in zip(batch.rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        ended = []
+        for place, (row, token, logprob) in enumerate(
+            zip(batch.rows, tokens.tolist(), logprobs.tolist(), strict=True)
+        ):
             if not row.ended:
                 row.tokens.append(token)
                 row.logprobs.append(logprob)
                 row.ended = token in stop_ids or len(row.tokens) == row.most
                 on_token(row)
+                if row.ended:
+                    ended.append(place)
+        on_ended(batch, ended)
         if all(row.ended for row in batch.rows):
             return
         batch.append(tokens[batch.drop_ended()])

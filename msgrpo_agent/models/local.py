@@ -17,7 +17,6 @@ from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import EndpointError, ModelError
 from msgrpo.models.chat import ChatFormat
 from msgrpo.models.generation import Batch, Row, answer
-from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length
 from msgrpo.models.trunk import evaluating, trunk_and_head
 from msgrpo.parse import action_span
 from msgrpo.prompt import Prompt
@@ -198,10 +197,7 @@ class LocalModel:
             batch = Batch(*trunk_and_head(self.model), rows, self.pad_id)
             if bool(batch.logits.isnan().any()):
                 raise ModelError(f"the model {self.name} answers with no numbers (NaN): its weights are damaged")
-            answer(batch, sampling, self.stop_ids, self._say, abandoned)
-            for row in rows:
-                if row.actions:
-                    row.action_probabilities = self._action_probabilities(row.prompt, row.tokens, row.actions)
+            answer(batch, sampling, self.stop_ids, self._say, self._compare_actions, abandoned)
 
     def _completion(self, row: Row, elapsed_s: float) -> Completion:
         return Completion(
@@ -225,28 +221,27 @@ class LocalModel:
         text: str = self.tokenizer.decode(row.tokens, skip_special_tokens=True)
         return text
 
-    def _action_probabilities(
-        self, prompt_ids: list[int], answer_ids: list[int], actions: tuple[str, ...]
-    ) -> dict[str, float] | None:
-        """P(action | prompt, the answer up to its last action tag), over the legal actions; None without a tag.
+    def _compare_actions(self, batch: Batch, places: list[int]) -> None:
+        """P(action | prompt, the answer up to its last action tag) over a row's actions; none without a tag.
 
-        All actions go through the model as one batch, after the prompt and the words that they share; the head, as
-        wide as the vocabulary, sees nothing but the few tokens in which the actions differ.
+        All actions of all rows that have just ended go through the model as one batch, after the keys and values
+        that are there; the head, as wide as the vocabulary, sees nothing but the few tokens in which they differ.
         """
-        text = self.tokenizer.decode(answer_ids, skip_special_tokens=True)
-        span = action_span(text)
-        if span is None:
-            return None
+        texts = {place: self._with_actions(batch.rows[place]) for place in places}
+        asked = {place: found for place, found in texts.items() if found}
+        for place, logprobs in (batch.logprobs_of(asked) if asked else {}).items():
+            row = batch.rows[place]
+            shares = torch.tensor(logprobs).softmax(0).tolist()
+            row.action_probabilities = dict(zip(row.actions, shares, strict=True))
+
+    def _with_actions(self, row: Row) -> list[list[int]]:
+        """The row's token ids up to its last action tag, once with each of the actions in it; empty without one."""
+        text = self._text(row) if row.actions else ""
+        if not row.actions or (span := action_span(text)) is None:
+            return []
         before, after = text[: span[0]], text[span[1] : span[1] + len("</action>")]
-        rows = [
-            prompt_ids + self.tokenizer(before + action + after, add_special_tokens=False)["input_ids"]
-            for action in actions
-        ]
-        shared = common_prefix_length(rows)
-        trunk, head = trunk_and_head(self.model)
-        pairs = [(row[shared - 1 : shared], row[shared:]) for row in rows]
-        logprobs, _ = answer_logprobs(trunk, head, rows[0][: shared - 1], pairs, self.pad_id)
-        return dict(zip(actions, logprobs.sum(1).softmax(0).tolist(), strict=True))
+        answers = self.tokenizer([before + action + after for action in row.actions], add_special_tokens=False)
+        return [row.prompt + ids for ids in answers["input_ids"]]
 
 
 def _too_long(row: Row, context: int) -> EndpointError:

@@ -264,7 +264,7 @@ def answer_logprobs(
     prompts, row_of = distinct_rows([rest for rest, _ in pairs])
     if len(prompts) == len(pairs) or checkpointed or beyond:
         ids, mask = left_pad([[*rest, *answer][:-1] for rest, answer in pairs], pad_id, trunk.device)
-        hidden = _run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -targets.shape[1] :]
+        hidden = run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -targets.shape[1] :]
     else:
         hidden = _answer_after_prompt(trunk, prefix_ids, prompts, row_of, targets, answered, pad_id)
     said = answered.bool()
@@ -278,7 +278,7 @@ def last_hidden(trunk: Any, prefix_ids: Sequence[int], rests: Sequence[Sequence[
     if prefix_ids and not shareable_length(trunk, len(prefix_ids), longest):
         rests, prefix_ids = [[*prefix_ids, *rest] for rest in rests], []
     ids, mask = left_pad(rests, pad_id, trunk.device)
-    return _run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -1]
+    return run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -1]
 
 
 def token_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
@@ -319,19 +319,19 @@ def _answer_after_prompt(
     prefix, cache = compute_prefix(trunk, prefix_ids), DynamicCache()
     ids, mask = left_pad(prompts, pad_id, trunk.device)
     rows = torch.tensor(row_of, device=trunk.device)
-    first = _run(trunk, ids, mask, prefix_ids, prefix, cache)[rows, -1:]  # predicts each answer's first token
+    first = run(trunk, ids, mask, prefix_ids, prefix, cache)[rows, -1:]  # predicts each answer's first token
     if targets_NT.shape[1] == 1:
         return first
     cache.batch_select_indices(rows)
     said = answered_NT[:, :-1]
     given, seen = targets_NT[:, :-1].masked_fill(said == 0, pad_id), torch.cat([mask[rows], said], dim=1)
-    later = _run(trunk, given, seen, prefix_ids, prefix, cache)
+    later = run(trunk, given, seen, prefix_ids, prefix, cache)
     starts = answered_NT[:, 1:] > said  # in these columns an answer begins after its padding
     later = torch.where(starts[:, :, None], first, later)
     return torch.cat([first, later], dim=1)
 
 
-def _run(
+def run(
     trunk: Any,
     ids: Tensor,
     mask: Tensor,
