@@ -1,17 +1,19 @@
-"""How long a person waits: from the command to the first board, and from a key to the redrawn board.
+"""How long a person waits: from the command to the first board, and from a key to the whole new picture.
 
-    python benchmarks/tui_latency.py [--repeat 10] [--json FILE]
+    pip install pyte
+    python benchmarks/tui_latency.py [--before FOLDER] [--repeat 40] [--json FILE]
 
-The first is measured in a terminal of its own (a pseudo-terminal): from starting the process to the first sign of
-the board in its output, with an agent that needs no model, and with nano (whose model loads behind the board).
-The second is measured inside the app: from the key to the frame in which the board shows the move.
-Run it on a machine that does nothing else: it reports medians and the slowest.
+The app runs in a terminal of its own (a pseudo-terminal of 120 by 40 characters), and a terminal emulator (pyte) reads
+what it writes. After a key three things have to show the new step: the board, the panel and the history. `first` is
+the time to the first of them and `whole` to the last, so that the difference is how long the picture is torn. CPU
+seconds are those of the app's process for one move, and for a second of watching.
+`--before FOLDER` measures another checkout in the same run, turn by turn with this one, so that a busy machine slows
+both: the median then compares them. Its dependencies are this environment's.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import fcntl
 import json
 import os
@@ -24,69 +26,133 @@ import sys
 import tempfile
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pyte
 from machine import facts
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from msgrpo.specs import make_agent  # noqa: E402
-from msgrpo.tui.app import PlayApp  # noqa: E402
-from msgrpo.tui.screens.play import PlayScreen  # noqa: E402
-from msgrpo.tui.session import Setup  # noqa: E402
-from msgrpo.tui.widgets.board import BoardView  # noqa: E402
-
-HEAD = "●P".encode()
-LIMIT_S = 120.0
+COLUMNS, ROWS, LIMIT_S, SETTLES_S, WATCHED_S = 120, 40, 60.0, 0.4, 4.0
+PARTS = ("train", "serve", "evals", "tui")
+# Moves that end no game, for a start of each scenario.
+GAMES = {"frozen-lake": ("right", "left"), "snake-solo": ("up", "right", "up", "right", "up", "right")}
+KEYS = {"up": b"\x1b[A", "down": b"\x1b[B", "right": b"\x1b[C", "left": b"\x1b[D"}
 
 
-def first_board(agent: str) -> float:
-    """Seconds from starting `msgrpo play frozen-lake` to the player's sign in its output."""
-    command = [sys.executable, "-m", "msgrpo.cli", "play", "frozen-lake", "--agent", agent]
-    began = time.perf_counter()
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(ROOT)
-        os.environ["TERM"] = "xterm-256color"
-        os.execv(sys.executable, command)
+class Terminal:
+    """The app in a pseudo-terminal."""
+
+    def __init__(self, packages: Path, arguments: list[str]) -> None:
+        self.screen = pyte.Screen(COLUMNS, ROWS)
+        self._stream = pyte.ByteStream(self.screen)
+        self.began = time.perf_counter()
+        self.process, self._file = pty.fork()
+        if self.process == 0:
+            os.chdir(tempfile.mkdtemp())
+            os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONPATH": str(packages)}
+            os.environ |= {"XDG_CONFIG_HOME": os.getcwd(), "XDG_STATE_HOME": os.getcwd()}
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "msgrpo.cli", "play", *arguments])
+        fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._file, keys)
+
+    def read(self, seconds: float) -> float | None:
+        """Take in what is written; the time at which it came, None where nothing does."""
+        if not select.select([self._file], [], [], seconds)[0]:
+            return None
+        try:
+            data, at = os.read(self._file, 65536), time.perf_counter()
+        except OSError as error:
+            raise SystemExit("the app ended:\n" + "\n".join(self.screen.display).strip()) from error
+        self._stream.feed(data)
+        return at
+
+    def until(self, true: Callable[[], bool]) -> float:
+        """The time of the output with which it was true."""
+        at = time.perf_counter()
+        while not true():
+            came = self.read(LIMIT_S)
+            if came is None:
+                raise TimeoutError("\n".join(self.screen.display))
+            at = came
+        return at
+
+    def settle(self) -> None:
+        while self.read(SETTLES_S) is not None:
+            pass
+
+    def board(self) -> int:
+        """Names the cells of the board: those with a picture in the left half."""
+        rows = [y for y in range(ROWS) if "▀" in self.screen.display[y][: COLUMNS // 2]]
+        cells = [self.screen.buffer[y][x] for y in rows for x in range(COLUMNS // 2)]
+        return hash(tuple((cell.data, cell.fg, cell.bg) for cell in cells))
+
+    def cpu(self) -> float:
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        os.close(self._file)
+
+
+def packages_of(checkout: Path, folder: Path) -> Path:
+    """A folder from which the checkout's packages are imported under their one name."""
+    (folder / "msgrpo").mkdir(parents=True)
+    checkout = checkout.resolve()
+    for path in [*(checkout / "msgrpo_agent").iterdir(), *(checkout / part for part in PARTS)]:
+        (folder / "msgrpo" / path.name).symlink_to(path)
+    return folder
+
+
+def moves(packages: Path, scenario: str, found: dict[str, list[float]]) -> None:
+    """The times of the moves of one game, added to `found`."""
+    terminal = Terminal(packages, [scenario, "--agent", "human"])
     try:
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        output = b""
-        while HEAD not in output:
-            left = LIMIT_S - (time.perf_counter() - began)
-            if left <= 0 or not select.select([terminal], [], [], left)[0]:
-                raise TimeoutError(f"no board within {LIMIT_S:g} s; the output began {output[:200]!r}")
-            output += os.read(terminal, 65536)
-        return time.perf_counter() - began
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(terminal)
-
-
-async def key_to_redraw(repeat: int, plays: Path) -> list[float]:
-    """Seconds from a key to the board that shows its move, in the app at 80x24."""
-    app = PlayApp(make_agent, Setup("frozen-lake-8x8", "human"), plays=plays)
-    times: list[float] = []
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        while len(times) < repeat:
-            screen = app.screen
-            assert isinstance(screen, PlayScreen)
-            if screen.match.over:
-                await pilot.press("r")
-                await pilot.pause()
-                continue
-            while not screen.asking.people():
-                await asyncio.sleep(0)
-            played, view = screen.match.last, screen.query_one(BoardView)
+        terminal.until(lambda: any("step 0/" in line for line in terminal.screen.display))
+        terminal.settle()
+        for number, way in enumerate(GAMES[scenario], start=1):
+            before, cpu = terminal.board(), terminal.cpu()
+            shown = {
+                "panel": lambda n=number: any(f"step {n}/" in line for line in terminal.screen.display),
+                "history": lambda n=number: f" {n}/" in terminal.screen.display[-2],
+                "board": lambda b=before: terminal.board() != b,
+            }
             began = time.perf_counter()
-            app.simulate_key("left" if len(times) % 2 else "right")
-            while screen.match.last == played or view.board != screen.match.sessions[0].frame.board:
-                await asyncio.sleep(0)
-            times.append(time.perf_counter() - began)
-    return times
+            terminal.press(KEYS[way])
+            first = terminal.until(lambda s=shown: any(true() for true in s.values()))
+            whole = terminal.until(lambda s=shown: all(true() for true in s.values()))
+            terminal.settle()
+            found["first"].append(first - began)
+            found["whole"].append(whole - began)
+            found["cpu"].append(terminal.cpu() - cpu)
+    finally:
+        terminal.close()
+
+
+def watching(packages: Path, scenario: str) -> float:
+    """CPU seconds for a second of a game that goes on by itself, four steps a second."""
+    terminal = Terminal(packages, [scenario, "--agent", "random", "--speed", "4"])
+    try:
+        terminal.until(lambda: any("step 1/" in line for line in terminal.screen.display))
+        cpu, began = terminal.cpu(), time.perf_counter()
+        while time.perf_counter() - began < WATCHED_S:
+            terminal.read(0.1)
+        return (terminal.cpu() - cpu) / (time.perf_counter() - began)
+    finally:
+        terminal.close()
+
+
+def first_board(packages: Path) -> float:
+    """Seconds from the command to the board."""
+    terminal = Terminal(packages, ["frozen-lake", "--agent", "human"])
+    try:
+        return terminal.until(lambda: any("step 0/" in line for line in terminal.screen.display)) - terminal.began
+    finally:
+        terminal.close()
 
 
 def summary(times: list[float]) -> dict[str, float]:
@@ -95,20 +161,32 @@ def summary(times: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--repeat", type=int, default=40, help="moves of each game")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as plays:
-        redraw = asyncio.run(asyncio.wait_for(key_to_redraw(options.repeat, Path(plays)), LIMIT_S))
-    found = {
-        "first board, optimal": summary([first_board("optimal") for _ in range(options.repeat)]),
-        "first board, nano": summary([first_board("nano") for _ in range(options.repeat)]),
-        "key to redraw": summary(redraw),
-    }
-    for name, row in found.items():
-        print(f"{name:24} n {row['n']:3}   median {row['median_s']:.3f} s   slowest {row['slowest_s']:.3f} s")
+    checkouts = {"before": options.before, "now": ROOT} if options.before else {"now": ROOT}
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        packages = {name: packages_of(path, Path(folder) / name) for name, path in checkouts.items()}
+        for scenario, ways in GAMES.items():
+            found = {name: {"first": [], "whole": [], "cpu": [], "watching": []} for name in checkouts}
+            for _ in range(-(-options.repeat // len(ways))):
+                for name in checkouts:
+                    moves(packages[name], scenario, found[name])
+            for _ in range(3):
+                for name in checkouts:
+                    found[name]["watching"].append(watching(packages[name], "snake-solo"))
+            for name in checkouts:
+                rows[f"{scenario}, {name}"] = {what: summary(times) for what, times in found[name].items()}
+        starts = {name: summary([first_board(packages[name]) for _ in range(5)]) for name in checkouts}
+    for name, row in rows.items():
+        print(name, "  ".join(f"{what} {found['median_s']:.3f} (at most {found['slowest_s']:.3f})" for what, found in row.items()))
+    for name, row in starts.items():
+        print(f"first board, {name}: {row['median_s']:.2f} s (at most {row['slowest_s']:.2f})")
     if options.json is not None:
-        options.json.write_text(json.dumps({"machine": facts()} | found, indent=2) + "\n")
+        result = {"machine": facts(), "moves": rows, "first board": starts}
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

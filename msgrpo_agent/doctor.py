@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from msgrpo.extras import EXTRAS
+from msgrpo.install import install_command
 from msgrpo.models.gguf_file import cache_folder, converted
 
 LONGEST_S = 120  # for importing one package
@@ -37,7 +38,7 @@ def examine() -> list[Finding]:
 def _extra(name: str) -> Finding:
     missing = [package for package in EXTRAS[name] if find_spec(package) is None]
     if missing:
-        return Finding(name, False, f"missing: {', '.join(missing)}", f"pip install 'msgrpo[{name}]'")
+        return Finding(name, False, f"missing: {', '.join(missing)}", install_command(name))
     found = [f"{package} {_version(package)}" for package in EXTRAS[name]]
     return Finding(name, True, ", ".join(found))
 
@@ -51,7 +52,7 @@ def _version(package: str) -> str:
 
 def _gpu() -> Finding:
     if find_spec("torch") is None:
-        return Finding("gpu", False, "unknown without torch", "pip install 'msgrpo[train]'")
+        return Finding("gpu", False, "unknown without torch", install_command("train"))
     asked = _ask("import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')")
     name = asked.stdout.strip()
     return Finding("gpu", bool(name), name or "none: training and rollouts run on the CPU")
@@ -62,7 +63,7 @@ def _vllm() -> Finding:
         return Finding("serve", False, f"vLLM does not run on {sys.platform}")
     extra = "serve" if _gpu().ok else "serve-cpu"
     if find_spec("vllm") is None:
-        return Finding("serve", False, "vLLM is not installed", f"pip install 'msgrpo[{extra}]'")
+        return Finding("serve", False, "vLLM is not installed", install_command(extra))
     asked = _ask("import vllm; print(vllm.__version__)")
     if asked.returncode == 0:
         return Finding("serve", True, f"vLLM {asked.stdout.strip().splitlines()[-1]}")

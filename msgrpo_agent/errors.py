@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from msgrpo.install import install_command
 from msgrpo.text import printable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class MissingExtraError(MsgrpoError):
     """A part of msgrpo needs packages that are not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs packages that are not installed.", fix=f"pip install 'msgrpo[{extra}]'")
+        super().__init__(f"{what} needs packages that are not installed.", fix=install_command(extra))
 
 
 class EndpointError(MsgrpoError):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgrpo.errors import MissingExtraError, MsgrpoError
+from msgrpo.install import install_command
 
 # What each extra of pyproject.toml brings, by the name that is imported.
 EXTRAS = {
@@ -40,5 +41,5 @@ def needs(what: str, extra: str) -> Iterator[None]:
             raise MissingExtraError(what, extra) from error
         raise MsgrpoError(
             f"{what} cannot start, because an installed package cannot be imported: {error}",
-            fix=f"pip install --force-reinstall 'msgrpo[{extra}]'",
+            fix=install_command(extra, "--force-reinstall"),
         ) from error

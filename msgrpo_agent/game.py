@@ -32,7 +32,8 @@ MOVES = ("up", "down", "left", "right")
 # What a cell is to the one who looks, which a screen turns into a sign and a colour; `won` and `lost` say where
 # a player stood when the game ended so.
 Role = Literal[
-    "own", "own-body", "other", "other-body", "good", "bad", "wall", "hole", "goal", "floor", "ice", "won", "lost"
+    "own", "own-body", "other", "other-body", "good", "bad", "wall", "hole", "goal", "floor", "ice", "won", "lost",
+    "thing",
 ]  # fmt: skip
 
 
@@ -51,8 +52,12 @@ Place = tuple[int, int]  # (row, column) on a board, row 0 on top
 class Board:
     """A plain view for a screen: rows of one-character cells, top row first, and what each character means.
 
-    `roles` say what a character is to a player; those without one are floor. A screen that draws bodies is told by
-    `chains` which cells hang together, head first, and by `facing` where a head looks (up, down, left, right).
+    `roles` say what a character is to a player; those without one are floor, and a `thing` is neither good nor bad by
+    itself. A screen that draws bodies is told by `chains` which cells hang together, head first, and by `facing`
+    where a head looks (up, down, left, right). `colours` are those that things have in the game (red, green, blue,
+    purple, yellow, grey, white, black). `across` and `down` name the columns and the rows where the game's actions
+    use such names; without them both are counted from 0 at the bottom left. `caption` is a sentence that belongs
+    above the board: a mission, what is carried.
     """
 
     cells: tuple[tuple[str, ...], ...]
@@ -60,6 +65,10 @@ class Board:
     roles: Mapping[str, Role] = field(default_factory=dict)
     chains: tuple[tuple[Place, ...], ...] = ()
     facing: Mapping[Place, str] = field(default_factory=dict)
+    colours: Mapping[Place, str] = field(default_factory=dict)
+    across: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    caption: str = ""
 
     def __post_init__(self) -> None:
         """Raises GameFaultError for cells that are not one character each, which no screen can show."""
@@ -68,10 +77,18 @@ class Board:
             raise GameFaultError(f"a cell of the board is {odd!r}, not one character", rule="board")
 
     def text(self) -> str:
-        """The board with axis labels, y on the left and x below, one space between cells."""
-        height = len(self.cells)
-        rows = [f"{height - 1 - i} {' '.join(row)}" for i, row in enumerate(self.cells)]
-        return "\n".join([*rows, "  " + " ".join(str(x) for x in range(len(self.cells[0])))])
+        """The board with the names of its rows on the left and of its columns below, one space between cells."""
+        rows = [f"{name} {' '.join(row)}" for name, row in zip(self.row_names, self.cells, strict=True)]
+        return "\n".join([*rows, "  " + " ".join(self.column_names)])
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """The name of each row, the top one first."""
+        return self.down or tuple(str(y) for y in reversed(range(len(self.cells))))
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return self.across or tuple(str(x) for x in range(len(self.cells[0])))
 
 
 @dataclass(frozen=True)
@@ -154,6 +171,10 @@ class Game(ABC):
 
     def legal(self, player: str) -> tuple[str, ...]:
         """The actions that `player` may take now; an observation names them where they are not all."""
+        return self.actions
+
+    def own_actions(self, player: str) -> tuple[str, ...]:
+        """All actions that `player` may ever take, in an order that does not change; empty where nobody lists them."""
         return self.actions
 
     @property

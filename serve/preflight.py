@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from msgrpo.errors import ModelError, ServeError
+from msgrpo.install import install_command
 from msgrpo.models.gguf_file import is_gguf, ready
 from msgrpo.models.paths import base_path, is_folder
 from msgrpo.serve.vllm_command import ENTRY, Engine
@@ -31,11 +32,11 @@ def install_commands(engine: Engine) -> str:
     if sys.platform != "linux":
         return "vLLM needs Linux: serve there, and give its URL to msgrpo eval or msgrpo play"
     if engine == "cuda":
-        return "pip install 'msgrpo[serve]'"
+        return install_command("serve")
     return (
         "this machine has no GPU, so (in this order):\n"
         "    pip install torch==2.13.0   # the CPU build, from PyTorch's CPU index\n"
-        "    pip install 'msgrpo[serve-cpu]'\n"
+        f"    {install_command('serve-cpu')}\n"
         f"    {_IMPORT_FIX}   # they may arrive as CUDA builds, which break the import"
     )
 

@@ -218,7 +218,8 @@ def test_an_extra_that_is_missing_is_one_line(name: str, extra: str, tmp_path: P
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no {package}', name='{package}')\n")
     done = msgrpo("games", name, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
     assert done.returncode == 2
-    assert f"pip install 'msgrpo[{extra}]'" in done.stderr
+    assert "pip install " in done.stderr
+    assert f"[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

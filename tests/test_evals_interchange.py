@@ -21,6 +21,7 @@ from msgrpo.evals.record import Price, changing_run
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
+from msgrpo.install import install_command
 from msgrpo.parse import ParseFailure
 from msgrpo.prompt import PromptTemplate
 
@@ -427,7 +428,7 @@ def test_a_missing_package_is_told_with_its_extra(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError) as missing:
         interchange.export([records], to, tmp_path / "out")
-    assert missing.value.fix == "pip install 'msgrpo[export]'"
+    assert missing.value.fix == install_command("export")
     assert not (tmp_path / "out").exists()
 
 

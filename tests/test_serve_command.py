@@ -13,6 +13,7 @@ from rich.console import Console
 
 from msgrpo import cli
 from msgrpo.errors import ModelError, MsgrpoError, ServeError, UsageError
+from msgrpo.install import install_command
 from msgrpo.models.paths import NANO_DIR
 from msgrpo.serve import preflight, terminal
 from msgrpo.serve.adapters import Adapter, read_adapter
@@ -242,13 +243,13 @@ def test_without_vllm_the_message_has_the_commands_for_this_machine(
     steps = [line.split("#")[0].strip() for line in caught.value.fix.splitlines()[1:]]
     assert steps == [
         "pip install torch==2.13.0",
-        "pip install 'msgrpo[serve-cpu]'",
+        install_command("serve-cpu"),
         "pip uninstall -y torchvision torchaudio torchcodec",
     ]
     monkeypatch.setattr(preflight, "_GPU_DEVICES", (tmp_path,))  # it exists: a GPU
     with pytest.raises(ServeError) as caught:
         preflight.installed_engine()
-    assert caught.value.fix == "pip install 'msgrpo[serve]'"
+    assert caught.value.fix == install_command("serve")
     monkeypatch.setattr(preflight.sys, "platform", "darwin")
     with pytest.raises(ServeError, match="vLLM needs Linux"):
         preflight.installed_engine()

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from msgrpo.cli import make_app
 from msgrpo.episode import read_episodes
 from msgrpo.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
+from msgrpo.install import install_command
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
 from msgrpo.tui.export import append_episode
@@ -84,7 +85,7 @@ def test_without_torch_plain_says_what_to_do(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("msgrpo.tui.choices.find_spec", lambda name: None)
     with pytest.raises(MsgrpoError) as caught:
         run("snake", "--plain")
-    assert "pip install 'msgrpo[train]'" in str(caught.value)
+    assert install_command("train") in str(caught.value)
     assert "--agent optimal" in str(caught.value)
 
 

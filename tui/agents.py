@@ -23,7 +23,8 @@ ARROWS, WASD = "arrows", "wasd"
 class HumanAgent:
     """A person: `act` waits until `choose` is called, which is what a key press does.
 
-    `name` is what the screen calls them, `hands` the keys that are theirs.
+    `name` is what the screen calls them, `hands` the keys that are theirs, `kept` an action chosen before it was asked
+    for, which answers the next turn if it is legal then.
     """
 
     spec = HUMAN
@@ -31,6 +32,7 @@ class HumanAgent:
     def __init__(self) -> None:
         self.name = "you"
         self.hands: tuple[str, ...] = (ARROWS, WASD)
+        self.kept: str | None = None
         self._turn: asyncio.Future[str | None] | None = None
 
     @property
@@ -48,6 +50,9 @@ class HumanAgent:
         return {"model": "a person"}
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        kept, self.kept = self.kept, None
+        if kept is not None and kept in view.game.legal(view.player):
+            return Decision(kept)
         self._turn = asyncio.get_running_loop().create_future()
         return Decision(await self._turn)
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.notifications import SeverityLevel
@@ -29,19 +30,21 @@ from msgrpo.tui.driver import TerminalDriver
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import Learning
 from msgrpo.tui.records import Records, reached, reached_by_people
+from msgrpo.tui.screens.dialogs import Palette
 from msgrpo.tui.screens.learn import LearnScreen
 from msgrpo.tui.screens.play import PlayScreen
 from msgrpo.tui.screens.records import RecordsScreen
+from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import Match, Session, Setup, Sitting, new_match, points
+from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
-
-PLAYS = Path("plays")  # where episodes, pictures and recordings go
 
 
 class PlayApp(App[None]):
-    """`setup` starts a game at once, `records` are replayed, `run` is watched; without any: the start screen.
+    """`setup` starts a game at once, `records` are replayed, `run` is watched; without any the recorded comparison
+    is shown, where there is one, else the start screen.
 
     `plays_on` is the agent, named by a person, that a seat of a record can be handed to.
     """
@@ -51,9 +54,9 @@ class PlayApp(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]  # noqa: RUF012 (Textual has no ClassVar here)
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall"), (48, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+q", "quit", "quit", show=False, id="app.quit", priority=True),
-        Binding("ctrl+z", "suspend_process", "suspend", show=False, id="app.suspend"),
-        Binding("ctrl+t", "toggle_light", "light or dark", show=False, id="app.light"),
+        Binding("ctrl+q", "quit", "quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
+        Binding("ctrl+t", "toggle_light", "light or dark", show=False),
     ]
 
     def __init__(
@@ -68,9 +71,10 @@ class PlayApp(App[None]):
         keys: dict[str, str] | None = None,
         clock: Clock | None = None,
         runs: Path = RUNS,
-        plays: Path = PLAYS,
+        plays: Path = export.PLAYS,
         memory: Path | None = None,
         record: bool = False,
+        showcase: Showcase | None = None,
     ) -> None:
         super().__init__()
         for theme in THEMES:
@@ -89,6 +93,7 @@ class PlayApp(App[None]):
         self.memory = memory
         self.sitting = Sitting()
         self.record = record
+        self.showcase = showcase
         self.film = Film()  # of the whole sitting, where it is recorded
         self.trouble = ""  # why an app that nobody looks at ended
 
@@ -107,6 +112,8 @@ class PlayApp(App[None]):
             self.show_records(self.records)
         elif self.first is not None and (notice := self._missing(self.first)) is None:
             self.open_game(self.first, series=Series(self.first, self.games) if self.games > 1 else None)
+        elif self.showcase is not None:
+            self.push_screen(ShowcaseScreen(self.showcase))
         else:
             self.choose(notice if self.first is not None and notice else "")
 
@@ -139,11 +146,20 @@ class PlayApp(App[None]):
 
     # ── screens ──────────────────────────────────────────────────────────────────────────────────────────────
 
+    def open_showcase(self, showcase: Showcase) -> None:
+        self.switch_screen(ShowcaseScreen(showcase))
+
+    def choose_game(self) -> None:
+        self.switch_screen(self._start_screen())
+
     def choose(self, notice: str = "") -> None:
+        self.push_screen(self._start_screen(notice))
+
+    def _start_screen(self, notice: str = "") -> StartScreen:
         scenario = self.first.scenario if self.first is not None else next(iter(SCENARIOS))
         seed, speed = (self.first.seed, self.first.speed) if self.first is not None else (0, 4.0)
         choices = agent_choices(self.runs)
-        self.push_screen(StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed))
+        return StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed)
 
     def open_game(
         self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None
@@ -174,7 +190,7 @@ class PlayApp(App[None]):
     @property
     def by_hand(self) -> Path:
         """The record of what people have played."""
-        return self.plays / "human.jsonl"
+        return self.plays / export.BY_HAND.name
 
     def open_records(self, path: Path) -> None:
         self._show_read(partial(Records.read, path))
@@ -240,6 +256,13 @@ class PlayApp(App[None]):
         place = 1 + sum(other > reached(session.episode, HUMAN) for other in others)
         return f"recorded in {path} · place {place} of {len(others)} by hand, the best {points(max(others))}"
 
+    def broken_off(self, session: Session) -> None:
+        if session.human_played and not session.over:
+            try:
+                export.append_episode(self.by_hand, session.episode)
+            except OSError as error:
+                self.notify(f"{self.by_hand} cannot be written: {error.strerror}", severity="error")
+
     def filmed(self, film: Film) -> None:
         if self.record:
             self.film = film.after(self.film)
@@ -253,8 +276,8 @@ class PlayApp(App[None]):
             self.trouble = trouble
             self.exit()
 
-    def export(self, match: Match, film: Film) -> None:
-        """Save the record, what the screen has shown and what it shows, to the folder or to the browser."""
+    def export(self, match: Match) -> None:
+        """Save the record and a picture of the screen, to the folder or to the browser."""
         if not any(session.last for session in match.sessions):
             self.notify("Nothing has been played yet, so there is nothing to save.")
             return
@@ -263,15 +286,10 @@ class PlayApp(App[None]):
                 return
         first = match.sessions[0]
         name, title = export.file_stem(first), f"msgrpo play {first.scenario.id} --seed {first.seed}"
-        files = {
-            f"{name}-step{match.cursor}.svg": self.export_screenshot(title=title).encode(),
-            f"{name}.cast": film.asciicast(title).encode(),
-        }
-        if missing_extra("nano") is None:  # what draws a GIF comes with what trains
-            files[f"{name}.gif"] = film.gif()
-        if all(self._deliver(filename, data) for filename, data in files.items()):
+        picture = f"{name}-step{match.cursor}.svg"
+        if self._deliver(picture, self.export_screenshot(title=title).encode()):
             where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
-            self.notify(f"{where}: {name} .jsonl {' '.join(Path(file).suffix for file in files)}")
+            self.notify(f"{where}: {name}.jsonl and {picture}")
 
     def _deliver(self, filename: str, data: bytes) -> bool:
         """Write a file, or offer it to the browser; False, and said why, where it cannot be written."""
@@ -285,6 +303,10 @@ class PlayApp(App[None]):
         else:
             self.deliver_binary(io.BytesIO(data), save_filename=filename)
         return True
+
+    def action_command_palette(self) -> None:
+        if self.use_command_palette and not CommandPalette.is_open(self):
+            self.push_screen(Palette(id="--command-palette"))
 
     def action_toggle_light(self) -> None:
         self.theme = NIGHT.name if self.theme == DAY.name else DAY.name
@@ -300,6 +322,6 @@ class PlayApp(App[None]):
             yield SystemCommand("Take over", "Play on by hand, or hand back", partial(play.action_take_over, 0))
             yield SystemCommand("Prompt", "Show what the agent reads and answers", play.action_details)
             yield SystemCommand("Go to step", "Jump in the history", play.action_jump)
-            yield SystemCommand("Save", "Record, picture and recording", play.action_export)
+            yield SystemCommand("Save", "Record and picture", play.action_export)
         if isinstance(screen, StartScreen):
             yield SystemCommand("Open a replay", "Watch a recorded episode", screen.action_open_replay)

@@ -15,6 +15,7 @@ from msgrpo.tui.messages import AnswerStreamed, RoundEnded, SeatAnswered, SeatFa
 from msgrpo.tui.session import Match
 
 Seat = tuple[int, str]  # (session, player)
+REDRAW_S = 0.05  # between two drawings of an answer that grows: keys come first
 
 
 class Asking:
@@ -29,6 +30,8 @@ class Asking:
         self._began = 0.0
         self.failed: dict[Seat, str] = {}  # why, and what may help
         self.stopped = False  # a person stopped waiting for the answers
+        self._words: dict[Seat, str] = {}  # the newest words that are not told yet
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def going(self) -> bool:
@@ -44,7 +47,9 @@ class Asking:
         self._began = self._now()
         self.failed.clear()
         self.stopped = False
-        self._round = asyncio.get_running_loop().create_task(self._ask(self._match.waiting()))
+        self._words.clear()
+        self._loop = asyncio.get_running_loop()
+        self._round = self._loop.create_task(self._ask(self._match.waiting()))
 
     def stop(self) -> None:
         """A person has waited long enough."""
@@ -83,7 +88,24 @@ class Asking:
             self._tell(SeatFailed(index, player))
 
     def _streamed(self, index: int, player: str, text: str) -> None:
-        self._tell(AnswerStreamed(index, player, text))
+        """Tell the first words at once, and then the newest ones a few times a second, however fast they come.
+
+        An agent calls this from its own thread.
+        """
+        first = not self._words
+        self._words[index, player] = text
+        if first and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell_words)
+
+    def _tell_words(self) -> None:
+        words = {seat: text for seat, text in list(self._words.items()) if text}
+        for (index, player), text in words.items():
+            self._words[index, player] = ""
+            self._tell(AnswerStreamed(index, player, text))
+        if words and self._loop is not None:
+            self._loop.call_later(REDRAW_S, self._tell_words)
+        else:
+            self._words.clear()
 
     # ── people ───────────────────────────────────────────────────────────────────────────────────────────────
 

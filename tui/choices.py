@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +13,18 @@ from pydantic_core import from_json
 
 from msgrpo.errors import MissingExtraError
 from msgrpo.files import replace_text
+from msgrpo.games import SCENARIOS
+from msgrpo.games.outside import FIXED, offered
+from msgrpo.install import install_command
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import METRICS
 
 RUNS = Path("runs")
+
+
+# Games that come with optional packages, to begin with: what `msgrpo games` and the packages themselves list is more.
+SPIEL = tuple(f"spiel:{name}" for name in ("tic_tac_toe", "connect_four", "chess", "breakthrough", "2048"))
+RECENT, SEPARATOR = 5, "\n"  # games from outside that are remembered
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,30 @@ def missing_extra(spec: str) -> str | None:
     if all(find_spec(package) is not None for package in packages):
         return None
     return str(MissingExtraError(f"the agent {spec!r}", extra).fix)
+
+
+def game_choices(recent: Sequence[str], named: str) -> list[Choice]:
+    """The games: our own, those of installed packages, the last ones from outside, and those that others bring."""
+    own = [*SCENARIOS, *offered(), *recent, named]
+    others = [(name, "minigrid", "minigrid") for name in FIXED] + [(name, "openspiel", "pyspiel") for name in SPIEL]
+    missing = {name: None if find_spec(package) else install_command(extra) for name, extra, package in others}
+    return [Choice(name, name, missing.get(name)) for name in dict.fromkeys([*own, *missing])]
+
+
+def runs_code(name: str) -> bool:
+    """Whether a game's name leads to a person's own file or module, whose code runs when the game is looked at."""
+    return ":" in name and name.partition(":")[0] not in ("gym", "spiel")
+
+
+def recent_games(memory: Mapping[str, str]) -> list[str]:
+    return [name for name in memory.get("recent", "").split(SEPARATOR) if name]
+
+
+def with_recent(memory: Mapping[str, str], game: str) -> str:
+    """The remembered games after this one was played; games that are listed anyway are not kept."""
+    known = {*SCENARIOS, *offered(), *FIXED, *SPIEL}
+    games = dict.fromkeys([game, *recent_games(memory)])
+    return SEPARATOR.join([name for name in games if name not in known][:RECENT])
 
 
 # What makes a folder below runs/ a trained run: the kind of its agent, and the file that names its scenario.
@@ -94,12 +127,13 @@ def latest_run(runs: Path) -> Path | None:
 
 
 def agent_choices(runs: Path = RUNS) -> list[Choice]:
-    """nano, the trained runs, the references."""
+    """nano before and after training, the trained runs, the references; those first that can play now."""
     missing = missing_extra("adapter")
-    return [
-        Choice("nano", "nano (embedded)", missing_extra("nano")),
+    choices = [
         *(Choice(f"nano:{name}", f"nano, trained on {name}", missing) for name in shipped_adapters()),
+        Choice("nano", "nano, untrained: knows the rules, plays badly", missing_extra("nano")),
         *run_choices(runs),
-        Choice("optimal", "optimal"),
-        Choice("random", "random"),
+        Choice("optimal", "optimal: the best player known"),
+        Choice("random", "random moves"),
     ]
+    return sorted(choices, key=lambda choice: choice.missing is not None)

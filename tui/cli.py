@@ -53,7 +53,9 @@ def play(
     ] = None,
     against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
-    speed: Annotated[float, typer.Option(min=0.1, max=60, help="Steps a second.")] = 4.0,
+    speed: Annotated[
+        float | None, typer.Option(min=0.1, max=60, help="Steps a second: 4, and 2 in real time, without it.")
+    ] = None,
     step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Play in real time: the game does not wait for you.")] = False,
     best_of: Annotated[int, typer.Option(min=1, help="Games of a match between two; the seeds advance.")] = 1,

@@ -9,6 +9,8 @@ from pathlib import Path
 from msgrpo.episode import Episode
 from msgrpo.tui.session import Session
 
+PLAYS = Path("plays")  # where episodes and pictures go
+BY_HAND = PLAYS / "human.jsonl"  # the record of what people have played
 LONGEST_STEM = 100  # file systems take names of 255 bytes
 
 

@@ -13,6 +13,7 @@ from msgrpo.tui.film import Film
 from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import Match, Session, Setup, Sitting
+from msgrpo.tui.showcase import Showcase
 
 
 class Host(Protocol):
@@ -25,7 +26,9 @@ class Host(Protocol):
         """Nobody looks: games start by themselves, and the app ends with the last one."""
         ...
 
+    record: bool  # what is shown is filmed
     memory: Path | None  # the file in which the start screen's choices are kept
+    keys: dict[str, str]  # the keys that a person has changed, by name
 
     def open_game(
         self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None
@@ -41,6 +44,14 @@ class Host(Protocol):
         """Show what people have reached by hand, the best first."""
         ...
 
+    def open_showcase(self, showcase: Showcase) -> None:
+        """Show the recorded comparison at its present start, in place of the screen that is there."""
+        ...
+
+    def choose_game(self) -> None:
+        """Show the start screen in place of the screen that is there."""
+        ...
+
     def open_run(self, folder: Path) -> None:
         """Watch a training run."""
         ...
@@ -53,7 +64,11 @@ class Host(Protocol):
         """Count an episode that has ended, record a person's, and say where it was recorded."""
         ...
 
-    def export(self, match: Match, film: Film) -> None:
+    def broken_off(self, session: Session) -> None:
+        """Record a person's game that is left before its end."""
+        ...
+
+    def export(self, match: Match) -> None:
         """Save the game that is shown."""
         ...
 

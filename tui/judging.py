@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from textual.message import Message
 
-from msgrpo.game import Game, Judgement
+from msgrpo.game import Game, Judgement, Scenario
 from msgrpo.text import printable
 from msgrpo.tui.agents import in_daemon_thread
 from msgrpo.tui.messages import Judged
 from msgrpo.tui.session import Match, Session
 
+SAME = 1e-9  # points within which two exact values are one
 Position = tuple[int, int, str]  # (session, step, who is to move)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a position is worth, and the moves to recommend: of the best ones those that need the fewest steps."""
+
+    judgement: Judgement
+    moves: tuple[str, ...]
+    lost: bool  # nothing that is done here changes the result any more, and it is a bad one
 
 
 class Judging:
@@ -21,24 +32,30 @@ class Judging:
 
     def __init__(self, match: Match, tell: Callable[[Message], object]) -> None:
         self._match, self._tell = match, tell
-        self._found: dict[Position, tuple[Game, Judgement]] = {}
+        self._found: dict[Position, tuple[Game, Advice]] = {}
         self._work: asyncio.Task[None] | None = None
         self.failed = ""  # why nothing is judged any more
 
-    def of(self, index: int, step: int, player: str) -> Judgement | None:
-        """The judgement of the position before the move of `step`, where it has been made."""
-        game, judgement = self._found.get((index, step, player), (None, None))
+    def of(self, index: int, step: int, player: str) -> Advice | None:
+        """What is known of the position before the move of `step`, once it is judged."""
+        game, advice = self._found.get((index, step, player), (None, None))
         session = self._match.sessions[index]
-        return judgement if step <= session.last and game is session.game_at(step) else None
+        return advice if step <= session.last and game is session.game_at(step) else None
 
     def lost(self, index: int, step: int, player: str) -> tuple[float, str]:
         """(regret, sign) of the move that led to `step`; nothing where there was none or it is not judged yet."""
         frames = self._match.sessions[index].frames
         turn = frames[step].turns.get(player) if step < len(frames) else None
-        judgement = self.of(index, step - 1, player) if turn is not None else None
-        if turn is None or judgement is None:
+        advice = self.of(index, step - 1, player) if turn is not None else None
+        if turn is None or advice is None:
             return 0.0, ""
-        return judgement.regret(turn.action), judgement.sign(turn.action)
+        return advice.judgement.regret(turn.action), advice.judgement.sign(turn.action)
+
+    def mistakes(self, index: int, player: str) -> dict[int, float]:
+        """What each mistake of a game lost, step -> points; the step counts from 1."""
+        frames = self._match.sessions[index].frames
+        costs = {frame.step: self.lost(index, frame.step, player) for frame in frames if player in frame.turns}
+        return {step: lost for step, (lost, sign) in costs.items() if sign}
 
     def summary(self, index: int, player: str) -> str:
         """The mistakes of a game that is over: how many, and the worst. Empty where nothing is judged."""
@@ -46,14 +63,13 @@ class Judging:
         steps = [frame.step for frame in session.frames if player in frame.turns]
         if not steps or any(self.of(index, step - 1, player) is None for step in steps):
             return ""
-        costs = {step: self.lost(index, step, player) for step in steps}
-        count = sum(bool(sign) for _, sign in costs.values())
-        if not count:
+        costs = self.mistakes(index, player)
+        if not costs:
             return "no mistake"
-        worst = max(costs, key=lambda step: costs[step][0])
+        worst = max(costs, key=lambda step: costs[step])
         chosen = session.frames[worst].turns[player].action or "giving no action"
-        mistakes = f"{count} mistake{'s' if count > 1 else ''}"
-        return f"{mistakes}, the worst at step {worst}: {chosen} lost {costs[worst][0]:.2f}"
+        mistakes = f"{len(costs)} mistake{'s' if len(costs) > 1 else ''}"
+        return f"{mistakes}, the worst at step {worst}: {chosen} lost {costs[worst]:.2f}"
 
     def look(self) -> None:
         """Judge what is not judged yet."""
@@ -82,9 +98,8 @@ class Judging:
         while (wanted := self._next()) is not None:
             index, step, player = wanted
             session = self._match.sessions[index]
-            game, judge = session.game_at(step), session.scenario.judge
-            assert judge is not None
-            found = await in_daemon_thread(lambda: judge(game.copy(), player))  # noqa: B023 (awaited at once)
+            game = session.game_at(step)
+            found = await in_daemon_thread(lambda: advise(session.scenario, game, player))  # noqa: B023 (awaited at once)
             self._found[wanted] = game, found
             self._tell(Judged())
 
@@ -99,6 +114,17 @@ class Judging:
                     if self.of(index, step, player) is None:
                         return index, step, player
         return None
+
+
+def advise(scenario: Scenario, game: Game, player: str) -> Advice:
+    """Judge a position. The scenario must have a judge."""
+    assert scenario.judge is not None
+    judgement = scenario.judge(game.copy(), player)
+    known = scenario.reference(game.copy(), player) if scenario.reference is not None else ()
+    values = [value for action, value in judgement.values.items() if action is not None]
+    settled = judgement.exact and max(values) - min(values) < SAME
+    bad = judgement.value < -SAME or (scenario.goal and judgement.value < SAME)
+    return Advice(judgement, tuple(a for a in judgement.best if a in known) or tuple(judgement.best), settled and bad)
 
 
 def to_move(session: Session, step: int) -> tuple[str, ...]:

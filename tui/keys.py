@@ -1,25 +1,21 @@
-"""The keys: their names, and the file in which a person changes them."""
+"""The keys of a game that have a name, and the file in which a person changes them."""
 
 from __future__ import annotations
 
 import os
 import re
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 
-from textual.binding import Binding, BindingType
+from textual.binding import Binding
 from textual.keys import Keys
 from textual.keys import _character_to_key as character_to_key
-from textual.screen import Screen
 
 from msgrpo.errors import UsageError, nearest
 from msgrpo.tui.app import PlayApp
-from msgrpo.tui.screens.learn import LearnScreen
 from msgrpo.tui.screens.play import PlayScreen
-from msgrpo.tui.screens.records import RecordsScreen
-from msgrpo.tui.screens.start import StartScreen
 
-SCREENS: tuple[type[Screen[None]], ...] = (StartScreen, PlayScreen, LearnScreen, RecordsScreen)
 SIGNS = (
     *("space", "full_stop", "comma", "plus", "minus", "equals_sign", "question_mark", "exclamation_mark", "slash"),
     *("left_square_bracket", "right_square_bracket", "semicolon", "colon", "underscore", "asterisk", "number_sign"),
@@ -34,9 +30,7 @@ def keys_file() -> Path:
 
 def bindings() -> dict[str, Binding]:
     """Every key that can be changed, by its name."""
-    listed: list[BindingType] = [binding for screen in SCREENS for binding in screen.BINDINGS]
-    listed += PlayApp.BINDINGS
-    return {b.id: b for b in listed if isinstance(b, Binding) and b.id is not None}
+    return {b.id: b for b in PlayScreen.BINDINGS if isinstance(b, Binding) and b.id is not None}
 
 
 def read_keys(path: Path | None = None) -> dict[str, str]:
@@ -58,7 +52,7 @@ def read_keys(path: Path | None = None) -> dict[str, str]:
             raise UsageError(f"{path}: {name} must be a text of keys, not {keys!r}", fix=f'"{name}" = "space,p"')
         for key in keys.split(","):
             if not is_key(key):
-                raise UsageError(f"{path}: {name} names the key {key!r}, which there is not", fix=nearest(key, KEYS))
+                raise UsageError(f"{path}: {name} names the key {key!r}, which there is not", fix=like(key))
     _check_conflicts(path, found)
     return found
 
@@ -69,19 +63,26 @@ def is_key(name: str) -> bool:
     return len(plain) == 1 or name in KEYS or plain in KEYS
 
 
+def like(key: str) -> str:
+    """The key that may be meant: names are written small."""
+    if is_key(key.lower()):
+        return f"did you mean {key.lower()}?"
+    close = get_close_matches(key.lower(), KEYS, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(close)}?" if close else "a character, or a name such as space, f2 or ctrl+k"
+
+
 def _check_conflicts(path: Path, changed: dict[str, str]) -> None:
-    """Raise UsageError where one screen would do two things with one key."""
-    for screen in SCREENS:
-        owner: dict[str, str] = {}
-        listed: list[BindingType] = [*screen.BINDINGS, *PlayApp.BINDINGS]
-        for binding in listed:
-            if not isinstance(binding, Binding) or binding.id is None:
-                continue
-            for name in changed.get(binding.id, binding.key).split(","):
-                key = character_to_key(name) if len(name) == 1 else name  # "." and full_stop are one key
-                other = owner.setdefault(key, binding.id)
-                if other != binding.id and {other, binding.id} & set(changed):
-                    raise UsageError(
-                        f"{path}: the key {key!r} would mean both {other} and {binding.id}",
-                        fix="give one of them another key; msgrpo play --keys lists all",
-                    )
+    """Raise UsageError where the game would do two things with one key."""
+    owner: dict[str, str] = {}
+    for binding in [*PlayScreen.BINDINGS, *PlayApp.BINDINGS]:
+        if not isinstance(binding, Binding):
+            continue
+        called = binding.id or binding.description
+        for name in changed.get(binding.id or "", binding.key).split(","):
+            key = character_to_key(name) if len(name) == 1 else name  # "." and full_stop are one key
+            other = owner.setdefault(key, called)
+            if other != called and {other, called} & set(changed):
+                raise UsageError(
+                    f"{path}: the key {key!r} would mean both {other!r} and {called!r}",
+                    fix="give it another key; msgrpo play --keys lists those that have names",
+                )

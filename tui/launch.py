@@ -18,6 +18,7 @@ from rich.text import Text
 from msgrpo.errors import MsgrpoError, UsageError, nearest
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
+from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.paths import read_adapter_config
 from msgrpo.tui import film
@@ -27,7 +28,8 @@ from msgrpo.tui.film import Film
 from msgrpo.tui.learning import SIGNS, Learning, sign
 from msgrpo.tui.records import COLUMNS, FILTERS, Records
 from msgrpo.tui.series import Series
-from msgrpo.tui.session import Session, Setup
+from msgrpo.tui.session import LIVE_SPEED, SPEED, Session, Setup
+from msgrpo.tui.showcase import Showcase
 
 PIPED = 160  # columns of a list that goes into a pipe or a file
 UNSEEN = (120, 40)  # columns and rows of a recording that is made without a terminal
@@ -39,7 +41,7 @@ def setup(
     agent: str | None,
     against: str | None,
     seed: int,
-    speed: float,
+    speed: float | None,
     *,
     step: bool,
     live: bool,
@@ -58,10 +60,22 @@ def setup(
     if scenario is None:
         return None
     agent = agent or "nano"
-    get_scenario(scenario)
+    found = get_scenario(scenario)
+    if live and not keeps_direction(found):
+        raise UsageError(
+            f"--live is for a game that goes on by itself, and a player of {scenario} stands still who does nothing",
+            fix=f"msgrpo play {scenario} --agent human",
+        )
     if live and HUMAN not in (agent, against):
         raise UsageError("--live is for a person's game", fix=f"msgrpo play {scenario} --agent human --live")
-    return Setup(scenario, agent, against, seed, speed, step, live, temperature)
+    pace = speed or (LIVE_SPEED if live else SPEED)
+    return Setup(scenario, agent, against, seed, pace, step, live, temperature)
+
+
+def keeps_direction(scenario: Scenario) -> bool:
+    """Whether who does nothing goes on the same way, as a snake does."""
+    board = scenario.new(0, 0).board()
+    return board is not None and bool(board.facing)
 
 
 def has_screen() -> bool:
@@ -122,6 +136,7 @@ def start(
         keys=read_keys(),
         memory=memory_file(),
         record=record is not None,
+        showcase=Showcase() if wanted is None and records is None and watched is None else None,
     )
     app.run() if has_screen() else app.run(headless=True, size=UNSEEN)
     if app.return_code:  # 1 after a crash

@@ -1,4 +1,4 @@
-"""How fast a game goes by itself, which way, and the one timer that waits for the next step."""
+"""How fast a game goes by itself, and the one timer that waits for the next step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class Pace:
         self._after, self._step = after, step
         self.speed = speed
         self.playing = playing
-        self.forward = True
         self._cancel: Cancel | None = None
 
     def later(self) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from msgrpo.errors import UsageError
+from msgrpo.agent import Decision
 from msgrpo.game import Board, Role
 from msgrpo.parse import thought
-from msgrpo.tui.agents import HUMAN, Resolve, Table
+from msgrpo.tui.agents import Resolve, Table
+from msgrpo.tui.export import BY_HAND, append_episode
 from msgrpo.tui.series import verdict
 from msgrpo.tui.session import Frame, Match, Session, Setup, ending, new_match, points
 
@@ -36,6 +37,8 @@ def frame_text(session: Session, frame: Frame) -> Text:
     if frame.board is None:
         text.append(frame.seen + "\n")
     else:
+        if frame.board.caption:
+            text.append(frame.board.caption + "\n")
         _append_board(text, frame.board)
     for player, turn in frame.turns.items():
         words = thought(turn.answer or "")
@@ -71,20 +74,66 @@ def show_replay(session: Session, console: Console) -> None:
 
 def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
     """Play a setup to its end and print every step. Raises what an agent raises: nothing is played in its place."""
-    if HUMAN in (setup.agent, setup.against):
-        raise UsageError(
-            "a person needs a terminal to play in",
-            fix="play in a terminal without --plain, or choose another --agent",
-        )
     table = Table(resolve)
     match = new_match(setup, table.seat)
-    asyncio.run(
-        _play(match, table, lambda session: console.print(frame_text(session, session.frame), highlight=False))
-    )
+    if match.human:
+        console.print(f"{explained(match.sessions[0])}\n{HOW}\n", highlight=False, markup=False)
+    try:
+        asyncio.run(
+            _play(match, table, lambda session: console.print(frame_text(session, session.frame), highlight=False))
+        )
+    except Left:
+        console.print("left before the end", highlight=False)
+    for session in match.sessions:
+        if session.human_played:
+            append_episode(BY_HAND, session.episode)
+            console.print(f"recorded in {BY_HAND}", highlight=False)
     result = verdict(match)
     if result:
         console.print(result, highlight=False)
     return match
+
+
+HOW = "Type a move, or its beginning, and enter. ?: the rules and the moves. q: leave."
+
+
+class Left(Exception):
+    """A person has left the game."""
+
+
+def explained(session: Session) -> str:
+    """The rules, and what each sign means that stands for something."""
+    board = session.game.board()
+    signs = ", ".join(f"{sign} {meaning}" for sign, meaning in board.legend.items()) if board is not None else ""
+    said = f"{session.scenario.rules}\nSigns: {signs}" if signs else session.scenario.rules
+    return f"{said}\n⊥ is a turn in which no legal action was chosen."
+
+
+def ask_person(session: Session, player: str) -> str:
+    """A person's move, asked for until it is one. Raises Left at `q` and where no more is typed."""
+    legal = session.game.legal(player)
+    while True:
+        try:
+            typed = input(f"{player if len(session.players) > 1 else 'your move'}> ").strip()
+        except EOFError:
+            raise Left from None
+        if typed == "q" and "q" not in legal:
+            raise Left
+        if typed == "?":
+            print(f"{explained(session)}\nmoves: {', '.join(legal)}")
+            continue
+        found = meant(typed, legal)
+        if len(found) == 1:
+            return found[0]
+        print(f"{typed!r} is {'no move' if not found else 'more than one move'}: {', '.join(found or legal)}")
+
+
+def meant(typed: str, legal: Sequence[str]) -> list[str]:
+    """The moves that may be meant: the one of that name, else those that begin so; the case counts where it helps."""
+    for same in (lambda action: action == typed, lambda action: action.casefold() == typed.casefold()):
+        if found := [action for action in legal if same(action)]:
+            return found
+    return [action for action in legal if typed and action.casefold().startswith(typed.casefold())]
 
 
 async def _play(match: Match, table: Table, show: Callable[[Session], None]) -> None:
@@ -94,7 +143,10 @@ async def _play(match: Match, table: Table, show: Callable[[Session], None]) -> 
         while not match.over:
             for i, player in match.waiting():
                 session = match.sessions[i]
-                session.answer(player, await session.agents[player].act(session.view(player)))
+                if match.human_seat(i, player):
+                    session.answer(player, Decision(ask_person(session, player)))
+                else:
+                    session.answer(player, await session.agents[player].act(session.view(player)))
             moving = [session for session in match.sessions if session.ready]
             match.commit()
             for session in moving:

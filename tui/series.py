@@ -8,6 +8,9 @@ from msgrpo.evals.stats import bootstrap_mean
 from msgrpo.tui.session import Match, Setup, opponent, points, short_name
 
 
+FEWEST = 8  # games of a series from which an interval says something
+
+
 def winner(match: Match) -> int | None:
     """The seat (in the order of the screen) that won: by the return, or by fewer steps where both reached the goal.
 
@@ -98,12 +101,20 @@ class Series:
         if self.played < 2:
             return text
         mean = sum(self.differences) / self.played
+        if not self.measured:
+            return f"{text}, difference {mean:+.2f}"
         low, high = bootstrap_mean(self.differences, seed=0)
         return f"{text}, difference {mean:+.2f} [{low:+.2f}, {high:+.2f}]"
 
+    @property
+    def measured(self) -> bool:
+        """Whether there are games enough for an interval: from a handful it would be narrow by chance."""
+        return self.played >= FEWEST
+
     def card(self) -> str:
         """The result, when all games are played."""
-        return f"{self.played} games of {self.setup.scenario}: {self.score()} (95 % interval of the mean difference)"
+        about = "95 % interval of the mean difference" if self.measured else f"no interval from fewer than {FEWEST} games"
+        return f"{self.played} games of {self.setup.scenario}: {self.score()} ({about})"
 
 
 def standing(match: Match, series: Series | None) -> str:

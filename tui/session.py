@@ -23,7 +23,7 @@ from msgrpo.limits import games_code
 from msgrpo.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
-SPEED = 4.0  # steps a second, unless somebody asks for another
+SPEED, LIVE_SPEED = 4.0, 2.0  # steps a second, unless somebody asks for another; the second in real time
 Mood = Literal["good", "bad", "limit"]  # of an end: won, lost, or the steps are used up
 
 
@@ -281,6 +281,12 @@ class Session:
         self.answers.pop(player, None)
         self.agents[player] = self.own[player]
 
+    def rename(self, name: str) -> None:
+        """What the screen calls who sits in a record's seats."""
+        for agent in self.agents.values():
+            if isinstance(agent, EmptySeat):
+                agent.name = name
+
     def offer(self, agent: Agent) -> None:
         """A person has named who may play on: every empty seat is handed to this agent, when it is handed on."""
         for player, own in self.own.items():
@@ -330,6 +336,13 @@ class Match:
 
     def waiting(self) -> list[tuple[int, str]]:
         return [(i, player) for i, session in enumerate(self.sessions) for player in session.waiting()]
+
+    def choosing(self) -> list[tuple[int, str]]:
+        """The people whose move the step still needs."""
+        return [seat for seat in self.waiting() if self.human_seat(*seat)]
+
+    def human_seat(self, session: int, player: str) -> bool:
+        return isinstance(self.sessions[session].agents[player], HumanAgent)
 
     def empty(self) -> list[tuple[int, str]]:
         """The seats whose answer is needed and in which nobody sits."""

@@ -1,4 +1,4 @@
-"""The line under a seat that says what is going on there, in words."""
+"""The lines under a seat and under a board that say what is going on there, in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 from msgrpo.tui.agents import EmptySeat, HumanAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.hands import keys_of
-from msgrpo.tui.judging import Judging
-from msgrpo.tui.session import Match, Mood, ending, mood
+from msgrpo.tui.judging import Advice, Judging
+from msgrpo.tui.session import Match, Mood, Session, ending, mood
 
 Kind = Literal["note", "turn", "wait", "error"] | Mood
 PATIENCE_S = 3  # of thinking, before the way out is named
@@ -29,11 +29,13 @@ def status(
         past = f"this is step {session.cursor} of {session.last}; {way}: back to the present"
         return (past if session.human else ""), "note"
     if session.over:
-        lines = filter(None, (ending(session, session.frame), judging.summary(index, player)))
+        again = retry_from(match, judging)
+        retry = f"enter: play on yourself from step {again[1]}" if again and again[0] == (index, player) else ""
+        lines = filter(None, (ending(session, session.frame), judging.summary(index, player), retry))
         return "\n".join(lines), mood(session, player)
     if (index, player) in asking.failed:
-        again = "" if asking.people() else "enter: ask again   "  # first the person moves
-        return f"{asking.failed[index, player]}\n{again}{seat_key(match, index, player)}: play by hand", "error"
+        again_key = "" if asking.people() else "enter: ask again   "  # first the person moves
+        return f"{asking.failed[index, player]}\n{again_key}{seat_key(match, index, player)}: play by hand", "error"
     if player not in session.game.to_move:
         return "the other is to move", "note"
     if isinstance(agent, EmptySeat):
@@ -51,6 +53,15 @@ def status(
     if by_step:
         return ("n: play it" if answered else "n: ask"), "note"
     return "", "note"
+
+
+def retry_from(match: Match, judging: Judging) -> tuple[tuple[int, str], int] | None:
+    """(seat, step) from which a person may try again: before the worst mistake of a game of one that is over."""
+    if len(match.seats()) != 1 or not match.over:
+        return None
+    seat = match.seats()[0]
+    costs = judging.mistakes(*seat)
+    return (seat, max(costs, key=lambda step: costs[step]) - 1) if costs else None
 
 
 def seat_key(match: Match, index: int, player: str) -> str:
@@ -71,10 +82,11 @@ def waiting(match: Match, asking: Asking, index: int, player: str) -> str:
     return "\n".join(lines)
 
 
-def worth(match: Match, judging: Judging, index: int, *, hint: bool) -> str:
+def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str) -> str:
     """What the position that is shown is worth, what the move before it lost, and the best moves.
 
-    The best moves of a position in which a person has still to choose are a hint, shown when asked for.
+    The best moves of a position in which a person has still to choose are a hint, shown when asked for. `idle` is what
+    a turn without an action is called.
     """
     session = match.sessions[index]
     step = session.cursor
@@ -84,18 +96,32 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool) -> str:
         before, now = judging.of(index, step - 1, player), judging.of(index, step, player)
         turn = session.frame.turns.get(player)
         if turn is not None and before is not None:
-            lost, sign = judging.lost(index, step, player)
-            equal = "lost nothing" if before.exact else "may be as good"
-            fine = "is best" if turn.action in before.best else equal
-            action = turn.action or "⊥"
-            said = f"{action} lost {lost:.2f} {sign}".rstrip() if lost else f"{action} {fine}"
-            better = f", better {' or '.join(before.best)}" if lost else ""
-            parts.append(f"last: {name}{said}{better}")
+            parts.append(f"last: {name}{move_worth(session, before, turn.action, idle)}")
         asked = session.live and isinstance(session.agents[player], HumanAgent)
-        open_ = (
-            asked if match.secret else True
-        )  # while others choose in secret, a hint is about the person's own move
+        # while others choose in secret, a hint is about the person's own move
+        open_ = asked if match.secret else True
         if now is not None and open_ and (hint or not (asked or match.secret)):
-            about = "" if now.exact else "about "
-            parts.append(f"now: {name}worth {about}{now.value:+.2f}, best {' or '.join(now.best)}")
+            parts.append(f"now: {name}{position_worth(session, now)}")
     return "\n".join(parts) or judging.failed
+
+
+def move_worth(session: Session, before: Advice, action: str | None, idle: str) -> str:
+    """What a move cost, in words."""
+    judgement, chosen = before.judgement, action or idle
+    cost, sign = judgement.regret(action), judgement.sign(action)
+    if before.lost:
+        already = "the goal was already out of reach" if session.scenario.goal else "the game was already lost"
+        return f"{chosen} lost nothing more: {already}"
+    if cost:
+        return f"{chosen} lost {cost:.2f} {sign}".rstrip() + f", better {' or '.join(before.moves)}"
+    if action in before.moves:
+        return f"{chosen} is best"
+    return f"{chosen} {'lost nothing' if judgement.exact else 'may be as good'}"
+
+
+def position_worth(session: Session, now: Advice) -> str:
+    """What a position is worth, and what to do in it."""
+    if now.lost:
+        return "the goal is out of reach" if session.scenario.goal else "lost, if the others make no mistake"
+    about = "" if now.judgement.exact else "about "
+    return f"worth {about}{now.judgement.value:+.2f}, best {' or '.join(now.moves)}"

@@ -17,7 +17,7 @@ from gymnasium.utils import EzPickle
 from numpy.random import PCG64, Generator
 
 from msgrpo.errors import UsageError, nearest
-from msgrpo.game import Board, Game, Scenario
+from msgrpo.game import Game, Scenario
 
 Seen = Callable[[Any, Any], str]
 Make = Callable[[], Any]
@@ -120,8 +120,3 @@ def gym_scenario(
         return kind(make_env, seen, actions, step_limit, start_seed % 2**31, chance_seed)
 
     return Scenario(id, env_id, rules, step_limit, f"[Gymnasium] {env_id}", make, actions=actions, goal=goal)
-
-
-def view_board(rows: list[list[str]], legend: Mapping[str, str], roles: Mapping[str, Any]) -> Board:
-    """A board of what is seen, top row first."""
-    return Board(tuple(tuple(row) for row in rows), dict(legend), dict(roles))

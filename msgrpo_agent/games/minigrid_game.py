@@ -21,13 +21,14 @@ from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from msgrpo.errors import UsageError
 from msgrpo.game import Board, Role, Scenario
-from msgrpo.games.gymnasium_game import GoalGymGame, environment, view_board
+from msgrpo.games.gymnasium_game import GoalGymGame, environment
 
 roomgrid_level.print = lambda *said: None  # it prints what it rejects, and a terminal app makes games in threads
 
 ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 LIMIT = 64  # steps, where a level asks for more
 VIEW = 7
+MISSION = "Mission:"
 LETTERS = {
     "unseen": "?",
     "empty": ".",
@@ -53,7 +54,7 @@ LEGEND = {
     "L": "lava",
     "A": "you, looking up",
 }
-ROLES: dict[str, Role] = {"#": "wall", "G": "goal", "L": "bad", "A": "own", **dict.fromkeys("DKBX", "good")}
+ROLES: dict[str, Role] = {"#": "wall", "G": "goal", "L": "bad", "A": "own", **dict.fromkeys("DKBX", "thing")}
 STATES = {number: name for name, number in STATE_TO_IDX.items()}
 BROKEN = ("PutNextS5N2Carrying", "PutNextS6N3Carrying", "PutNextS7N4Carrying", "KeyInBox")  # by others' experience
 RULES = (
@@ -72,9 +73,17 @@ class MiniGridGame(GoalGymGame):
         return super()._advance(actions)
 
     def board(self) -> Board:
-        rows = [[LETTERS[name] for name, _, _ in row] for row in view_of(self.observation)]
+        view = view_of(self.observation)
+        rows = [[LETTERS[name] for name, _, _ in row] for row in view]
         rows[-1][VIEW // 2] = "A"
-        return view_board(rows, LEGEND, ROLES)
+        colours = {
+            (y, x): colour
+            for y, row in enumerate(view)
+            for x, (_, colour, _) in enumerate(row)
+            if ROLES.get(rows[y][x]) == "thing"
+        }
+        caption = f"{MISSION} {self.observation['mission']}. You carry {carried(self.env)}."
+        return Board(tuple(map(tuple, rows)), LEGEND, ROLES, colours=colours, caption=caption)
 
     @property
     def ending(self) -> str:
@@ -159,15 +168,19 @@ def place(forward: int, right: int) -> str:
 def seen(env: Any, observation: Any) -> str:
     """What a player reads: the mission, what is seen and where, what is carried, and the view in letters."""
     listed = ", ".join(f"{name} {place(forward, right)}" for name, forward, right in things(observation)) or "nothing"
-    carried = f"{env.carrying.color} {env.carrying.type}" if env.carrying else "nothing"
     rows = [" ".join(LETTERS[name] for name, _, _ in row) for row in view_of(observation)]
     rows[-1] = rows[-1][: VIEW - 1] + "A" + rows[-1][VIEW:]
     ahead = view_of(observation)[-2][VIEW // 2]
     before = "nothing" if ahead[0] in ("empty", "floor") else named(ahead)
     return (
-        f"Mission: {observation['mission']}. You see: {listed}. Right before you: {before}. You carry {carried}.\n"
+        f"{MISSION} {observation['mission']}. You see: {listed}. Right before you: {before}. "
+        f"You carry {carried(env)}.\n"
         + "\n".join(rows)
     )
+
+
+def carried(env: Any) -> str:
+    return f"{env.carrying.color} {env.carrying.type}" if env.carrying else "nothing"
 
 
 def describe(game: MiniGridGame, player: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pyspiel
 
 from msgrpo.errors import GameError, UsageError, nearest
-from msgrpo.game import Game, Judgement, Scenario, stream
+from msgrpo.game import Board, Game, Judgement, Scenario, stream
 
 LIMIT = 400  # steps, where a game may last longer
 MOST_ACTIONS = 150  # that are listed; of games with more, each state names its own
@@ -63,6 +63,16 @@ class SpielGame(Game):
         if self.state.is_terminal():
             return self.actions
         return tuple(self.state.action_to_string(seat, action) for action in self.state.legal_actions(seat))
+
+    def own_actions(self, player: str) -> tuple[str, ...]:
+        return seat_actions(self.name, self.players.index(player)) if self.actions else ()
+
+    def board(self) -> Board | None:
+        """The pieces of a game whose text is a plain rectangle of signs, or chess's own notation; None for others."""
+        if load(self.name).get_type().information != SEARCHED:
+            return None
+        text = str(self.state.observation_string(0)).strip()
+        return chess_board(text) if self.name == "chess" else plain_board(text, self.actions)
 
     def observe(self, player: str) -> str:
         seat, kind = self.players.index(player), load(self.name).get_type()
@@ -173,6 +183,66 @@ def actions_of(name: str) -> tuple[str, ...]:
             else:
                 state.apply_action(*chosen)
     return tuple(dict.fromkeys(names))
+
+
+@cache
+def seat_actions(name: str, seat: int) -> tuple[str, ...]:
+    """What one player may ever do, by the game's own numbers, so that an action's place never changes."""
+    game = load(name)
+    state = _first_decision(game)
+    names = [state.action_to_string(seat, number) for number in range(game.num_distinct_actions())]
+    return tuple(dict.fromkeys(names))
+
+
+CHESS = dict(zip("kqrbnp", ("king", "queen", "rook", "bishop", "knight", "pawn"), strict=True))
+SMALLEST_BOARD = 3  # rows and columns of signs that are taken for a board
+
+
+def plain_board(text: str, actions: tuple[str, ...]) -> Board | None:
+    """The board of a text that is a rectangle of signs, as of tic-tac-toe and connect four; else None.
+
+    Rows are counted from the top, as OpenSpiel's `x(row,column)` does.
+    """
+    rows = [tuple(line) for line in text.split("\n")]
+    width = len(rows[0])
+    if min(len(rows), width) < SMALLEST_BOARD or any(len(row) != width for row in rows):
+        return None
+    pieces = sorted({cell for row in rows for cell in row if cell.isalpha()})
+    if any(not (cell == "." or cell.isalpha()) for row in rows for cell in row) or len(pieces) > 2:
+        return None
+    dealt = {sign: colour for sign, colour in (("x", "blue"), ("o", "red"), ("w", "white"), ("b", "black"))}
+    return Board(
+        tuple(rows),
+        {".": "empty"} | {sign: sign for sign in pieces},
+        dict.fromkeys(pieces, "thing"),
+        colours={
+            (y, x): dealt.get(cell, "grey") for y, row in enumerate(rows) for x, cell in enumerate(row) if cell != "."
+        },
+        down=tuple(str(y) for y in range(len(rows))) if any("," in action for action in actions) else (),
+    )
+
+
+def chess_board(notation: str) -> Board:
+    """The board of a position in Forsyth-Edwards notation: White's pieces are capitals."""
+    placed, to_move, *_ = notation.split()
+    lines = ["".join("." * int(sign) if sign.isdigit() else sign for sign in row) for row in placed.split("/")]
+    rows = tuple(map(tuple, lines))
+    pieces = sorted({cell for row in rows for cell in row if cell != "."})
+    names = {sign: f"{'white' if sign.isupper() else 'black'} {CHESS[sign.lower()]}" for sign in pieces}
+    return Board(
+        rows,
+        {".": "empty"} | names,
+        dict.fromkeys(pieces, "thing"),
+        colours={
+            (y, x): "white" if cell.isupper() else "black"
+            for y, row in enumerate(rows)
+            for x, cell in enumerate(row)
+            if cell != "."
+        },
+        across=tuple("abcdefgh"),
+        down=tuple("87654321"),
+        caption=f"{'White' if to_move == 'w' else 'Black'} is to move.",
+    )
 
 
 def _first_decision(game: Any) -> Any:

@@ -1,59 +1,157 @@
-"""Small windows over the screen: go to a step, help, an address to type in, a record to pick."""
+"""Small windows over the screen: help, a question, a move, a step, an address to type in, a record to pick."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.validation import Integer
 from textual.widgets import DirectoryTree, Input, Static
+from textual.widgets.option_list import Option
+
+from msgrpo.tui.widgets.options import Options, laid_out
 
 HELP = """\
+[bold $primary]Playing[/]
+  arrows     or hjkl or wasd: move; a number or a click chooses
+  m          type a move, or choose it from the list
+  i  enter   a hint;  after the end: again from the worst mistake
 [bold $primary]Watching[/]
   space      pause, go on; at the end, from the start again
-  n          one step; in step mode: ask, then play the answer
-  + -        faster, slower
-  p  i       the prompt, the raw answer, what was made of it;  a hint
-[bold $primary]Back and forth[/]
-  ← →        one step back, forward (or \\[ and ]); home, end
-  g  b       go to a step;  play backwards;  tab: to the next event
-[bold $primary]Playing[/]
-  arrows     or hjkl or wasd: move; a click on an action does it too
-  t  T       take the first (second) seat, or hand it back
-[bold $primary]Watching a run learn[/] (w on the start screen, msgrpo play --run DIR)
+  n  + -     one step (in step mode: ask, then play it);  the speed
+  p          the prompt, the raw answer, what was made of it
+  ← →  tab   a step back, forward (\\[ and ] while you play);  next event
+  t          take the seat at the moment that is shown, or hand it back
+[bold $primary]The game[/]
+  r  x       the same start and luck again;  the next start, or episode
+  e          save the record and a picture (SVG) of the screen
+  esc  q     stop waiting, or leave;  leave at once
+[bold $primary]A run that learns[/] (w on the start screen, msgrpo play --run DIR)
+  space      the film: the same start after every update
   ← →  ↑ ↓   the update before, after;  groups;  tab: episodes
 [bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
   f  a  /    filter by result, agent, words;  c: two side by side
-[bold $primary]The game[/]
-  r  x       the same luck again;  the next seed, or episode (X: before)
-  e          save record, picture (SVG) and recordings (asciicast, GIF)
-  enter esc  ask again after a failure;  stop waiting, or leave
-  ctrl+p     all commands and themes
-  ctrl+t     light or dark;  ctrl+q  quit
+[bold $primary]The start screen[/]
+  s S  t T   the next and last seed;  temperature;  u  an endpoint
+  w h o q    watch a run, high scores, open a record, quit
+[bold $primary]Everywhere[/]
+  ctrl+p     all commands and themes;  ctrl+t  light or dark;  ctrl+q  quit
+"""
+SIGNS = """\
+[bold $primary]Signs[/]
+  + − ! ? ⁇  a gain, a loss, no legal action, a mistake, a blunder
+  ⊥          no legal action was found in the answer
+  ▲ △ ▼ ▽    better, worse than the group's mean; hollow: not learnt from
+  flat       a group in which all were equal: nothing to learn
 """
 
 
 class Help(ModalScreen[None]):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,question_mark,enter,space", "dismiss", "close", id="help.close")
-    ]
+    """The keys and signs, and above them the rules of the game that is shown."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter,space", "dismiss", "close")]
+
+    def __init__(self, rules: str = "") -> None:
+        super().__init__()
+        self.rules = rules
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog help") as box:
             box.border_title = "help"
-            box.border_subtitle = "esc closes"
-            yield Static(Content.from_markup(HELP))
+            box.border_subtitle = "esc closes   ↑ ↓ scroll"
+            if self.rules:
+                yield Static(Content.styled("The rules\n", "bold $primary") + Content(self.rules + "\n"))
+            yield Static(Content.from_markup(HELP + SIGNS))
+
+
+class Confirm(ModalScreen[bool]):
+    """One question; enter or y agrees."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,y,q", "dismiss(True)", "yes"),
+        Binding("escape,n,space", "dismiss(False)", "no"),
+    ]
+
+    def __init__(self, question: str, yes: str, no: str) -> None:
+        super().__init__()
+        self.question, self.answers = question, f"enter: {yes}   esc: {no}"
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = self.question
+            yield Static(Content(self.answers))
+
+
+class Choose(ModalScreen[str | None]):
+    """One of many: type its beginning, or go down the list."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "close"),
+        Binding("down", "move(1)", "down", priority=True),
+        Binding("up", "move(-1)", "up", priority=True),
+    ]
+
+    def __init__(self, title: str, choices: Sequence[str]) -> None:
+        super().__init__()
+        self.heading, self.choices = title, list(choices)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog choose") as box:
+            box.border_title = self.heading
+            yield Input(placeholder="type it, or choose with ↑ ↓")
+            yield Options()
+
+    def on_mount(self) -> None:
+        self.list_choices("")
+
+    def fitting(self, typed: str) -> list[str]:
+        """Those that begin with what was typed; where the case tells two apart (b4, Bb4), the case counts."""
+        exact = [choice for choice in self.choices if choice.startswith(typed)]
+        return exact or [choice for choice in self.choices if choice.casefold().startswith(typed.casefold())]
+
+    @on(Input.Changed)
+    def typed(self, event: Input.Changed) -> None:
+        self.list_choices(event.value.strip())
+
+    def list_choices(self, typed: str) -> None:
+        options = self.query_one(Options)
+        options.set_options([Option(Content(choice), id=choice) for choice in self.fitting(typed)])
+        options.highlighted = 0 if options.option_count else None
+
+    def action_move(self, by: int) -> None:
+        options = self.query_one(Options)
+        if options.option_count:
+            options.highlighted = ((options.highlighted or 0) + by) % options.option_count
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        options = self.query_one(Options)
+        if event.value.strip() in self.choices:
+            self.dismiss(event.value.strip())
+        elif options.highlighted is not None:
+            self.dismiss(str(options.get_option_at_index(options.highlighted).id))
+
+    def on_option_list_option_selected(self, event: Options.OptionSelected) -> None:
+        self.dismiss(str(event.option.id))
+
+
+class Palette(CommandPalette):
+    """Textual's own, whose list may not have its lines yet when a page key comes."""
+
+    def _action_command_list(self, action: str) -> None:
+        with laid_out():
+            super()._action_command_list(action)
 
 
 class Jump(ModalScreen[int | None]):
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close", id="jump.close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close")]
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -72,7 +170,7 @@ class Jump(ModalScreen[int | None]):
 class Ask(ModalScreen[str | None]):
     """One line of text; an empty one is none, or with `empty` an answer as well."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close", id="ask.close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close")]
 
     def __init__(self, title: str, placeholder: str, *, empty: bool = False) -> None:
         super().__init__()
@@ -106,8 +204,8 @@ class Pick(ModalScreen[Path | None]):
     """A file or a folder below `root`; a path may be typed as well."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "close", id="pick.close"),
-        Binding("o", "folder", "open this folder", id="pick.folder"),
+        Binding("escape", "dismiss(None)", "close"),
+        Binding("o", "folder", "open this folder"),
     ]
 
     def __init__(self, root: Path, title: str) -> None:

@@ -31,20 +31,20 @@ class LearnScreen(Screen[None]):
     """Only reads: a run that goes on is not disturbed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "update(-1)", "update before", id="learn.before"),
-        Binding("right", "update(1)", "after", id="learn.after"),
-        Binding("home", "update(-1000000)", "first update", show=False, id="learn.first"),
-        Binding("end", "update(1000000)", "newest", show=False, id="learn.newest"),
-        Binding("up", "group(-1)", "group up", show=False, id="learn.group-up"),
-        Binding("down", "group(1)", "group", id="learn.group"),
-        Binding("tab", "sample", "episode", id="learn.episode", priority=True),
-        Binding("space", "pause", "pause/go", id="learn.pause"),
-        Binding("n,full_stop,right_square_bracket", "step(1)", "step", id="learn.step"),
-        Binding("left_square_bracket,comma", "step(-1)", "back", show=False, id="learn.back"),
-        Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="learn.faster"),
-        Binding("minus", "speed(-1)", "slower", show=False, id="learn.slower"),
-        Binding("question_mark", "help", "help", id="app.help"),
-        Binding("q,escape", "leave", "leave", id="learn.leave"),
+        Binding("left", "update(-1)", "update before"),
+        Binding("right", "update(1)", "after"),
+        Binding("home", "update(-1000000)", "first update", show=False),
+        Binding("end", "update(1000000)", "newest", show=False),
+        Binding("up", "group(-1)", "group up", show=False),
+        Binding("down", "group(1)", "group"),
+        Binding("tab", "sample", "episode", priority=True),
+        Binding("space", "pause", "pause/go"),
+        Binding("n,full_stop,right_square_bracket", "step(1)", "step"),
+        Binding("left_square_bracket,comma", "step(-1)", "back", show=False),
+        Binding("plus,equals_sign", "speed(1)", "faster", show=False),
+        Binding("minus", "speed(-1)", "slower", show=False),
+        Binding("question_mark", "help", "help"),
+        Binding("q,escape", "leave", "leave"),
     ]
 
     def __init__(self, run: Learning) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, cast
@@ -13,11 +15,10 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.reactive import reactive
 from textual.screen import Screen
-from textual.widgets import Footer, Static
 
 from msgrpo.errors import MsgrpoError
 from msgrpo.prompt import Prompt
-from msgrpo.tui.agents import LazyAgent
+from msgrpo.tui.agents import HumanAgent, LazyAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.clock import Cancel, once_drawn, stands
 from msgrpo.tui.film import Film
@@ -29,14 +30,20 @@ from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series, standing
 from msgrpo.tui.session import Match, Session, Setup
 from msgrpo.tui.status import status, worth
+from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import Lane
 from msgrpo.tui.widgets.moves import MoveList
-from msgrpo.tui.widgets.panel import AgentPanel
+from msgrpo.tui.widgets.panel import NOTHING, AgentPanel
+from msgrpo.tui.widgets.text import Text, lines
 from msgrpo.tui.widgets.timeline import Timeline
 
 P = ParamSpec("P")
 BETWEEN_S = 2.0  # two games of a series
 STACKED = 60  # columns below which the panels stand under the board
+PANEL, PANEL_ROWS = 34, 9  # columns of a panel beside a board, and rows of one below it, where there is room for more
+LOW = 6  # rows of a panel where there is not
+ROUNDS = 4  # of the event loop, in which each widget in turn says that it has to be drawn
+ON = "(on)"  # what no action is called where a game goes on by itself
 
 
 def while_standing(
@@ -82,12 +89,14 @@ class MatchScreen(Screen[None]):
         )
         self.judging = Judging(match, self.post_message)
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
+        self._frame: ExitStack | None = None  # while the next picture is put together
+        self._draws: asyncio.Task[None] | None = None
         self._second: Cancel | None = None
         self._next: Cancel | None = None
         self.counted = False  # in the series
         self.note = ""  # beside the title: where the episode was recorded
         self.left_record = False  # somebody took a seat of a replay over
-        self.film = Film()
+        self.film = Film()  # empty unless the sitting is recorded
         self._untaken = 0  # pictures that wait for their layout
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
@@ -97,7 +106,7 @@ class MatchScreen(Screen[None]):
         return host(self)
 
     def compose(self) -> ComposeResult:
-        yield Static(id="title")
+        yield Text(id="title")
         with Horizontal(id="table", classes="two" if len(self.match.sessions) > 1 else "one"):
             for i, session in enumerate(self.match.sessions):
                 with Vertical(classes="side"):
@@ -105,9 +114,9 @@ class MatchScreen(Screen[None]):
                     with Vertical(classes="panels"):
                         for player in session.players:
                             yield AgentPanel(i, player, session)
-        yield Static(id="verdict", markup=False)
+        yield Text(id="verdict")
         yield Timeline(id="timeline")
-        yield Footer(compact=True, show_command_palette=False)
+        yield KeyLine()
 
     def on_mount(self) -> None:
         self.pace.playing = self.pace.playing or self.host.unattended
@@ -115,15 +124,21 @@ class MatchScreen(Screen[None]):
         self.go()
 
     def on_unmount(self) -> None:
+        self.draw_now()
         self.pace.stop()
         self.asking.drop()
         self.judging.drop()
         for cancel in filter(None, (self._second, self._next)):
             cancel()
+        for session in self.match.sessions:
+            if self.replay is None:
+                self.host.broken_off(session)
         self.host.filmed(self.film)
 
     def picture(self) -> None:
         """Film what is there once what was shown last has its final layout, which takes a second refresh."""
+        if not self.host.record:
+            return
         self._untaken += 1
         once_drawn(self, lambda: once_drawn(self, self.take))
 
@@ -141,29 +156,80 @@ class MatchScreen(Screen[None]):
         return self.query_one(f"#lane-{session}", Lane)
 
     def on_resize(self) -> None:
-        if len(self.match.sessions) == 1:
-            room = self.size.width * 56 // 100 if self.size.width >= STACKED else self.size.width
-            once_drawn(self, lambda: self.lane(0).fit(room))
+        self.fit()
+
+    def fit(self) -> None:
+        """Give the boards the room that they can fill, and the panels the rest."""
+        width, height = self.size
+        height -= 3 + lines(Content(self.banner()), width)  # title, history, keys; who won
+        stacked = width < STACKED
+        for i, session in enumerate(self.match.sessions):
+            panels = len(session.players) if len(self.match.sessions) == 1 else 1
+            if len(self.match.sessions) > 1:
+                low = max(LOW, min(PANEL_ROWS, height // 3))
+                self.lane(i).fit(width // 2, max(LOW, height - low), whole_width=True)
+            elif stacked:
+                self.lane(i).fit(width, max(LOW, height - LOW * panels), whole_width=True)
+            else:
+                self.lane(i).fit(max(width // 2, width - max(PANEL, width * 3 // 10)), height, whole_width=False)
 
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)
 
     @while_standing
     def show_all(self) -> None:
-        """Draw everything from the match at its cursor."""
+        """Draw everything from the match at its cursor, in one frame."""
+        self.one_frame()
         for i, session in enumerate(self.match.sessions):
-            self.lane(i).show(worth(self.match, self.judging, i, hint=self.hint))
+            self.lane(i).show(self.worth(i))
             for player in session.players:
                 self.show_seat(i, player)
-        self.query_one("#title", Static).update(self.title_line())
-        result = standing(self.match, self.series)
-        banner = self.query_one("#verdict", Static)
+        self.query_one("#title", Text).show(self.title_line())
+        banner, result = self.query_one("#verdict", Text), self.banner()
         banner.display = bool(result)
-        banner.update(result)
+        banner.show(Content(result))
         self.show_time()
-        self.refresh_bindings()
-        self.judging.look()
+        self.show_keys()
+        self.fit()
         self.picture()
+
+    def one_frame(self) -> None:
+        """Let nothing be drawn until every widget has said what it shows anew, so that all of it comes at once."""
+        if self._frame is None:
+            self._frame = ExitStack()
+            self._frame.enter_context(self.app.batch_update())
+            self._draws = asyncio.get_running_loop().create_task(self._draw())
+
+    async def _draw(self) -> None:
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+        self.draw_now()
+
+    def draw_now(self) -> None:
+        if self._frame is not None:
+            self._frame.close()
+            self._frame = None
+            if stands(self):
+                once_drawn(self, self.judging.look)  # which takes the processor from the picture
+
+    def banner(self) -> str:
+        """The sentence under the boards: who won, how the series stands."""
+        return standing(self.match, self.series)
+
+    def worth(self, index: int) -> str:
+        return worth(self.match, self.judging, index, hint=self.hint, idle=self.idle)
+
+    @property
+    def idle(self) -> str:
+        """What a turn without an action is called: in real time the game goes on without one."""
+        return ON if self.setup.live else NOTHING
+
+    def hints(self) -> list[Hint]:
+        """The keys that do something now, the most important ones first."""
+        return []
+
+    def show_keys(self) -> None:
+        self.query_one(KeyLine).show(self.hints())
 
     def title_line(self) -> Content:
         """Who plays what, from which start, how; in a series which game it is; where the episode was recorded."""
@@ -187,7 +253,17 @@ class MatchScreen(Screen[None]):
         returns = self.host.sitting.of(session, player)
         decision = session.answers.get(player) if session.live and not self.match.secret else None
         prompt = self.prompt_of(session, player)
-        self.panel(index, player).show(session, self.judging, returns, decision, details=self.details, prompt=prompt)
+        person = isinstance(session.agents[player], HumanAgent)
+        self.panel(index, player).show(
+            session,
+            self.judging,
+            returns,
+            decision,
+            details=self.details,
+            prompt=prompt,
+            rules=session.scenario.rules if person and not session.cursor else "",
+            idle=self.idle,
+        )
         self.show_status(index, player)
 
     def prompt_of(self, session: Session, player: str) -> Prompt | None:
@@ -223,7 +299,7 @@ class MatchScreen(Screen[None]):
 
     def go(self) -> None:
         """Do what comes next by itself: a person is asked at once, everything else follows the clock."""
-        if self.match.live and self.match.human and self.pace.forward:
+        if self.match.live and self.match.human:
             self.ask()
         elif self.pace.playing:
             self.pace.later()
@@ -233,28 +309,20 @@ class MatchScreen(Screen[None]):
         people = self.asking.people()
         if self.host.unattended and self._untaken:  # a recording shows every step, on a slow machine as well
             self.pace.later()
-        elif self.setup.live and people and self.match.live and self.pace.forward:
+        elif self.setup.live and people and self.match.live:
             for index, player, person in people:
                 person.choose(self.wanted.pop((index, player), None))
         else:
             self.advance()
 
     def advance(self) -> None:
-        """One step in the direction of play: through the history first, then by asking the agents."""
-        pace = self.pace
-        if not pace.forward:
-            self.jump_to(max(0, self.match.cursor - 1))
-            if self.match.cursor == 0:
-                pace.playing, pace.forward = False, True
-                self.show_all()
-            else:
-                pace.later()
-        elif not self.match.live:
+        """One step on: through the history first, then by asking the agents."""
+        if not self.match.live:
             self.jump_to(self.match.cursor + 1)
-            if pace.playing:
-                pace.later()
+            if self.pace.playing:
+                self.pace.later()
         elif self.match.over:
-            pace.playing = False
+            self.pace.playing = False
             self.ended()
         elif self.match.ready:
             self.commit()
@@ -263,7 +331,7 @@ class MatchScreen(Screen[None]):
 
     def play_on(self) -> None:
         """Play has just begun again; at the end, from the start."""
-        if self.match.over and self.match.live and self.pace.forward:
+        if self.match.over and self.match.live:
             self.match.seek(0)
         self.advance()
 
@@ -287,6 +355,7 @@ class MatchScreen(Screen[None]):
         """Keep the seconds on the screen while somebody thinks."""
         for index, player in self.match.seats():
             self.show_status(index, player)
+        self.show_keys()
         if self._second is not None:
             self._second()
         self._second = self.host.clock.after(self, 1.0, self.watch_wait) if self.asking.going else None
@@ -305,11 +374,12 @@ class MatchScreen(Screen[None]):
     @while_standing
     def show_judgement(self, message: Judged) -> None:
         for i, session in enumerate(self.match.sessions):
-            self.lane(i).show_worth(worth(self.match, self.judging, i, hint=self.hint))
+            self.lane(i).show_worth(self.worth(i))
             for player in session.players:
-                self.panel(i, player).query_one(MoveList).show(session, self.judging)
+                self.panel(i, player).query_one(MoveList).show(session, self.judging, idle=self.idle)
                 self.show_status(i, player)
         self.show_time()
+        self.show_keys()
 
     @on(SeatAnswered)
     @while_standing

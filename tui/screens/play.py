@@ -12,18 +12,35 @@ from msgrpo.tui import hands
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat
 from msgrpo.tui.clock import once_drawn
 from msgrpo.tui.messages import ActionChosen, SeekTo
-from msgrpo.tui.screens.dialogs import Help, Jump
+from msgrpo.tui.screens.dialogs import Choose, Confirm, Help, Jump
 from msgrpo.tui.screens.match import MatchScreen
+from msgrpo.tui.status import retry_from
+from msgrpo.tui.widgets.keyline import Hint
 from msgrpo.tui.widgets.panel import AgentPanel
 from msgrpo.tui.widgets.timeline import PLAIN, mark
 
 
+# The first key of each name that a person may change, as it is without a change, and how long names are written.
+KEYS_OF = {
+    "play.pause": "space",
+    "play.step": "n",
+    "show.details": "p",
+    "show.hint": "i",
+    "seat.take": "t",
+    "game.restart": "r",
+    "game.next": "x",
+    "game.leave": "q",
+}
+SHORT = {"question_mark": "?", "full_stop": ".", "escape": "esc", "plus": "+", "minus": "−"}
+
+
 def move_bindings() -> list[BindingType]:
+    """The four ways for two hands; the names of the first hand's keys can be changed."""
     keys = {"up": ("up,k", "w"), "down": ("down,j", "s"), "left": ("left,h", "a"), "right": ("right,l", "d")}
     return [
-        Binding(chosen, f"move('{way}','{hand}')", way, show=False, id=f"move.{way}{suffix}")
+        Binding(chosen, f"move('{way}','{hand}')", way, show=False, id=name)
         for way, both in keys.items()
-        for chosen, hand, suffix in zip(both, (ARROWS, WASD), ("", ".second"), strict=True)
+        for chosen, hand, name in zip(both, (ARROWS, WASD), (f"move.{way}", None), strict=True)
     ]
 
 
@@ -33,50 +50,100 @@ class PlayScreen(MatchScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         *move_bindings(),
         *(Binding(str(n), f"choose({n})", show=False) for n in range(1, 10)),
-        Binding("space", "pause", "pause/go", id="play.pause"),
-        Binding("n,full_stop", "step", "step", id="play.step"),
-        Binding("left_square_bracket,comma", "seek(-1)", "back", id="play.back"),
-        Binding("right_square_bracket", "seek(1)", "forward", show=False, id="play.forward"),
-        Binding("home", "jump_to(0)", "start", show=False, id="play.home"),
-        Binding("end", "jump_to(-1)", "end", show=False, id="play.end"),
-        Binding("g", "jump", "go to step", show=False, id="play.jump"),
-        Binding("b", "reverse", "backwards", show=False, id="play.reverse"),
-        Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="play.faster"),
-        Binding("minus", "speed(-1)", "slower", show=False, id="play.slower"),
+        Binding("space", "pause", "pause, go on", id="play.pause"),
+        Binding("n,full_stop", "step", "one step", id="play.step"),
+        Binding("left_square_bracket,comma", "seek(-1)", "one step back"),
+        Binding("right_square_bracket", "seek(1)", "one step forward"),
+        Binding("home", "jump_to(0)", "start"),
+        Binding("end", "jump_to(-1)", "end"),
+        Binding("g", "jump", "go to step"),
+        Binding("plus,equals_sign", "speed(1)", "faster"),
+        Binding("minus", "speed(-1)", "slower"),
         Binding("p", "details", "prompt", id="show.details"),
-        Binding("i", "hint", "hint", show=False, id="show.hint"),
-        Binding("pagedown", "scroll_words(1)", "scroll the words", show=False, id="show.scroll-down"),
-        Binding("pageup", "scroll_words(-1)", "scroll the words back", show=False, id="show.scroll-up"),
-        Binding("t", "take_over(0)", "take over", id="seat.take"),
-        Binding("T", "take_over(1)", "take over the second", show=False, id="seat.take-second"),
-        Binding("r", "restart", "restart", id="game.restart"),
-        Binding("x", "next_seed", "next seed", id="game.next"),
-        Binding("X", "episode(-1)", "episode before", show=False, id="game.before"),
-        Binding("tab", "event(1)", "next event", show=False, id="play.event", priority=True),
-        Binding("shift+tab", "event(-1)", "event before", show=False, id="play.event-before", priority=True),
-        Binding("enter", "retry", "ask again", show=False, id="seat.retry"),
-        Binding("escape", "cancel", "stop waiting", show=False, id="seat.cancel"),
-        Binding("e", "export", "save", show=False, id="file.export"),
-        Binding("question_mark", "help", "help", id="app.help"),
-        Binding("q", "leave", "leave", show=False, id="game.leave"),
+        Binding("i", "hint", "hint", id="show.hint"),
+        Binding("m,colon", "type_move", "type a move"),
+        Binding("pagedown", "scroll_words(1)", "scroll the words"),
+        Binding("pageup", "scroll_words(-1)", "scroll the words back"),
+        Binding("t", "take_over(0)", "take the seat, or hand it back", id="seat.take"),
+        Binding("T", "take_over(1)", "take the second seat"),
+        Binding("r", "restart", "the same again", id="game.restart"),
+        Binding("x", "next_seed", "the next start", id="game.next"),
+        Binding("X", "episode(-1)", "episode before"),
+        Binding("tab", "event(1)", "next event", priority=True),
+        Binding("shift+tab", "event(-1)", "event before", priority=True),
+        Binding("enter", "retry", "ask again, or try again"),
+        Binding("escape", "cancel", "stop waiting, or leave"),
+        Binding("e", "export", "save"),
+        Binding("question_mark", "help", "help"),
+        Binding("q", "leave", "leave", id="game.leave"),
     ]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "retry":
-            return bool(self.asking.failed)
-        if action == "cancel":
-            return True
         if action == "take_over":
             return len(self.match.seats()) > int(str(parameters[0]))
         if action == "restart":
             return self.replay is None
         return True
 
+    # ── which keys do something now ──────────────────────────────────────────────────────────────────────────
+
+    def hints(self) -> list[Hint]:
+        """By who is waited for: a person who moves, an agent, nobody because the game is over or stands."""
+        if self.match.over and self.match.live:
+            shown = self._hints_of_the_end()
+        elif self.match.choosing():
+            shown = self._hints_of_a_turn()
+        else:
+            shown = self._hints_of_watching()
+        return [*shown, Hint("?", "help", "help"), self._hint("game.leave", "leave", "leave")]
+
+    def _hint(self, name: str, words: str, action: str) -> Hint:
+        """A key that can be changed, as it is now."""
+        keys = self.host.keys.get(name) or KEYS_OF[name]
+        return Hint(SHORT.get(first := keys.split(",")[0], first), words, action)
+
+    def _hints_of_the_end(self) -> list[Hint]:
+        shown = []
+        if self.replay is None and (self.series is None or self.series.over):
+            if retry_from(self.match, self.judging):
+                shown.append(Hint("enter", "try again from the mistake", "retry"))
+            shown.append(self._hint("game.next", "next start", "next_seed"))
+            shown.append(self._hint("game.restart", "again", "restart"))
+        elif self.replay is not None:
+            shown.append(self._hint("game.next", "next episode", "next_seed"))
+        back = Hint("← →", "look back", "seek(-1)") if not self.match.people() else Hint("[ ]", "look back", "seek(-1)")
+        return [*shown, back, Hint("tab", "events", "event(1)"), Hint("e", "save", "export")]
+
+    def _hints_of_a_turn(self) -> list[Hint]:
+        seats = [(self.match.sessions[index], player) for index, player in self.match.choosing()]
+        game, player = seats[0][0].game, seats[0][1]
+        shown = [Hint("arrows", "move")] if hands.arrows(game, player) else []
+        shown += [Hint("1-9", "choose")] if hands.numbers(game, player) else []
+        shown += [Hint("m", "type a move", "type_move")] if hands.listed(game, player) else []
+        if any(session.scenario.judge is not None for session in self.match.sessions):
+            shown.append(self._hint("show.hint", "hint", "hint"))
+        if self.setup.live:
+            shown += [self._hint("play.pause", "stop, go on", "pause"), Hint("+ −", "speed", "speed(1)")]
+        if any(session.own[player].spec != HUMAN for session, player in seats):
+            shown.append(self._hint("seat.take", "hand back", "take_over(0)"))
+        shown.append(Hint("[ ]", "look back", "seek(-1)"))
+        return [*shown, Hint("e", "save", "export"), self._hint("show.details", "prompt", "details")]
+
+    def _hints_of_watching(self) -> list[Hint]:
+        shown = [Hint("enter", "ask again", "retry")] if self.asking.failed else []
+        if self.asking.going and not self.asking.people():
+            shown.append(Hint("esc", "stop waiting", "cancel"))
+        shown.append(self._hint("play.pause", "pause" if self.pace.playing else "go on", "pause"))
+        shown.append(self._hint("play.step", "step", "step"))
+        shown += [Hint("← →", "back, on", "seek(-1)"), Hint("+ −", "speed", "speed(1)")]
+        shown.append(self._hint("show.details", "prompt", "details"))
+        shown.append(self._hint("seat.take", "take over", "take_over(0)"))
+        return [*shown, self._hint("game.next", "next", "next_seed"), Hint("e", "save", "export")]
+
     def action_move(self, way: str, hand: str) -> None:
         """A move while a person has a seat in a game that goes on; scrubbing where nobody plays.
 
-        Keys that come faster than the game are dropped, never taken for scrubbing, also at the end of a person's
-        game. With two people each has a hand of keys.
+        Keys are never taken for scrubbing at the end of a person's game. With two people each has a hand of keys.
         """
         if not self.match.human:
             if (self.replay or not self.match.people()) and way in ("left", "right") and hand == ARROWS:
@@ -93,11 +160,24 @@ class PlayScreen(MatchScreen):
             hands.move(self.match, self.asking, way, hand)
 
     def action_choose(self, number: int) -> None:
-        hands.choose(self.match, self.asking, number)
+        why_not = hands.choose(self.match, self.asking, number)
+        if why_not:
+            self.notify(why_not)
+
+    @work(group="dialog")
+    async def action_type_move(self) -> None:
+        """Choose one of the legal moves by typing its beginning, or from the list."""
+        people = self.asking.people()
+        if people:
+            index, player, _ = people[0]
+            legal = self.match.sessions[index].game.legal(player)
+            action = await self.app.push_screen_wait(Choose(f"your move: one of {len(legal)}", legal))
+            if action is not None:
+                hands.pick(self.match, self.asking, index, player, action)
 
     @on(ActionChosen)
     def bar_clicked(self, message: ActionChosen) -> None:
-        hands.click(self.match, self.asking, message.session, message.player, message.action)
+        hands.pick(self.match, self.asking, message.session, message.player, message.action)
 
     def action_pause(self) -> None:
         self.pace.playing = not self.pace.playing
@@ -115,7 +195,6 @@ class PlayScreen(MatchScreen):
             self.pace.playing = False
             self.show_all()
         else:
-            self.pace.forward = True
             self.advance()
 
     def action_seek(self, by: int) -> None:
@@ -134,15 +213,6 @@ class PlayScreen(MatchScreen):
         if step is not None:
             self.pace.playing = False
             self.jump_to(step)
-
-    def action_reverse(self) -> None:
-        self.pace.forward = not self.pace.forward
-        if self.pace.playing:
-            self.pace.later()
-        else:
-            self.pace.playing = True
-            self.play_on()
-        self.show_all()
 
     def action_speed(self, by: int) -> None:
         self.pace.change_speed(by)
@@ -179,18 +249,30 @@ class PlayScreen(MatchScreen):
             self.left_record = self.replay is not None
         self.match.seat_people()
         self.asking.failed.pop((index, player), None)
-        self.pace.forward = True
         self.show_all()
         once_drawn(self, self.go)
 
     def action_retry(self) -> None:
-        """Ask those who failed again; while a person has still to move, the round is not over."""
-        if not self.asking.going:
+        """Ask those who failed again; after the end, sit down where the worst mistake was made.
+
+        While a person has still to move, the round is not over.
+        """
+        again = retry_from(self.match, self.judging) if self.match.live and self.series is None else None
+        if again is not None:
+            self.jump_to(again[1])
+            if self.match.human_seat(*again[0]):
+                self.match.rewind()
+                self.show_all()
+                once_drawn(self, self.go)
+            else:
+                self.action_take_over(0)
+        elif self.asking.failed and not self.asking.going:
             self.asking.failed.clear()
             self.ask()
 
     def action_cancel(self) -> None:
-        """Stop waiting for an agent; where nothing but a person, or nobody, is waited for, leave.
+        """Stop waiting for an agent; where nothing but a person, or nobody, is waited for, leave: after a question,
+        if a person's game has begun.
 
         In a race or a duel where both are waited for, neither: the game would be lost, or the person's turn.
         """
@@ -199,6 +281,15 @@ class PlayScreen(MatchScreen):
             self.pace.playing = False
             self.show_all()
         elif self.asking.only_people():
+            begun = any(session.human_played and not session.over for session in self.match.sessions)
+            if begun and self.replay is None:
+                self.leave_after_asking()
+            else:
+                self.action_leave()
+
+    @work(group="dialog")
+    async def leave_after_asking(self) -> None:
+        if await self.app.push_screen_wait(Confirm("Leave this game?", "leave, and keep it as unfinished", "play on")):
             self.action_leave()
 
     def action_scroll_words(self, pages: int) -> None:
@@ -251,10 +342,10 @@ class PlayScreen(MatchScreen):
         return False
 
     def action_export(self) -> None:
-        self.host.export(self.match, self.film)
+        self.host.export(self.match)
 
     def action_help(self) -> None:
-        self.app.push_screen(Help())
+        self.app.push_screen(Help(self.match.sessions[0].scenario.rules))
 
     def action_leave(self) -> None:
         self.host.leave()

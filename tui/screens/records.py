@@ -19,13 +19,13 @@ from msgrpo.tui.screens.dialogs import Ask, Help
 
 class RecordsScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f", "filter", "filter", id="records.filter"),
-        Binding("a", "agent", "agent", id="records.agent"),
-        Binding("slash", "search", "search", id="records.search"),
-        Binding("b", "best", "best first", id="records.best"),
-        Binding("c", "compare", "side by side", id="records.compare"),
-        Binding("question_mark", "help", "help", id="app.help"),
-        Binding("q,escape", "leave", "leave", id="records.leave"),
+        Binding("f", "filter", "filter"),
+        Binding("a", "agent", "agent"),
+        Binding("slash", "search", "search"),
+        Binding("b", "best", "best first"),
+        Binding("c", "compare", "side by side"),
+        Binding("question_mark", "help", "help"),
+        Binding("q,escape", "leave", "leave"),
     ]
 
     def __init__(self, records: Records) -> None:

@@ -13,24 +13,36 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import Footer, Static
 from textual.widgets.option_list import Option
 
-from msgrpo.game import Game, Outcome
-from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.games.outside import offered
+from msgrpo.errors import MsgrpoError
+from msgrpo.game import Game, Outcome, Scenario
+from msgrpo.games import get_scenario
 from msgrpo.rollout import observation_of
 from msgrpo.text import printable
 from msgrpo.tui.agents import HUMAN
-from msgrpo.tui.choices import Choice, latest_run, remember, remembered
-from msgrpo.tui.clock import Cancel
+from msgrpo.tui.choices import (
+    Choice,
+    game_choices,
+    latest_run,
+    recent_games,
+    remember,
+    remembered,
+    runs_code,
+    with_recent,
+)
+from msgrpo.tui.clock import Cancel, once_drawn
 from msgrpo.tui.host import host
 from msgrpo.tui.pace import SPEEDS, neighbour
 from msgrpo.tui.screens.dialogs import Ask, Help, Pick
-from msgrpo.tui.session import SPEED, Setup
+from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup
 from msgrpo.tui.widgets.board import BoardView
+from msgrpo.tui.widgets.options import Options
 
 ENDPOINT = "endpoint"
+YOURS = "?"  # the entry of the list of games at which a person names one
+OWN = "Your own game: the file and the name of its scenario, as in my_game.py:scenario. msgrpo games new writes a first one."
 LISTS = ("games", "ways", "agents", "others")
 TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.5)
 PREVIEW_S, PREVIEWED = 0.6, 8  # seconds a move, and moves, before a preview begins again
@@ -46,15 +58,19 @@ WAYS = {
 }
 
 
-def ways_of(scenario_id: str) -> list[str]:
-    two = len(get_scenario(scenario_id).players) > 1
-    return ["duel", "duel-watch"] if two else ["watch", "step", "play", "live", "race", "compare"]
+def ways_of(scenario: Scenario | None, *, live: bool) -> list[str]:
+    """The ways to play; `live`: in real time too, where a player who does nothing keeps a direction."""
+    if scenario is not None and len(scenario.players) > 1:
+        return ["duel", "duel-watch"]
+    return ["compare", "play", "watch", "step", "race", *(["live"] if live else [])]
 
 
 def setup_of(
     scenario: str, way: str, agent: str, against: str, *, seed: int, speed: float, temperature: float = 1.0
 ) -> Setup:
     """The setup of a way to play: who sits where."""
+    if way == "live" and speed == SPEED:
+        speed = LIVE_SPEED
     setup = Setup(scenario, agent, None, seed, speed, way == "step", way == "live", temperature)
     if way in ("play", "live", "race", "duel"):
         return replace(setup, agent=HUMAN, against=None if way in ("play", "live") else agent)
@@ -68,7 +84,7 @@ def command_of(setup: Setup) -> str:
         parts += ["--against", setup.against]
     if setup.seed:
         parts += ["--seed", str(setup.seed)]
-    if setup.speed != SPEED:
+    if setup.speed != (LIVE_SPEED if setup.live else SPEED):
         parts += ["--speed", f"{setup.speed:g}"]
     if setup.temperature != 1:
         parts += ["--temperature", f"{setup.temperature:g}"]
@@ -78,34 +94,34 @@ def command_of(setup: Setup) -> str:
 
 class StartScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "start", "play", id="start.play", priority=True),
-        Binding("right", "app.focus_next", "next column", show=False, id="start.right"),
-        Binding("left", "app.focus_previous", "previous column", show=False, id="start.left"),
-        Binding("o", "open_replay", "replay", id="start.replay"),
-        Binding("w", "watch_run", "watch a run", id="start.watch"),
-        Binding("h", "high_scores", "high scores", id="start.scores"),
-        Binding("s", "seed(1)", "seed", id="start.seed"),
-        Binding("S", "seed(-1)", "seed before", show=False, id="start.seed-before"),
-        Binding("plus,equals_sign", "speed(1)", "faster", show=False, id="start.faster"),
-        Binding("minus", "speed(-1)", "slower", show=False, id="start.slower"),
-        Binding("t", "temperature(1)", "temperature", show=False, id="start.warmer"),
-        Binding("T", "temperature(-1)", "lower temperature", show=False, id="start.cooler"),
-        Binding("u", "endpoint", "endpoint", id="start.endpoint"),
-        Binding("question_mark", "help", "help", id="app.help"),
-        Binding("q", "app.quit", "quit", id="app.quit-start"),
+        Binding("enter", "start", "play", priority=True),
+        Binding("right", "app.focus_next", "next column", show=False),
+        Binding("left", "app.focus_previous", "previous column", show=False),
+        Binding("o", "open_replay", "replay"),
+        Binding("w", "watch_run", "watch a run"),
+        Binding("h", "high_scores", "high scores"),
+        Binding("s", "seed(1)", "seed"),
+        Binding("S", "seed(-1)", "seed before", show=False),
+        Binding("plus,equals_sign", "speed(1)", "faster", show=False),
+        Binding("minus", "speed(-1)", "slower", show=False),
+        Binding("t", "temperature(1)", "temperature", show=False),
+        Binding("T", "temperature(-1)", "lower temperature", show=False),
+        Binding("u", "endpoint", "endpoint"),
+        Binding("question_mark", "help", "help"),
+        Binding("q", "app.quit", "quit"),
     ]
 
     def __init__(self, choices: list[Choice], *, scenario: str, notice: str = "", seed: int, speed: float) -> None:
         super().__init__()
         self.choices = choices
         self.scenario = scenario
-        self.games = list(dict.fromkeys([*SCENARIOS, *offered(), scenario]))  # one from outside that was named, too
+        self.games: list[Choice] = []  # known once the app is, which remembers the last ones
         self.notice = notice
         self.seed = seed
         self.speed = speed
         self.temperature = 1.0
-        self._previewed = get_scenario(scenario)
-        self._preview: Game = self._previewed.new(seed, seed)
+        self._previewed: Scenario | None = None  # whose moves the small board shows
+        self._preview: Game | None = None
         self._timer: Cancel | None = None
         self._clicked: tuple[str, str] | None = None  # (list, entry) that was clicked last
 
@@ -113,16 +129,17 @@ class StartScreen(Screen[None]):
         yield Static(Content.styled(" msgrpo   language agents in text games", "bold"), id="title")
         with Horizontal(id="choices"):
             with Vertical(classes="column wide"):
-                games = OptionList(*(Option(name, id=name) for name in self.games), id="games")
+                self.games = game_choices(recent_games(remembered(host(self).memory)), self.scenario)
+                games = Options(*map(self._option, self.games), Option("your own: file.py:scenario", YOURS), id="games")
                 games.border_title = "game"
                 yield games
-            with Vertical(classes="column"):
-                ways = OptionList(id="ways")
+            with Vertical(classes="column ways"):
+                ways = Options(id="ways")
                 ways.border_title = "how"
                 yield ways
             with Vertical(classes="column"):
                 for name, title in (("agents", "agent"), ("others", "against")):
-                    options = OptionList(*map(self._option, self.choices), id=name)
+                    options = Options(*map(self._option, self.choices), id=name)
                     options.border_title = title
                     yield options
         with Horizontal(id="about"):
@@ -133,26 +150,25 @@ class StartScreen(Screen[None]):
 
     @staticmethod
     def _option(choice: Choice) -> Option:
-        if choice.missing is None:
-            return Option(Content(printable(choice.title)), id=choice.spec)
-        return Option(
-            Content(printable(choice.title)) + Content.styled(f"\n  {choice.missing}", "$warning"), choice.spec, True
-        )
+        title = printable(choice.title)
+        return Option(Content(title if choice.missing is None else f"✗ {title}"), choice.spec, choice.missing is not None)
 
     def on_mount(self) -> None:
-        games = self.query_one("#games", OptionList)
-        games.highlighted = self.games.index(self.scenario)
+        games = self.query_one("#games", Options)
+        games.highlighted = [choice.spec for choice in self.games].index(self.scenario)
         games.focus()
         playable = [i for i, choice in enumerate(self.choices) if choice.missing is None]
-        self.query_one("#agents", OptionList).highlighted = playable[0]
-        self.query_one("#others", OptionList).highlighted = playable[min(1, len(playable) - 1)]
+        self.query_one("#agents", Options).highlighted = playable[0]
+        specs = [self.choices[i].spec for i in playable]
+        second = specs.index("nano") if "nano" in specs else min(1, len(playable) - 1)
+        self.query_one("#others", Options).highlighted = playable[second]
         self.show_game()
         if not self.notice:
             self.choose_again()
         self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
 
     def chosen(self, list_id: str) -> str:
-        options = self.query_one(f"#{list_id}", OptionList)
+        options = self.query_one(f"#{list_id}", Options)
         option = options.get_option_at_index(options.highlighted or 0)
         return str(option.id)
 
@@ -164,42 +180,71 @@ class StartScreen(Screen[None]):
         )
 
     def show_game(self) -> None:
-        scenario = get_scenario(self.chosen("games"))
-        ways = self.query_one("#ways", OptionList)
-        wanted = ways_of(scenario.id)
+        name, board, rules = self.chosen("games"), self.query_one(BoardView), self.query_one("#rules", Static)
+        self._previewed = self._preview = None
+        try:
+            scenario = None if name == YOURS or runs_code(name) else get_scenario(name)
+            game = scenario.new(self.seed, self.seed) if scenario is not None else None
+            shown = game.board() if game is not None else None
+            seen = game.observe(game.to_move[0]) if game is not None else ""
+        except MsgrpoError as error:
+            board.display = False
+            rules.update(Content(str(error)))
+            return
+        self._offer_ways(ways_of(scenario, live=bool(shown and shown.facing)))
+        board.display = False
+        if scenario is None:
+            rules.update(Content(OWN if name == YOURS else f"{name}\n\nenter loads it: its code runs, and the game opens"))
+        else:
+            self._previewed, self._preview = scenario, game
+            board.show(shown, seen)
+            room = self.query_one("#about").size.height
+            board.display = room > board.rows  # a board that is cut off says less than none
+            board.styles.width = min(board.width_in(room), max(26, self.size.width * 6 // 10))
+            about = Content.styled(scenario.id, "bold $primary") + Content(f"   {scenario.step_limit} steps\n")
+            rules.update(about + Content(scenario.rules))
+        self.show_command()
+
+    def _offer_ways(self, wanted: list[str]) -> None:
+        ways = self.query_one("#ways", Options)
         if [option.id for option in ways.options] != wanted:
             ways.set_options([Option(WAYS[way], id=way) for way in wanted])
             ways.highlighted = 0
-        board = self.query_one(BoardView)
-        game = self._preview = scenario.new(self.seed, self.seed)
-        self._previewed = scenario
-        board.show(game.board(), game.observe(game.to_move[0]))
-        board.display = self.size.height > board.rows + 15  # a board that is cut off says less than none
-        about = Content.styled(scenario.id, "bold $primary") + Content(f"   {scenario.step_limit} steps\n")
-        self.query_one("#rules", Static).update(about + Content(scenario.rules))
-        self.show_command()
 
     def on_resize(self) -> None:
-        self.show_game()
+        once_drawn(self, self.show_game)  # the room of the board is known then
 
     def show_command(self) -> None:
         way = self.chosen("ways")
-        self.query_one("#agents").display = way not in ("play", "live")
+        agents = self.query_one("#agents")
+        agents.display = way not in ("play", "live")
         self.query_one("#others").display = way in ("compare", "duel-watch")
         text = Content.styled(" $ ", "$accent") + Content.styled(command_of(self.setup), "bold")
+        missing = list(dict.fromkeys(choice.missing for choice in [*self.choices, *self.games] if choice.missing))
         if self.notice:
             text = Content.styled(f" {self.notice}\n", "$warning") + text
+        elif missing:
+            text = Content.styled(f" ✗ play after: {missing[0]}\n", "$warning") + text
         self.query_one("#command", Static).update(text)
 
-    @on(OptionList.OptionHighlighted)
-    def highlighted(self, event: OptionList.OptionHighlighted) -> None:
+    @on(Options.OptionHighlighted)
+    def highlighted(self, event: Options.OptionHighlighted) -> None:
         if event.option_list.id == "games":
+            self._follow_game()
             self.show_game()
-        elif self.query_one("#ways", OptionList).option_count:
+        elif self.query_one("#ways", Options).option_count:
             self.show_command()
 
-    @on(OptionList.OptionSelected)
-    def clicked(self, event: OptionList.OptionSelected) -> None:
+    def _follow_game(self) -> None:
+        """An adapter of nano that was trained on another game gives way to the one of this game."""
+        agents = self.query_one("#agents", Options)
+        trained = f"nano:{self.chosen('games')}"
+        specs = [option.id for option in agents.options if not option.disabled]
+        if self.chosen("agents").startswith("nano:") and trained in specs:
+            agents.highlighted = [option.id for option in agents.options].index(trained)
+
+    @on(Options.OptionSelected)
+    def clicked(self, event: Options.OptionSelected) -> None:
         """A click selects; a second one on the same entry starts. (Enter is a key of the screen.)"""
         here = (str(event.option_list.id), str(event.option.id))
         if here == self._clicked:
@@ -207,7 +252,12 @@ class StartScreen(Screen[None]):
         self._clicked = here
 
     def action_start(self) -> None:
+        if self.chosen("games") == YOURS:
+            self.action_own_game()
+            return
         chosen = {name: self.chosen(name) for name in LISTS}
+        before = remembered(host(self).memory)
+        chosen["recent"] = with_recent(before, chosen["games"])
         try:
             numbers = {"seed": self.seed, "speed": self.speed, "temperature": self.temperature}
             remember(host(self).memory, chosen | {name: f"{number:g}" for name, number in numbers.items()})
@@ -215,11 +265,22 @@ class StartScreen(Screen[None]):
             self.notify(f"the choices cannot be kept: {error.strerror}", severity="warning")
         host(self).open_game(self.setup)
 
+    @work(group="dialog")
+    async def action_own_game(self) -> None:
+        """Type the name of a game from outside; it joins the list, and enter plays it."""
+        typed = await self.app.push_screen_wait(Ask("a game: file.py:scenario", "my_game.py:scenario"))
+        if typed is not None:
+            games = self.query_one("#games", Options)
+            if typed not in [option.id for option in games.options]:
+                self.games.append(Choice(typed, typed))
+                games.add_option(Option(Content(printable(typed)), typed))
+            games.highlighted = [option.id for option in games.options].index(typed)
+
     def choose_again(self) -> None:
         """What was chosen the last time, as far as it is there."""
         before = remembered(host(self).memory)
         for name in LISTS:
-            options = self.query_one(f"#{name}", OptionList)
+            options = self.query_one(f"#{name}", Options)
             for place, option in enumerate(options.options):
                 if option.id == before.get(name) and not option.disabled:
                     options.highlighted = place
@@ -254,12 +315,13 @@ class StartScreen(Screen[None]):
 
     def preview(self) -> None:
         """The next move of the scenario's reference player on the small board; from the start again after a few."""
-        game = self._preview
-        if self.query_one(BoardView).display and self.app.animation_level != "none":
-            reference = self._previewed.reference
-            if reference is None or game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
-                game = self._preview = self._previewed.new(self.seed, self.seed)
+        game, scenario = self._preview, self._previewed
+        moving = self.query_one(BoardView).display and self.app.animation_level != "none"
+        if moving and game is not None and scenario is not None and scenario.reference is not None:
+            if game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
+                game = self._preview = scenario.new(self.seed, self.seed)
             else:
+                reference = scenario.reference
                 game.step({player: reference(game, player)[0] for player in game.to_move})
             self.query_one(BoardView).show(game.board(), observation_of(game, (game.to_move or game.players)[0]))
         self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
@@ -280,8 +342,8 @@ class StartScreen(Screen[None]):
         choice = Choice(spec, spec.removeprefix(f"{ENDPOINT}:"))
         self.choices.append(choice)
         for name in ("agents", "others"):
-            self.query_one(f"#{name}", OptionList).add_option(self._option(choice))
-        agents = self.query_one("#agents", OptionList)
+            self.query_one(f"#{name}", Options).add_option(self._option(choice))
+        agents = self.query_one("#agents", Options)
         agents.highlighted = agents.option_count - 1
 
     @work(group="dialog")

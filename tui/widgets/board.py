@@ -25,6 +25,17 @@ from msgrpo.tui.sprites import DRAWN, SMALLEST, WAY, sprite
 FLASH_S = 0.25  # how long a reward lights up who got it
 SCALES = (6, 5, 4, 3, 2)  # rows of a cell; nothing grows beyond the first
 AXIS = 2  # columns of row labels on the left; one row of column labels below
+# What a thing's colour in the game is on the screen: ground and letter. They stay the same under every theme.
+PAINTS = {
+    "red": ("#d9534f", "#ffffff"),
+    "green": ("#3fa34d", "#04140c"),
+    "blue": ("#3f7fd9", "#ffffff"),
+    "purple": ("#9657c9", "#ffffff"),
+    "yellow": ("#e0c341", "#2b1d00"),
+    "grey": ("#9aa3ad", "#14181d"),
+    "white": ("#e9edf2", "#14181d"),
+    "black": ("#2f3640", "#e9edf2"),
+}
 # Colour class and sign of each role; {0} is the cell's own letter.
 LOOKS: dict[Role, tuple[str, str]] = {
     "own": ("head-1", "●{0}"),
@@ -39,6 +50,7 @@ LOOKS: dict[Role, tuple[str, str]] = {
     "won": ("won", "★{0}"),
     "lost": ("lost", "×{0}"),
     "ice": ("ice", "· "),
+    "thing": ("thing", "{0} "),
 }
 EMPTY = (".", " ", "_")  # letters that a floor does not show
 
@@ -59,7 +71,7 @@ class BoardView(Widget):
         f"board--{kind}"
         for kind in (
             "axis", "floor-a", "floor-b", "ice-a", "ice-b", "wall", "hole", "goal",
-            "head-1", "head-2", "body-1", "body-2", "good", "bad", "won", "lost", "leaf", "lit",
+            "head-1", "head-2", "body-1", "body-2", "good", "bad", "won", "lost", "leaf", "lit", "thing",
         )
     }  # fmt: skip
 
@@ -143,7 +155,7 @@ class BoardView(Widget):
             Region(left + AXIS + 2 * scale * x, top + scale * y, 2 * scale, scale)
             for y, (before, after) in enumerate(zip(old.cells, new.cells, strict=True))
             for x, (was, now) in enumerate(zip(before, after, strict=True))
-            if was != now or (y, x) in touched
+            if was != now or (y, x) in touched or old.colours.get((y, x)) != new.colours.get((y, x))
         ]
         if regions:
             self.refresh(*regions)
@@ -172,19 +184,24 @@ class BoardView(Widget):
         segments = [Segment(" " * left, blank)]
         middle = (scale - 1) // 2
         if line == scale * self.rows:
-            labels = "".join(str(x % 10).center(2 * scale) for x in range(self.columns))
+            names = board.across or [str(x % 10) for x in range(self.columns)]
+            labels = "".join(name[:2].center(2 * scale) for name in names)
             segments.append(Segment(" " * AXIS + labels, axis))
         else:
             row, part = divmod(line, scale)
-            label = str((self.rows - 1 - row) % 10) if part == middle else " "
-            segments.append(Segment(label.ljust(AXIS), axis))
+            name = board.down[row] if board.down else str((self.rows - 1 - row) % 10)
+            segments.append(Segment((name[:1] if part == middle else " ").ljust(AXIS), axis))
             for x, glyph in enumerate(board.cells[row]):
                 if self._drawn(glyph):
                     segments += self._picture(board, row, x, part)
                     continue
                 text, kind = look(glyph, board)
                 lit = board.roles.get(glyph, "floor") in self._lit
+                paint = board.colours.get((row, x))
                 style = self._style("lit" if lit else kind, row, x)
+                if paint in PAINTS and not lit:
+                    ground, ink = PAINTS[paint]
+                    style += Style(color=ink, bgcolor=ground)
                 shown = text.center(2 * scale) if part == middle else " " * (2 * scale)
                 segments.append(Segment(shown, style))
         return Strip(segments).adjust_cell_length(self.size.width, blank)

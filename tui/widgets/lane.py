@@ -10,14 +10,15 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.markup import escape
-from textual.widgets import Static
 
 from msgrpo.game import Board, Role
 from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.session import Frame, Mood, Session, ending, mood
-from msgrpo.tui.widgets.board import BoardView, look
+from msgrpo.tui.widgets.board import AXIS, EMPTY, PAINTS, SCALES, BoardView, look
+from msgrpo.tui.widgets.text import Text, lines
 
-NARROWEST, AROUND = 30, 4  # columns of a lane; those of its border and padding
+NARROWEST, AROUND, ABOVE = 30, 4, 2  # columns of a lane; columns and rows of its border and padding
+WORTH = 2  # lines for what the last move and the position are worth
 CHIPS = {
     "head-1": "$snake-1",
     "body-1": "$snake-body-1",
@@ -25,6 +26,7 @@ CHIPS = {
     "body-2": "$snake-body-2",
     "wall": "$board-mark",
     "won": "$success",
+    "thing": "$panel",
 }  # theme colours that are not named as their class is
 # Whom a reward of the first and of the second player lights up.
 HEADS: tuple[tuple[Role, ...], ...] = (("own", "won", "lost"), ("other", "won", "lost"))
@@ -46,47 +48,88 @@ class Lane(Vertical):
 
     def compose(self) -> ComposeResult:
         frame = self._session.frame
+        yield Text(classes="caption")
         yield BoardView(frame.board, frame.seen)
-        if self._session.scenario.judge is not None:
-            yield Static(classes="worth", markup=False)
-        yield Static(legend(frame.board), classes="legend")
+        yield Text(classes="worth")
+        yield Text(legend(frame.board), classes="legend")
+
+    @property
+    def board(self) -> BoardView:
+        return self.query_one(BoardView)
 
     def show(self, worth: str) -> None:
         session, frame = self._session, self._session.frame
-        board = self.query_one(BoardView)
-        board.show(frame.board, frame.seen)
+        self.board.show(frame.board, frame.seen)
         paid = [roles for player, roles in zip(session.players, HEADS, strict=False) if _reward(frame, player)]
         if session.cursor == self._shown + 1 and paid:
-            board.flash(chain.from_iterable(paid))
+            self.board.flash(chain.from_iterable(paid))
         self._shown = session.cursor
         first = session.players[0]
         whose = f" · {session.name(first)}" if self._several else ""
-        self.border_title = escape(f"{session.scenario.id}{whose}")
-        self.border_subtitle = escape(ending(session, frame))
+        self._titles(escape(f"{session.scenario.id}{whose}"), escape(ending(session, frame)))
         how = mood(session, first) if frame.ending else None
         for kind in get_args(Mood):
             self.set_class(how == kind, kind)
         self.set_class(self._several and isinstance(session.agents[first], HumanAgent), "person")
+        self.query_one(".caption", Text).show(Content.styled(frame.board.caption if frame.board else "", "bold"))
+        self.query_one(".legend", Text).show(legend(frame.board))
         self.show_worth(worth)
 
-    def show_worth(self, worth: str) -> None:
-        for line in self.query(".worth").results(Static):  # none, where nobody judges
-            line.update(worth)
+    def _titles(self, above: str, below: str) -> None:
+        if self.border_title != above:
+            self.border_title = above
+        if self.border_subtitle != below:
+            self.border_subtitle = below
 
-    def fit(self, room: int) -> None:
-        """Take the columns that the board fills at its height, and leave the rest to what stands beside it."""
-        board = self.query_one(BoardView)
-        self.styles.width = max(NARROWEST, min(board.width_in(board.size.height) + AROUND, room))
+    def show_worth(self, worth: str) -> None:
+        self.query_one(".worth", Text).show(Content(worth))
+
+    def fit(self, width: int, height: int, *, whole_width: bool) -> None:
+        """Take what the board needs of so many columns and rows at the largest scale that fits.
+
+        It depends on the room and on the position alone. What the signs mean and what the position is worth are left
+        out where the board needs their lines. `whole_width`: all columns are taken, and only the needed rows.
+        """
+        frame, board = self._session.frame, self.board
+        judged = WORTH if self._session.scenario.judge is not None else 0
+        caption = Content(frame.board.caption if frame.board else "")
+        signs = legend(frame.board)
+        for scale in (*SCALES, 1):
+            wide = min(width, max(NARROWEST, AXIS + 2 * scale * board.columns + AROUND))
+            inner = (width if whole_width else wide) - AROUND
+            rows = scale * board.rows + 1 + ABOVE + lines(caption, inner)
+            told = min(3, lines(signs, inner)), judged
+            needed = rows if self._several else rows + sum(told)  # two boards side by side come before their words
+            if AXIS + 2 * scale * board.columns + AROUND <= width and needed <= height:
+                break
+        room = height - rows
+        self.query_one(".caption").display = bool(caption)
+        self._keep(".worth", judged, room)
+        self._keep(".legend", told[0], room - (judged if judged <= room else 0))
+        if frame.board is None:
+            wide, rows = max(NARROWEST, width), height
+        taken = sum(line for line in (judged, told[0]) if line <= room)
+        self.styles.width = width if whole_width else wide
+        self.styles.height = min(height, rows + taken) if whole_width else "1fr"
+
+    def _keep(self, name: str, needed: int, room: int) -> None:
+        line = self.query_one(name)
+        line.display = 0 < needed <= room
+        line.styles.height = max(1, needed)
 
 
 def legend(board: Board | None) -> Content:
-    """What the signs on the board mean; a snake's head and body are one entry."""
+    """What the signs that are on the board mean; a snake's head and body are one entry."""
     shown: dict[str, Content] = {}
+    there = {cell for row in board.cells for cell in row} if board else set()
+    colours = {board.cells[y][x]: colour for (y, x), colour in board.colours.items()} if board else {}
     for glyph, meaning in board.legend.items() if board else ():
-        if board and board.roles.get(glyph, "floor") not in ("floor", "ice"):
+        floor = board is not None and board.roles.get(glyph, "floor") in ("floor", "ice")
+        if board and glyph in there and not (floor and (glyph in EMPTY or board.roles.get(glyph) == "ice")):
             name = re.sub(r"^(head|body) of ", "", meaning)
             signs, kind = look(glyph, board)
-            chip = Content.styled(signs, f"bold auto on {CHIPS.get(kind, f'${kind}')}")
+            ground = PAINTS[colours[glyph]][0] if colours.get(glyph) in PAINTS else CHIPS.get(kind, f"${kind}")
+            chip = Content.styled(signs, f"bold auto on {'$panel' if floor else ground}")
             shown[name] = shown.get(name, Content("")) + chip
     parts = [
         signs + Content.styled(f"\u00a0{name}".replace(" ", "\u00a0"), "$text-muted") for name, signs in shown.items()

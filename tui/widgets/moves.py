@@ -21,9 +21,11 @@ class MoveList(Widget):
         self.index, self.player = index, player
         self._session: Session | None = None
         self._judging: Judging | None = None
+        self._idle = ""
 
-    def show(self, session: Session, judging: Judging) -> None:
-        self._session, self._judging = session, judging
+    def show(self, session: Session, judging: Judging, *, idle: str) -> None:
+        """`idle` is what a turn without an action is called."""
+        self._session, self._judging, self._idle = session, judging, idle
         self.refresh()
 
     def _rows(self) -> list[Frame]:
@@ -48,7 +50,7 @@ class MoveList(Widget):
             turn = frame.turns[self.player]
             p = (turn.action_probabilities or {}).get(turn.action or "")
             here = frame.step == self._session.cursor
-            text = f"{frame.step:>4}  {turn.action or '⊥':<{width}} {'' if p is None else f'{p:.0%}':>4}"
+            text = f"{frame.step:>4}  {turn.action or self._idle:<{width}} {'' if p is None else f'{p:.0%}':>4}"
             style = "$success" if turn.paid > 0 else "$error" if turn.paid < 0 else ""
             line = Content.styled(text, "bold $accent" if here else "")
             line += Content.styled(f" {points(turn.paid):>7}", style)

@@ -7,19 +7,23 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.markup import escape
 from textual.widget import Widget
-from textual.widgets import Sparkline, Static
+from textual.widgets import Sparkline
 
 from msgrpo.agent import Decision
 from msgrpo.episode import Turn
 from msgrpo.parse import ParseFailure, thought
 from msgrpo.prompt import Prompt
+from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.clock import once_drawn
+from msgrpo.tui.hands import numbers
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.session import Session, points
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.moves import MoveList
+from msgrpo.tui.widgets.text import Text
 
-STREAMED = 4000  # characters of a growing answer that are drawn: more than a screen holds
+NOTHING = "⊥"
+DRAWN = 4000  # characters of a text that are drawn: more than a screen holds
 
 
 def stat(name: str, value: str, style: str = "") -> Content:
@@ -33,19 +37,19 @@ class AgentPanel(Widget):
         super().__init__(id=f"panel-{index}-{player}", classes="panel")
         self.index = index
         self.player = player
-        self.bars = ActionBars(index, player, session.game.actions or session.game.legal(player))
+        self.bars = ActionBars(index, player, session.game.own_actions(player))
         self._following = False  # the words scroll to the end of a growing answer
         self.border_title = escape(session.name(player))
 
     def compose(self) -> ComposeResult:
-        yield Static(classes="stats")
+        yield Text(classes="stats")
         with VerticalScroll(classes="words", can_focus=False):
-            yield Static(classes="text")
-        yield Static(classes="status")
+            yield Text(classes="text")
+        yield Text(classes="status")
         yield self.bars
         yield MoveList(self.index, self.player)
         with Horizontal(classes="sitting"):
-            yield Static("", classes="returns")
+            yield Text(classes="returns")
             yield Sparkline([], summary_function=max)
 
     def show(
@@ -57,13 +61,17 @@ class AgentPanel(Widget):
         *,
         details: bool,
         prompt: Prompt | None,
+        rules: str = "",
+        idle: str = NOTHING,
     ) -> None:
         """`decision` is the choice that the step waits to play, where it may be seen; `prompt` what the seat is
-        about to read, shown with `details` where no turn is shown."""
+        about to read, shown with `details` where no turn is shown; `rules` stand where there are no words yet; `idle` is
+        what a turn without an action is called."""
         frame = session.frame
         tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
-        self.border_title = escape(session.name(self.player))
-        self.border_subtitle = escape(about(session, self.player))
+        title, subtitle = escape(session.name(self.player)), escape(about(session, self.player))
+        if (self.border_title, self.border_subtitle) != (title, subtitle):
+            self.border_title, self.border_subtitle = title, subtitle
         stats = [
             stat("return", points(tally.total), "bold"),
             stat("step", f"{frame.step}/{session.scenario.step_limit}"),
@@ -77,29 +85,38 @@ class AgentPanel(Widget):
         line = Content("  ").join([*stats, *costs])
         if costs and line.cell_length > self.size.width:
             line = Content("  ").join(stats) + Content("\n") + Content("  ").join(costs)
-        self.query_one(".stats", Static).update(line)
+        self.query_one(".stats", Text).show(line)
         self._following = False
         self.query_one(".words", VerticalScroll).anchor(False)
-        self._words(details_text(turn, decision, prompt) if details else thought_text(turn, decision))
-        completion = decision.completion if decision else None
-        if decision is not None:
-            self.bars.show(completion.action_probabilities if completion else None, decision.action)
-        else:
-            self.bars.show(turn.action_probabilities if turn else None, turn.action if turn else None)
-        self.query_one(MoveList).show(session, judging)
+        words = details_text(turn, decision, prompt) if details else thought_text(turn, decision)
+        self._words(words or Content(rules))
+        self._bars(session, turn, decision)
+        self.query_one(MoveList).show(session, judging, idle=idle)
         spark = self.query_one(Sparkline)
         spark.data = [value - min(returns) for value in returns] if returns else []
         spark.display = len(returns) > 1
         mean = sum(returns) / len(returns) if returns else 0.0
         text = f"this sitting: {len(returns)} played, mean {mean:+.2f}" if returns else "this sitting: none finished"
-        self.query_one(".returns", Static).update(Content.styled(text, "$text-muted"))
+        self.query_one(".returns", Text).show(Content.styled(text, "$text-muted"))
+
+    def _bars(self, session: Session, turn: Turn | None, decision: Decision | None) -> None:
+        completion = decision.completion if decision else None
+        chosen = (decision.action if decision else None) or (turn.action if turn else None)
+        shares = completion.action_probabilities if completion else None
+        if decision is None and turn is not None:
+            shares = turn.action_probabilities
+        game = session.game_at(session.cursor)
+        moving = self.player in game.to_move
+        legal = game.legal(self.player) if moving else game.own_actions(self.player)
+        person = isinstance(session.agents[self.player], HumanAgent)
+        self.bars.show(shares, chosen, legal=legal, numbers=numbers(game, self.player) if person else {})
 
     def _words(self, text: Content) -> None:
-        self.query_one(".text", Static).update(text)
+        self.query_one(".text", Text).show(text)
 
     def stream(self, text: str, prompt: Prompt | None) -> None:
         """The end of the answer so far, always in sight; with `prompt`, above what it answers."""
-        words = Content.styled(text[-STREAMED:], "italic")
+        words = Content.styled(text[-DRAWN:], "italic")
         if prompt is not None:
             words = Content.styled("raw answer\n", "bold $primary") + words + Content("\n")
             words += details_text(None, None, prompt)
@@ -121,10 +138,9 @@ class AgentPanel(Widget):
 
     def say(self, text: str, kind: str = "note") -> None:
         """The status line: `note`, `turn` (yours), `wait`, `end` or `error`; empty text clears it."""
-        status = self.query_one(".status", Static)
+        status = self.query_one(".status", Text)
         status.set_classes(f"status {kind}")
-        status.display = bool(text)
-        status.update(Content(text))
+        status.show(Content(text or " "))
 
 
 def about(session: Session, player: str) -> str:
@@ -147,8 +163,16 @@ def thought_text(turn: Turn | None, decision: Decision | None) -> Content:
     return words
 
 
+def shortened(text: str) -> str:
+    """A text as far as it is drawn: where it is longer, its beginning and its end."""
+    if len(text) <= DRAWN:
+        return text
+    half = DRAWN // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters are not shown …\n{text[-half:]}"
+
+
 def answer_words(reasoning: str | None, answer: str | None) -> Content:
-    words = " ".join(part for part in (reasoning or "", thought(answer or "")) if part)
+    words = " ".join(part for part in (shortened(reasoning or ""), thought(shortened(answer or ""))) if part)
     return Content.styled(f"“{words}”", "italic") if words else Content("")
 
 
@@ -158,7 +182,7 @@ def details_text(turn: Turn | None, decision: Decision | None, prompt: Prompt | 
 
     def section(title: str, text: str, style: str = "") -> None:
         if text:
-            parts.append(Content.styled(title, "bold $primary") + Content("\n") + Content.styled(text, style))
+            parts.append(Content.styled(f"{title}\n", "bold $primary") + Content.styled(shortened(text), style))
 
     if decision is not None:
         read = decision.prompt or prompt

@@ -75,10 +75,13 @@ class Timeline(Widget):
                 column = column_of[frame.step]
                 marks[column] = max(marks[column], mark(frame), *signs, key=lambda m: weight[m])
         here = column_of[self.match.cursor]
-        sign = ("▶" if self.pace.forward else "◀") if self.pace.playing else "||"
+        sign = "▶" if self.pace.playing else "||"
         parts: list[Content] = [Content.styled(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "bold $accent")]
         for i, m in enumerate(marks):
-            parts.append(Content.styled(HERE, "bold $accent") if i == here else Content.styled(m, STYLES[m]))
+            telling = m in (MISTAKE, BLUNDER, INVALID, LOSS, GAIN)  # the cursor stands on it and does not hide it
+            here_style = f"{STYLES[m]} reverse" if telling else "bold $accent"
+            style = here_style if i == here else STYLES[m]
+            parts.append(Content.styled(m if telling or i != here else HERE, style))
         parts.append(Content.styled(f"{self.match.cursor:>5}/{self.limit}", "$foreground"))
         return Content("").join(parts)
 

@@ -1,0 +1,40 @@
+"""The command that adds a part of the package, in the way in which the package was installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from msgrpo import install
+
+
+@pytest.mark.parametrize(
+    ("origin", "asked"),
+    [
+        ({"url": "file:///clone", "dir_info": {"editable": True}}, "-e '.[train]'"),
+        ({"url": "file:///elsewhere%20too", "dir_info": {}}, "'/elsewhere too[train]'"),
+        ({"url": "https://host/m.git", "vcs_info": {"vcs": "git"}}, "'msgrpo[train] @ git+https://host/m.git'"),
+        (None, "'msgrpo[train]'"),
+    ],
+)
+def test_the_command_asks_for_what_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, object] | None, asked: str
+) -> None:
+    record = tmp_path / "msgrpo-1.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Name: msgrpo\nVersion: 1\n")
+    if origin is not None:
+        (record / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(install.Path, "cwd", lambda: Path("/clone"))
+    assert install.install_command("train").endswith(f"pip install {asked}")
+
+
+def test_pip_is_that_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install.shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
+    assert install.install_command("dqn").startswith("pip install ")
+    monkeypatch.setattr(install.shutil, "which", lambda name: f"/elsewhere/{name}")
+    assert " -m pip install " in install.install_command("dqn")

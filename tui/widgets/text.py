@@ -1,0 +1,27 @@
+"""A text on the screen that is laid out anew only where its height changes."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.widgets import Static
+
+
+class Text(Static):
+    """`show` draws another text in the same place; the screen is laid out again only where that needs other lines."""
+
+    def __init__(self, content: Content | str = "", *, id: str | None = None, classes: str | None = None) -> None:
+        self._shown = Content(content) if isinstance(content, str) else content
+        super().__init__(self._shown, id=id, classes=classes, markup=False)
+
+    def show(self, content: Content) -> None:
+        before, self._shown = self._shown, content
+        if content.is_same(before):
+            return
+        width = self.size.width
+        grown = width == 0 or lines(content, width) != lines(before, width)
+        self.update(content, layout=grown)
+
+
+def lines(content: Content, width: int) -> int:
+    """The lines that a text takes in so many columns."""
+    return len(content.wrap(max(1, width))) if content else 0
