@@ -3,10 +3,10 @@
     pip install pyte
     python benchmarks/tui_latency.py [--before FOLDER] [--repeat 40] [--json FILE]
 
-The app runs in a terminal of its own (a pseudo-terminal of 120 by 40 characters), and a terminal emulator (pyte) reads
-what it writes. After a key three things have to show the new step: the board, the panel and the history. `first` is
-the time to the first of them and `whole` to the last, so that the difference is how long the picture is torn. CPU
-seconds are those of the app's process for one move, and for a second of watching.
+The app runs in a terminal of its own (a pseudo-terminal of 120 by 40 characters), and a terminal emulator (pyte)
+reads what it writes. After a key three things have to show the new step: the board, the panel and the history.
+`first` is the time to the first of them and `whole` to the last, so that the difference is how long the picture is
+torn. CPU seconds are those of the app's process for one move, and for a second of watching.
 `--before FOLDER` measures another checkout in the same run, turn by turn with this one, so that a busy machine slows
 both: the median then compares them. Its dependencies are this environment's.
 """
@@ -27,6 +27,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyte
@@ -108,6 +109,18 @@ def packages_of(checkout: Path, folder: Path) -> Path:
     return folder
 
 
+def panel_shows(terminal: Terminal, step: int) -> bool:
+    return any(f"step {step}/" in line for line in terminal.screen.display)
+
+
+def history_shows(terminal: Terminal, step: int) -> bool:
+    return f" {step}/" in terminal.screen.display[-2]
+
+
+def board_changed(terminal: Terminal, before: int) -> bool:
+    return terminal.board() != before
+
+
 def moves(packages: Path, scenario: str, found: dict[str, list[float]]) -> None:
     """The times of the moves of one game, added to `found`."""
     terminal = Terminal(packages, [scenario, "--agent", "human"])
@@ -116,15 +129,15 @@ def moves(packages: Path, scenario: str, found: dict[str, list[float]]) -> None:
         terminal.settle()
         for number, way in enumerate(GAMES[scenario], start=1):
             before, cpu = terminal.board(), terminal.cpu()
-            shown = {
-                "panel": lambda n=number: any(f"step {n}/" in line for line in terminal.screen.display),
-                "history": lambda n=number: f" {n}/" in terminal.screen.display[-2],
-                "board": lambda b=before: terminal.board() != b,
-            }
+            shown: list[Callable[[], bool]] = [
+                partial(panel_shows, terminal, number),
+                partial(history_shows, terminal, number),
+                partial(board_changed, terminal, before),
+            ]
             began = time.perf_counter()
             terminal.press(KEYS[way])
-            first = terminal.until(lambda s=shown: any(true() for true in s.values()))
-            whole = terminal.until(lambda s=shown: all(true() for true in s.values()))
+            first = terminal.until(lambda s=shown: any(true() for true in s))  # type: ignore[misc]
+            whole = terminal.until(lambda s=shown: all(true() for true in s))  # type: ignore[misc]
             terminal.settle()
             found["first"].append(first - began)
             found["whole"].append(whole - began)
@@ -159,6 +172,10 @@ def summary(times: list[float]) -> dict[str, float]:
     return {"n": len(times), "median_s": statistics.median(times), "slowest_s": max(times)}
 
 
+def in_words(found: dict[str, float]) -> str:
+    return f"{found['median_s']:.3f} s (at most {found['slowest_s']:.3f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path)
@@ -170,7 +187,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         packages = {name: packages_of(path, Path(folder) / name) for name, path in checkouts.items()}
         for scenario, ways in GAMES.items():
-            found = {name: {"first": [], "whole": [], "cpu": [], "watching": []} for name in checkouts}
+            found: dict[str, dict[str, list[float]]] = {
+                name: {"first": [], "whole": [], "cpu": [], "watching": []} for name in checkouts
+            }
             for _ in range(-(-options.repeat // len(ways))):
                 for name in checkouts:
                     moves(packages[name], scenario, found[name])
@@ -181,9 +200,9 @@ def main() -> None:
                 rows[f"{scenario}, {name}"] = {what: summary(times) for what, times in found[name].items()}
         starts = {name: summary([first_board(packages[name]) for _ in range(5)]) for name in checkouts}
     for name, row in rows.items():
-        print(name, "  ".join(f"{what} {found['median_s']:.3f} (at most {found['slowest_s']:.3f})" for what, found in row.items()))
-    for name, row in starts.items():
-        print(f"first board, {name}: {row['median_s']:.2f} s (at most {row['slowest_s']:.2f})")
+        print(name, "  ".join(f"{what} {in_words(times)}" for what, times in row.items()))
+    for name, times in starts.items():
+        print(f"first board, {name}: {in_words(times)}")
     if options.json is not None:
         result = {"machine": facts(), "moves": rows, "first board": starts}
         options.json.write_text(json.dumps(result, indent=2) + "\n")

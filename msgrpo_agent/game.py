@@ -174,7 +174,7 @@ class Game(ABC):
         return self.actions
 
     def own_actions(self, player: str) -> tuple[str, ...]:
-        """All actions that `player` may ever take, in an order that does not change; empty where nobody lists them."""
+        """All actions that `player` may ever take, in an order that does not change; empty where none are listed."""
         return self.actions
 
     @property

@@ -43,7 +43,7 @@ def _what(extra: str) -> list[str]:
 
 
 def _origin() -> dict[str, Any]:
-    """What pip wrote down; empty where it took the package from an index. A build leaves a second, unwritten record."""
+    """What pip wrote down; empty where it took the package from an index. A build leaves a record without it."""
     for record in Distribution.discover(name=NAME):
         text = record.read_text("direct_url.json")
         if text:

@@ -97,7 +97,7 @@ async def test_speed_changes_the_pace(app_of, clock: ManualClock) -> None:
         assert play_screen(app).pace.speed == 0.5
 
 
-async def test_back_and_forth_backwards_jump_and_timeline(app_of, clock: ManualClock) -> None:
+async def test_back_and_forth_jump_and_timeline(app_of, clock: ManualClock) -> None:
     app = app_of(Setup("snake-solo", "optimal", seed=1))
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
@@ -110,13 +110,6 @@ async def test_back_and_forth_backwards_jump_and_timeline(app_of, clock: ManualC
         assert screen.match.cursor == 0
         await press(pilot, "end")
         assert screen.match.cursor == 6
-        await press(pilot, "b")
-        assert screen.pace.playing
-        assert not screen.pace.forward
-        await ticks(pilot, clock, 2)
-        assert screen.match.cursor == 3
-        await ticks(pilot, clock, 5)
-        assert (screen.match.cursor, screen.pace.playing, screen.pace.forward) == (0, False, True)
         await press(pilot, "g")
         await press(pilot, "9", "enter")  # beyond the end: not taken
         assert app.screen is not screen
@@ -336,8 +329,7 @@ async def test_a_replay_scrubs_and_can_be_taken_over(app_of, clock: ManualClock,
         record = tmp_path / "plays" / "snake-solo-optimal-seed1.jsonl"
         episodes = list(read_episodes(record))
         assert (tmp_path / "plays" / "snake-solo-optimal-seed1-step5.svg").read_text().startswith("<svg")
-        cast = (tmp_path / "plays" / "snake-solo-optimal-seed1.cast").read_text().splitlines()
-        assert json.loads(cast[0])["version"] == 2
+        assert len(list((tmp_path / "plays").iterdir())) == 2
     app = PlayApp(resolver(), records=Records("a record", episodes), clock=clock, plays=tmp_path)
     async with app.run_test() as pilot:
         await settle(pilot)
@@ -470,13 +462,15 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
     baseline.mkdir()
     (baseline / "dqn.json").write_text('{"scenario": "frozen-lake"}')
     app = app_of(None)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(160, 60)) as pilot:
         await settle(pilot)
         assert "fl (frozen-lake)" in text_of(app, "#agents")
         assert "dqn-fl (DQN, frozen-lake)" in text_of(app, "#agents")
-        await press(pilot, "u", *"http://h:1/v1", "enter")
-        assert "Name the model" in str([n.message for n in app._notifications])
-        await press(pilot, "u", *"http://h:1/v1#m", "enter")
+        await press(pilot, "u", *"foo bar", "enter")
+        assert "begins with http" in text_of(app, ".problem")
+        await press(pilot, *["backspace"] * 7, *"http://h:1/v1", "enter")
+        assert "name the model after a #" in text_of(app, ".problem")
+        await press(pilot, *"#m", "enter")
         assert "--agent endpoint:http://h:1/v1#m" in text_of(app, "#command")
 
 
@@ -488,7 +482,7 @@ async def test_without_torch_the_start_screen_says_what_can_play(app_of, monkeyp
         assert isinstance(app.screen, StartScreen)
         assert "[train]'" in text_of(app, "#command")
         await press(pilot, "enter")
-        assert play_screen(app).setup == Setup("snake", "optimal")
+        assert play_screen(app).setup == Setup("snake", "optimal", "random")
 
 
 # ── the shell around ─────────────────────────────────────────────────────────────────────────────────────────
@@ -624,12 +618,12 @@ async def test_one_click_selects_and_the_second_starts(app_of) -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
         await pilot.click("#games", offset=(3, 3))
-        await pilot.click("#ways", offset=(3, 2))
+        await pilot.click("#ways", offset=(3, 4))
         await pilot.pause()
         assert isinstance(app.screen, StartScreen)
         assert app.screen.chosen("games") == "frozen-lake-big-slippery"
         assert app.screen.chosen("ways") == "step"
-        await pilot.click("#ways", offset=(3, 2))
+        await pilot.click("#ways", offset=(3, 4))
         await settle(pilot)
         assert play_screen(app).setup.step
 
@@ -877,7 +871,7 @@ async def test_a_game_without_a_board_is_played_by_numbers_and_in_turns(app_of, 
         session = play_screen(app).match.sessions[0]
         stones = session.game.stones
         assert f"Stones: {stones}." in text_of(app, "BoardView")
-        assert "your move: 1 one 2 two 3 three" in text_of(app, "#panel-0-first .status")
+        assert "1 one" in text_of(app, "#panel-0-first ActionBars")
         assert "the other is to move" in text_of(app, "#panel-0-second .status")
         await press(pilot, "2")
         await ticks(pilot, clock, 12)

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
 from msgrpo.tui.export import append_episode
 from msgrpo.tui.keys import bindings, is_key, read_keys
-from msgrpo.tui.plain import play_plain
+from msgrpo.tui.plain import meant, play_plain
 from msgrpo.tui.session import Setup
 from msgrpo.tui.theme import NIGHT
 from tests.browser import CHROMIUM, opened, wait_for
@@ -64,9 +63,31 @@ def test_a_comparison_in_plain_text_ends_with_its_result() -> None:
     assert "optimal +1" in run("frozen-lake", "--agent", "optimal", "--against", "random", "--seed", "3", "--plain")
 
 
-def test_a_person_cannot_play_in_a_pipe() -> None:
-    with pytest.raises(UsageError, match="needs a terminal"):
-        run("snake", "--agent", "human", "--plain")
+def test_a_person_plays_in_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed moves or their beginnings; what is none is said to be none; what was begun is recorded."""
+    monkeypatch.chdir(tmp_path)
+    typed = iter(["?", "sideways", "r", "down"])
+
+    def ask(prompt: str) -> str:
+        for line in typed:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ask)
+    said = run("frozen-lake", "--agent", "human", "--plain")
+    assert "Walk over the ice" in said
+    assert "O hole" in said
+    assert "⊥ is a turn" in said
+    assert "fell in the hole" in said
+    (episode,) = read_episodes(tmp_path / "plays" / "human.jsonl")
+    assert [turn.action for turn in episode.turns] == ["right", "down"]
+
+
+def test_a_move_is_meant_by_its_beginning_and_its_case_counts_where_it_helps() -> None:
+    assert meant("b4", ("Bb4", "b4", "b3")) == ["b4"]
+    assert meant("B", ("Bb4", "c3")) == ["Bb4"]
+    assert meant("e", ("e6", "e5", "f5")) == ["e6", "e5"]
+    assert meant("", ("up",)) == []
 
 
 def test_nothing_to_choose_in_a_pipe() -> None:
@@ -260,8 +281,10 @@ def reachable(port: int) -> bool:
     [
         ('"play.pause" = "sapce"', "the key 'sapce', which there is not"),
         ('"play.pause" = "ctrl+nokey"', "which there is not"),
+        ('"play.pause" = "F2"', "did you mean f2?"),
+        ('"play.pause" = "1"', "would mean both"),
         ('"play.pause" = "r"', "the key 'r' would mean both"),
-        ('"play.step" = "f5"\n"show.details" = "f5"', "the key 'f5' would mean both play.step and show.details"),
+        ('"play.step" = "f5"\n"show.details" = "f5"', "the key 'f5' would mean both 'play.step' and 'show.details'"),
         ('"play.pause" = "ctrl+q"', "would mean both"),
         ('"show.details" = "."', "would mean both"),  # play.step has full_stop, the same key
     ],
@@ -269,13 +292,14 @@ def reachable(port: int) -> bool:
 def test_keys_that_cannot_be_or_mean_two_things_are_named(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(says)):
+    with pytest.raises(UsageError) as caught:
         read_keys(path)
+    assert says in str(caught.value)
 
 
 def test_keys_of_every_kind_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    path.write_text('"play.pause" = "f2,ctrl+p,shift+f3,ä,1,full_stop"\n"play.step" = "z"\n')
+    path.write_text('"play.pause" = "f2,ctrl+p,shift+f3,ä,full_stop"\n"play.step" = "z"\n')
     assert read_keys(path)["play.step"] == "z"
     for binding in bindings().values():
         assert all(is_key(key) for key in binding.key.split(",")), binding

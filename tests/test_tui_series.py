@@ -20,6 +20,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.export import append_episode
+from msgrpo.tui.judging import Advice
 from msgrpo.tui.plain import play_plain
 from msgrpo.tui.records import Records, reached, reached_by_people
 from msgrpo.tui.screens.match import BETWEEN_S
@@ -82,9 +83,11 @@ async def test_in_a_series_the_seeds_advance_and_the_seats_of_a_duel_change() ->
     assert seats == [("optimal", 7), ("random", 8), ("optimal", 9), ("random", 10)]
     assert series.over
     assert series.wins[0] > series.wins[1]  # whoever sits where: the wrong variant counts seats, and draws level
+    assert "no interval from fewer than 8 games" in series.card()
+    assert all(difference >= 0 for difference in series.differences)
+    series.differences *= 2
     low, high = bootstrap_mean(series.differences, seed=0)
     assert f"[{low:+.2f}, {high:+.2f}]" in series.card()
-    assert all(difference >= 0 for difference in series.differences)
 
 
 async def test_the_app_plays_a_series_to_its_card(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ async def test_the_choices_of_the_start_screen_are_remembered(tmp_path: Path) ->
     first = app()
     async with first.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
-        await press(pilot, *["down"] * 5, "right", "down", "down", "s", "s", "plus", "enter")
+        await press(pilot, *["down"] * 5, "right", "down", "s", "s", "plus", "enter")
         began = play_screen(first).setup
     assert (began.scenario, began.mode, began.seed, began.speed) == ("snake", "play", 2, 8.0)
     for damage in (None, "{", "[]", '{"games": "no-such-game", "seed": "-1", "speed": "fast"}'):
@@ -255,7 +258,7 @@ async def test_the_choices_of_the_start_screen_are_remembered(tmp_path: Path) ->
             await settle(pilot)
             setup = again.screen.setup if isinstance(again.screen, StartScreen) else None
             assert setup is not None
-            assert setup == (began if damage is None else Setup("frozen-lake", "nano"))
+            assert setup == (began if damage is None else Setup("frozen-lake", "nano:frozen-lake", "nano"))
 
 
 def test_a_series_in_plain_text_plays_all_its_games_and_needs_two(tmp_path: Path) -> None:
@@ -300,9 +303,13 @@ async def test_nothing_says_what_is_best_before_the_person_has_chosen(setup: Set
         await settle(pilot)
         screen = play_screen(app)
         assert screen.match.secret
-        told = [worth(screen.match, screen.judging, i, hint=False) for i in range(len(screen.match.sessions))]
+        told = [
+            worth(screen.match, screen.judging, i, hint=False, idle="") for i in range(len(screen.match.sessions))
+        ]
         assert not any(told)
-        hints = [worth(screen.match, screen.judging, i, hint=True) for i in range(len(screen.match.sessions))]
+        hints = [
+            worth(screen.match, screen.judging, i, hint=True, idle="") for i in range(len(screen.match.sessions))
+        ]
         assert "best" in hints[0]  # the person's own
         assert "optimal" not in hints[0]
         assert not any(hints[1:])
@@ -322,8 +329,8 @@ async def test_a_move_within_the_error_of_a_search_is_not_called_best(tmp_path: 
             (1.1, 0.0, "up is best"),
         ):
             found = Judgement({"up": up, "down": 0.0, "left": 1.1, "right": 0.0}, {"up": error})
-            screen.judging._found[0, 0, player] = game, found
-            assert f"last: {says}" in worth(screen.match, screen.judging, 0, hint=False)
+            screen.judging._found[0, 0, player] = game, Advice(found, ("left",) if up < 1.1 else ("up",), lost=False)
+            assert f"last: {says}" in worth(screen.match, screen.judging, 0, hint=False, idle="")
 
 
 async def test_a_duel_without_a_named_opponent_is_counted_by_agent() -> None:
@@ -430,6 +437,7 @@ async def test_brackets_in_names_are_brackets_everywhere(tmp_path: Path) -> None
 
 async def test_the_temperature_chosen_on_the_start_screen_is_what_the_model_gets(tmp_path: Path) -> None:
     memory, agent = tmp_path / "memory.json", scripted("nano", answer("up"))
+    memory.write_text('{"ways": "watch", "agents": "nano"}')
     app = PlayApp({"nano": agent}.__getitem__, clock=ManualClock(), runs=tmp_path, memory=memory)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
@@ -494,12 +502,12 @@ async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(
     app.animation_level = motion  # type: ignore[assignment]
     async with app.run_test() as pilot:
         bars = app.query_one(ActionBars)
-        bars.show({"left": 1.0, "right": 0.0}, None)
+        bars.show({"left": 1.0, "right": 0.0}, None, legal=bars.actions, numbers={})
         while bars.eased < 1.0:
             await asyncio.sleep(ease_s / 20)
         await pilot.pause()
         lengths = []
-        bars.show({"left": 0.0, "right": 1.0}, None)
+        bars.show({"left": 0.0, "right": 1.0}, None, legal=bars.actions, numbers={})
         for _ in range(200):
             lengths.append(str(bars.render()).split("\n")[0].count("█"))
             if lengths[-1] == 0:

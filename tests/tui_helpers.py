@@ -12,8 +12,6 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from msgrpo.tui.widgets.keyline import KeyLine
-
 from msgrpo.agent import Agent, Completion, LanguageAgent, OnText, Sampling
 from msgrpo.prompt import Prompt
 from msgrpo.tui.agents import HumanAgent
@@ -116,8 +114,7 @@ async def settle(pilot: Pilot[Any]) -> None:
 
 def footer_width(app: App[Any]) -> int:
     """The columns that the keys at the foot of the screen need."""
-    lines = sum(hint.width for line in app.screen.query(KeyLine) for hint in line.fitting)
-    return lines + sum(key.outer_size.width for footer in app.screen.query(Footer) for key in footer.children if key.display)
+    return sum(key.outer_size.width for footer in app.screen.query(Footer) for key in footer.children if key.display)
 
 
 async def drained(app: App[Any]) -> None:

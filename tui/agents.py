@@ -23,8 +23,8 @@ ARROWS, WASD = "arrows", "wasd"
 class HumanAgent:
     """A person: `act` waits until `choose` is called, which is what a key press does.
 
-    `name` is what the screen calls them, `hands` the keys that are theirs, `kept` an action chosen before it was asked
-    for, which answers the next turn if it is legal then.
+    `name` is what the screen calls them, `hands` the keys that are theirs, `kept` an action that was chosen before it
+    was asked for, which answers the next turn if it is legal then.
     """
 
     spec = HUMAN

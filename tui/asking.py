@@ -31,6 +31,7 @@ class Asking:
         self.failed: dict[Seat, str] = {}  # why, and what may help
         self.stopped = False  # a person stopped waiting for the answers
         self._words: dict[Seat, str] = {}  # the newest words that are not told yet
+        self._telling: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -95,17 +96,19 @@ class Asking:
         first = not self._words
         self._words[index, player] = text
         if first and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell_words)
+            self._loop.call_soon_threadsafe(self._begin_telling)
 
-    def _tell_words(self) -> None:
-        words = {seat: text for seat, text in list(self._words.items()) if text}
-        for (index, player), text in words.items():
-            self._words[index, player] = ""
-            self._tell(AnswerStreamed(index, player, text))
-        if words and self._loop is not None:
-            self._loop.call_later(REDRAW_S, self._tell_words)
-        else:
-            self._words.clear()
+    def _begin_telling(self) -> None:
+        self._telling = asyncio.get_running_loop().create_task(self._tell_words())
+
+    async def _tell_words(self) -> None:
+        """Until nobody says anything more."""
+        while words := {seat: text for seat, text in list(self._words.items()) if text}:
+            for (index, player), text in words.items():
+                self._words[index, player] = ""
+                self._tell(AnswerStreamed(index, player, text))
+            await asyncio.sleep(REDRAW_S)
+        self._words.clear()
 
     # ── people ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -55,11 +55,6 @@ def game_choices(recent: Sequence[str], named: str) -> list[Choice]:
     return [Choice(name, name, missing.get(name)) for name in dict.fromkeys([*own, *missing])]
 
 
-def runs_code(name: str) -> bool:
-    """Whether a game's name leads to a person's own file or module, whose code runs when the game is looked at."""
-    return ":" in name and name.partition(":")[0] not in ("gym", "spiel")
-
-
 def recent_games(memory: Mapping[str, str]) -> list[str]:
     return [name for name in memory.get("recent", "").split(SEPARATOR) if name]
 

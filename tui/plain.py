@@ -82,7 +82,7 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
         asyncio.run(
             _play(match, table, lambda session: console.print(frame_text(session, session.frame), highlight=False))
         )
-    except Left:
+    except LeftError:
         console.print("left before the end", highlight=False)
     for session in match.sessions:
         if session.human_played:
@@ -97,7 +97,7 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
 HOW = "Type a move, or its beginning, and enter. ?: the rules and the moves. q: leave."
 
 
-class Left(Exception):
+class LeftError(Exception):
     """A person has left the game."""
 
 
@@ -110,15 +110,15 @@ def explained(session: Session) -> str:
 
 
 def ask_person(session: Session, player: str) -> str:
-    """A person's move, asked for until it is one. Raises Left at `q` and where no more is typed."""
+    """A person's move, asked for until it is one. Raises LeftError at `q` and where no more is typed."""
     legal = session.game.legal(player)
     while True:
         try:
             typed = input(f"{player if len(session.players) > 1 else 'your move'}> ").strip()
         except EOFError:
-            raise Left from None
+            raise LeftError from None
         if typed == "q" and "q" not in legal:
-            raise Left
+            raise LeftError
         if typed == "?":
             print(f"{explained(session)}\nmoves: {', '.join(legal)}")
             continue
@@ -130,10 +130,11 @@ def ask_person(session: Session, player: str) -> str:
 
 def meant(typed: str, legal: Sequence[str]) -> list[str]:
     """The moves that may be meant: the one of that name, else those that begin so; the case counts where it helps."""
-    for same in (lambda action: action == typed, lambda action: action.casefold() == typed.casefold()):
-        if found := [action for action in legal if same(action)]:
-            return found
-    return [action for action in legal if typed and action.casefold().startswith(typed.casefold())]
+    if typed in legal:
+        return [typed]
+    small = typed.casefold()
+    same = [action for action in legal if action.casefold() == small]
+    return same or [action for action in legal if small and action.casefold().startswith(small)]
 
 
 async def _play(match: Match, table: Table, show: Callable[[Session], None]) -> None:

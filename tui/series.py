@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from msgrpo.evals.stats import bootstrap_mean
 from msgrpo.tui.session import Match, Setup, opponent, points, short_name
 
-
 FEWEST = 8  # games of a series from which an interval says something
 
 
@@ -113,7 +112,9 @@ class Series:
 
     def card(self) -> str:
         """The result, when all games are played."""
-        about = "95 % interval of the mean difference" if self.measured else f"no interval from fewer than {FEWEST} games"
+        about = (
+            "95 % interval of the mean difference" if self.measured else f"no interval from fewer than {FEWEST} games"
+        )
         return f"{self.played} games of {self.setup.scenario}: {self.score()} ({about})"
 
 

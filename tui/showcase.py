@@ -75,7 +75,9 @@ class Showcase:
             if pairs[0].before.success is not None:
                 results.append(f"{sum(bool(episode.success) for episode in played)} reach the goal")
             else:
-                results.append(f"{points(round(sum(episode.score for episode in played) / len(played), 2))} points a game")
+                results.append(
+                    f"{points(round(sum(episode.score for episode in played) / len(played), 2))} points a game"
+                )
         return (
             "A language model of one million parameters before and after training with MS-GRPO: "
             "the same start, the same luck.\n"

@@ -85,8 +85,8 @@ def waiting(match: Match, asking: Asking, index: int, player: str) -> str:
 def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str) -> str:
     """What the position that is shown is worth, what the move before it lost, and the best moves.
 
-    The best moves of a position in which a person has still to choose are a hint, shown when asked for. `idle` is what
-    a turn without an action is called.
+    The best moves of a position in which a person has still to choose are a hint, shown when asked for. `idle` is
+    what a turn without an action is called.
     """
     session = match.sessions[index]
     step = session.cursor

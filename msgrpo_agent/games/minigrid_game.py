@@ -174,8 +174,7 @@ def seen(env: Any, observation: Any) -> str:
     before = "nothing" if ahead[0] in ("empty", "floor") else named(ahead)
     return (
         f"{MISSION} {observation['mission']}. You see: {listed}. Right before you: {before}. "
-        f"You carry {carried(env)}.\n"
-        + "\n".join(rows)
+        f"You carry {carried(env)}.\n" + "\n".join(rows)
     )
 
 

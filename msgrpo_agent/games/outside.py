@@ -68,6 +68,11 @@ def find(name: str) -> Scenario | None:
     return found
 
 
+def runs_code(name: str) -> bool:
+    """Whether looking at this game would run a person's own file or module, which has not been loaded before."""
+    return ":" in name and name.partition(":")[0] not in ("gym", "spiel") and name not in _loaded
+
+
 def _found(name: str) -> Scenario | None:
     kind, _, rest = name.partition(":")
     if name in FIXED:

@@ -210,7 +210,7 @@ def plain_board(text: str, actions: tuple[str, ...]) -> Board | None:
     pieces = sorted({cell for row in rows for cell in row if cell.isalpha()})
     if any(not (cell == "." or cell.isalpha()) for row in rows for cell in row) or len(pieces) > 2:
         return None
-    dealt = {sign: colour for sign, colour in (("x", "blue"), ("o", "red"), ("w", "white"), ("b", "black"))}
+    dealt = {"x": "blue", "o": "red", "w": "white", "b": "black"}
     return Board(
         tuple(rows),
         {".": "empty"} | {sign: sign for sign in pieces},

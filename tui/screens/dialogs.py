@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -168,12 +168,18 @@ class Jump(ModalScreen[int | None]):
 
 
 class Ask(ModalScreen[str | None]):
-    """One line of text; an empty one is none, or with `empty` an answer as well."""
+    """One line of text; an empty one is none, or with `empty` an answer as well.
+
+    `check` says why a text will not do, and the window stays with it; empty where it will.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close")]
 
-    def __init__(self, title: str, placeholder: str, *, empty: bool = False) -> None:
+    def __init__(
+        self, title: str, placeholder: str, *, empty: bool = False, check: Callable[[str], str] = lambda typed: ""
+    ) -> None:
         super().__init__()
+        self.check = check
         self.heading = title
         self.placeholder = placeholder
         self.empty = empty
@@ -182,10 +188,14 @@ class Ask(ModalScreen[str | None]):
         with Vertical(classes="dialog") as box:
             box.border_title = self.heading
             yield Input(placeholder=self.placeholder)
+            yield Static(classes="problem", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         typed = event.value.strip()
-        self.dismiss(typed if typed or self.empty else None)
+        problem = self.check(typed) if typed else ""
+        self.query_one(".problem", Static).update(problem)
+        if not problem:
+            self.dismiss(typed if typed or self.empty else None)
 
 
 class RecordTree(DirectoryTree):

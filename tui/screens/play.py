@@ -19,7 +19,6 @@ from msgrpo.tui.widgets.keyline import Hint
 from msgrpo.tui.widgets.panel import AgentPanel
 from msgrpo.tui.widgets.timeline import PLAIN, mark
 
-
 # The first key of each name that a person may change, as it is without a change, and how long names are written.
 KEYS_OF = {
     "play.pause": "space",
@@ -49,7 +48,7 @@ class PlayScreen(MatchScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *move_bindings(),
-        *(Binding(str(n), f"choose({n})", show=False) for n in range(1, 10)),
+        *(Binding(str(n), f"choose({n})", f"action {n}") for n in range(1, 10)),
         Binding("space", "pause", "pause, go on", id="play.pause"),
         Binding("n,full_stop", "step", "one step", id="play.step"),
         Binding("left_square_bracket,comma", "seek(-1)", "one step back"),
@@ -111,8 +110,13 @@ class PlayScreen(MatchScreen):
             shown.append(self._hint("game.restart", "again", "restart"))
         elif self.replay is not None:
             shown.append(self._hint("game.next", "next episode", "next_seed"))
-        back = Hint("← →", "look back", "seek(-1)") if not self.match.people() else Hint("[ ]", "look back", "seek(-1)")
-        return [*shown, back, Hint("tab", "events", "event(1)"), Hint("e", "save", "export")]
+        arrows = "[ ]" if self.match.people() else "← →"
+        return [
+            *shown,
+            Hint(arrows, "look back", "seek(-1)"),
+            Hint("tab", "events", "event(1)"),
+            Hint("e", "save", "export"),
+        ]
 
     def _hints_of_a_turn(self) -> list[Hint]:
         seats = [(self.match.sessions[index], player) for index, player in self.match.choosing()]
@@ -289,7 +293,9 @@ class PlayScreen(MatchScreen):
 
     @work(group="dialog")
     async def leave_after_asking(self) -> None:
-        if await self.app.push_screen_wait(Confirm("Leave this game?", "leave, and keep it as unfinished", "play on")):
+        if await self.app.push_screen_wait(
+            Confirm("Leave this game?", "leave, and keep it as unfinished", "play on")
+        ):
             self.action_leave()
 
     def action_scroll_words(self, pages: int) -> None:

@@ -39,7 +39,7 @@ class ShowcaseScreen(MatchScreen):
         for session, name in zip(sessions, NAMES, strict=True):
             session.rename(name)
         specs = [spec for session in sessions for spec in session.episode.agents.values()]
-        super().__init__(Match(sessions), Setup(pair.scenario, *specs, seed=pair.before.start_seed))
+        super().__init__(Match(sessions), Setup(pair.scenario, specs[0], specs[1], pair.before.start_seed))
         self.showcase = showcase
         self._next: Cancel | None = None
 

@@ -19,6 +19,7 @@ from textual.widgets.option_list import Option
 from msgrpo.errors import MsgrpoError
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import get_scenario
+from msgrpo.games.outside import runs_code
 from msgrpo.rollout import observation_of
 from msgrpo.text import printable
 from msgrpo.tui.agents import HUMAN
@@ -29,7 +30,6 @@ from msgrpo.tui.choices import (
     recent_games,
     remember,
     remembered,
-    runs_code,
     with_recent,
 )
 from msgrpo.tui.clock import Cancel, once_drawn
@@ -41,8 +41,9 @@ from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.options import Options
 
 ENDPOINT = "endpoint"
+EXAMPLE = "http://127.0.0.1:8000/v1#model"
 YOURS = "?"  # the entry of the list of games at which a person names one
-OWN = "Your own game: the file and the name of its scenario, as in my_game.py:scenario. msgrpo games new writes a first one."
+OWN = "Your own game: a file and its scenario, as in my_game.py:scenario. msgrpo games new writes a first one."
 LISTS = ("games", "ways", "agents", "others")
 TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.5)
 PREVIEW_S, PREVIEWED = 0.6, 8  # seconds a move, and moves, before a preview begins again
@@ -92,6 +93,14 @@ def command_of(setup: Setup) -> str:
     return " ".join(parts)
 
 
+def no_endpoint(typed: str) -> str:
+    """Why this is no endpoint; empty where it is one."""
+    address, _, model = typed.removeprefix(f"{ENDPOINT}:").partition("#")
+    if not address.startswith(("http://", "https://")):
+        return f"an address begins with http:// or https://, as in {EXAMPLE}"
+    return "" if model else f"name the model after a #, as in {EXAMPLE}"
+
+
 class StartScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "start", "play", priority=True),
@@ -130,7 +139,9 @@ class StartScreen(Screen[None]):
         with Horizontal(id="choices"):
             with Vertical(classes="column wide"):
                 self.games = game_choices(recent_games(remembered(host(self).memory)), self.scenario)
-                games = Options(*map(self._option, self.games), Option("your own: file.py:scenario", YOURS), id="games")
+                games = Options(
+                    *map(self._option, self.games), Option("your own: file.py:scenario", YOURS), id="games"
+                )
                 games.border_title = "game"
                 yield games
             with Vertical(classes="column ways"):
@@ -151,7 +162,9 @@ class StartScreen(Screen[None]):
     @staticmethod
     def _option(choice: Choice) -> Option:
         title = printable(choice.title)
-        return Option(Content(title if choice.missing is None else f"✗ {title}"), choice.spec, choice.missing is not None)
+        return Option(
+            Content(title if choice.missing is None else f"✗ {title}"), choice.spec, choice.missing is not None
+        )
 
     def on_mount(self) -> None:
         games = self.query_one("#games", Options)
@@ -194,7 +207,9 @@ class StartScreen(Screen[None]):
         self._offer_ways(ways_of(scenario, live=bool(shown and shown.facing)))
         board.display = False
         if scenario is None:
-            rules.update(Content(OWN if name == YOURS else f"{name}\n\nenter loads it: its code runs, and the game opens"))
+            rules.update(
+                Content(OWN if name == YOURS else f"{name}\n\nenter loads it: its code runs, and the game opens")
+            )
         else:
             self._previewed, self._preview = scenario, game
             board.show(shown, seen)
@@ -332,13 +347,10 @@ class StartScreen(Screen[None]):
 
     @work(group="dialog")
     async def action_endpoint(self) -> None:
-        typed = await self.app.push_screen_wait(Ask("an endpoint: URL#model", "http://127.0.0.1:8000/v1#model"))
+        typed = await self.app.push_screen_wait(Ask("an endpoint: URL#model", EXAMPLE, check=no_endpoint))
         if typed is None:
             return
-        spec = typed if typed.startswith(f"{ENDPOINT}:") else f"{ENDPOINT}:{typed}"
-        if "#" not in spec:
-            self.notify("Name the model after a #: http://127.0.0.1:8000/v1#model", severity="error")
-            return
+        spec = f"{ENDPOINT}:{typed.removeprefix(f'{ENDPOINT}:')}"
         choice = Choice(spec, spec.removeprefix(f"{ENDPOINT}:"))
         self.choices.append(choice)
         for name in ("agents", "others"):

@@ -14,7 +14,7 @@ GAP = 2  # columns between two keys
 
 @dataclass(frozen=True)
 class Hint:
-    """A key as it is written, what it does in a word or two, and the screen's action; the most important ones first."""
+    """A key as it is written, what it does in a word or two, and the action of the screen that it stands for."""
 
     key: str
     words: str
@@ -37,13 +37,13 @@ class KeyLine(Widget):
             self.hints = hints
             self.refresh()
 
-    @property
-    def fitting(self) -> list[Hint]:
+    def fitting(self, width: int) -> list[Hint]:
+        """The keys that are shown in so many columns."""
         if not self.hints:
             return []
         *others, last = self.hints
         always = [*others[-1:], last]
-        room = self.size.width - 1 - sum(hint.width for hint in always)
+        room = width - 1 - sum(hint.width for hint in always)
         shown = []
         for hint in others[:-1]:
             room -= hint.width
@@ -54,13 +54,13 @@ class KeyLine(Widget):
 
     def render(self) -> Content:
         parts = [Content(" ")]
-        for hint in self.fitting:
+        for hint in self.fitting(self.size.width):
             parts += [Content.styled(hint.key, "bold $accent"), Content(f" {hint.words}{' ' * GAP}")]
         return Content("").join(parts)
 
     async def on_click(self, event: Click) -> None:
         column = 1
-        for hint in self.fitting:
+        for hint in self.fitting(self.size.width):
             column += hint.width
             if event.x < column:
                 if hint.action:

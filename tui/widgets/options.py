@@ -23,8 +23,8 @@ class Options(OptionList):
 
     def action_page_down(self) -> None:
         with laid_out():
-            super().action_page_down()
+            super().action_page_down()  # type: ignore[no-untyped-call]
 
     def action_page_up(self) -> None:
         with laid_out():
-            super().action_page_up()
+            super().action_page_up()  # type: ignore[no-untyped-call]

@@ -65,8 +65,8 @@ class AgentPanel(Widget):
         idle: str = NOTHING,
     ) -> None:
         """`decision` is the choice that the step waits to play, where it may be seen; `prompt` what the seat is
-        about to read, shown with `details` where no turn is shown; `rules` stand where there are no words yet; `idle` is
-        what a turn without an action is called."""
+        about to read, shown with `details` where no turn is shown; `rules` stand where there are no words yet; `idle`
+        is what a turn without an action is called."""
         frame = session.frame
         tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
         title, subtitle = escape(session.name(self.player)), escape(about(session, self.player))

@@ -1,0 +1,362 @@
+"""What a person meets who plays: rules, keys, moves without a key, the end of a game, the size of the board."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from pathlib import Path
+
+import pytest
+from textual.app import App
+from textual.command import CommandPalette
+
+from msgrpo.agent import Agent, Decision, OnText, View
+from msgrpo.episode import read_episodes
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.games import get_scenario
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui import hands, launch, showcase
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.asking import Asking
+from msgrpo.tui.messages import AnswerStreamed
+from msgrpo.tui.screens.dialogs import Choose, Confirm
+from msgrpo.tui.screens.showcase import ShowcaseScreen
+from msgrpo.tui.screens.start import StartScreen
+from msgrpo.tui.session import Match, Session, Setup
+from msgrpo.tui.showcase import Showcase
+from msgrpo.tui.widgets.board import PAINTS, BoardView
+from msgrpo.tui.widgets.keyline import Hint, KeyLine
+from msgrpo.tui.widgets.lane import legend
+from msgrpo.tui.widgets.panel import DRAWN, shortened
+from tests.tui_helpers import ManualClock, play_screen, press, settle
+
+
+def resolve(spec: str) -> Agent:
+    return {"random": RandomAgent(), "optimal": OptimalAgent()}[spec]
+
+
+def app_of(tmp_path: Path, setup: Setup | None, **more: object) -> PlayApp:
+    return PlayApp(resolve, setup, clock=ManualClock(), runs=tmp_path, plays=tmp_path / "plays", **more)  # type: ignore[arg-type]
+
+
+def text_of(app: PlayApp, selector: str) -> str:
+    widget = app.screen.query_one(selector)
+    return " ".join(" ".join(strip.text for strip in widget.render_lines(widget.size.region)).split())
+
+
+def keys_of(app: PlayApp) -> str:
+    return text_of(app, "#keys")
+
+
+async def test_a_game_by_hand_from_its_rules_to_trying_again(tmp_path: Path) -> None:
+    app = app_of(tmp_path, Setup("frozen-lake", "human"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        session = play_screen(app).match.sessions[0]
+        assert "Walk over the ice to the goal" in text_of(app, ".text")
+        assert keys_of(app).startswith("arrows move i hint")
+        assert keys_of(app).endswith("? help q leave")
+        assert "take over" not in keys_of(app)  # it is this person's seat
+        await press(pilot, "i")
+        assert "best right" in text_of(app, ".worth")  # not left and up, which run into the edge
+        await press(pilot, "right")
+        assert "Walk over" not in text_of(app, ".text")
+        await press(pilot, "escape")
+        assert isinstance(app.screen, Confirm)
+        await press(pilot, "escape")
+        assert play_screen(app).match.sessions[0] is session
+        await press(pilot, "left", "down")
+        assert session.over
+        end = text_of(app, ".status")
+        assert "fell in the hole at (0,2) 1 mistake, the worst at step 3: down lost 1.00" in end
+        assert "enter: play on yourself from step 2" in end
+        assert keys_of(app).startswith("enter try again from the mistake x next start r again")
+        await press(pilot, "enter")
+        assert (session.last, session.over) == (2, False)
+        assert "your move" in text_of(app, ".status")
+        await press(pilot, "escape", "enter")  # leaves, and the game stays as unfinished
+    finished, begun = read_episodes(tmp_path / "plays" / "human.jsonl")
+    assert [turn.action for turn in finished.turns] == ["right", "left", "down"]
+    assert ([turn.action for turn in begun.turns], begun.outcome.value) == (["right", "left"], "playing")
+
+
+async def test_a_lost_position_is_called_lost(tmp_path: Path) -> None:
+    app = app_of(tmp_path, Setup("frozen-lake", "human"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "i", "up", "up", "up")
+        assert "the goal is out of reach" in text_of(app, ".worth")
+        await press(pilot, "left", "down")
+        assert "down lost nothing more: the goal was already out of reach" in text_of(app, ".worth")
+
+
+async def test_a_key_that_comes_before_the_game_asks_is_kept_and_a_move_is_one_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    display = App._display
+
+    def counted(self: App[None], screen: object, renderable: object) -> None:
+        if renderable is not None:
+            drawn.append(renderable)
+        display(self, screen, renderable)  # type: ignore[arg-type]
+
+    app = app_of(tmp_path, Setup("frozen-lake-8x8", "human"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        for way in ("up", "up"):
+            screen.action_move(way, "arrows")  # the second comes while the first is still being played
+        await settle(pilot)
+        assert screen.match.last == 2
+        await press(pilot, "i", "up", "up")
+        monkeypatch.setattr(App, "_display", counted)
+        played = screen.match.last
+        drawn.clear()
+        app.simulate_key("up")
+        while screen.match.last == played or screen._frame is not None:
+            await asyncio.sleep(0)
+        assert not drawn  # nothing of the move is on the screen before all of it can be
+        await settle(pilot)
+        assert drawn
+
+
+async def test_a_page_key_comes_before_the_palette_has_its_lines(tmp_path: Path) -> None:
+    app = app_of(tmp_path, Setup("frozen-lake", "human"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        app.action_command_palette()
+        while not isinstance(app.screen, CommandPalette) or not app.screen.query("CommandList"):
+            await asyncio.sleep(0)
+        app.screen._action_command_list("page_down")
+        await press(pilot, "pagedown", "pageup", "escape")
+        assert play_screen(app).match.sessions[0].last == 0
+
+
+@pytest.mark.parametrize("sizes", [[(80, 24), (120, 40)], [(200, 60), (60, 20), (120, 40)]])
+async def test_the_size_of_a_board_does_not_depend_on_earlier_ones(
+    tmp_path: Path, sizes: list[tuple[int, int]]
+) -> None:
+    async def lane_after(sizes: list[tuple[int, int]]) -> tuple[int, int, int]:
+        app = app_of(tmp_path, Setup("snake", "optimal"))
+        async with app.run_test(size=sizes[0]) as pilot:
+            await settle(pilot)
+            await press(pilot, "space", "n", "n")
+            for size in sizes[1:]:
+                await pilot.resize_terminal(*size)
+                await settle(pilot)
+            board = app.screen.query_one(BoardView)
+            return play_screen(app).lane(0).size.width, board.size.height, board.scale
+
+    assert await lane_after(sizes) == await lane_after(sizes[-1:])
+
+
+@pytest.mark.parametrize(("size", "scale"), [((120, 40), 2), ((200, 60), 4)])
+async def test_boards_come_before_panels_in_a_race(tmp_path: Path, size: tuple[int, int], scale: int) -> None:
+    app = app_of(tmp_path, Setup("snake", "human", "optimal"))
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        for board in app.screen.query(BoardView):
+            assert (board.scale, board.cut_off) == (scale, "")
+
+
+async def test_no_row_is_hidden_while_rows_are_empty(tmp_path: Path) -> None:
+    app = app_of(tmp_path, Setup("snake", "human"))
+    async with app.run_test(size=(60, 20)) as pilot:
+        await settle(pilot)
+        assert app.screen.query_one(BoardView).cut_off == ""
+        await pilot.resize_terminal(45, 24)
+        await settle(pilot)
+        assert app.screen.query_one(BoardView).cut_off == ""
+        assert play_screen(app).lane(0).outer_size.width == 45
+
+
+async def test_babyai_shows_its_mission_and_up_goes_forward(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid")
+    app = app_of(tmp_path, Setup("babyai-goto", "human"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert text_of(app, ".caption") == "Mission: go to the green key. You carry nothing."
+        signs = text_of(app, ".legend")
+        assert "?? not seen" in signs
+        assert "K key" in signs
+        assert "ball" not in signs  # there is none
+        board = app.screen.query_one(BoardView)
+        row = 4 * board.scale + board._margins()[1] + (board.scale - 1) // 2
+        key = next(part for part in board.render_line(row) if part.text.strip() == "K")
+        assert key.style is not None
+        assert key.style.bgcolor is not None
+        assert key.style.bgcolor.name == PAINTS["green"][0]
+        await press(pilot, "up", "w")
+        session = play_screen(app).match.sessions[0]
+        assert [turn.action for turn in session.episode.turns] == ["forward", "forward"]
+        await press(pilot, "1")
+        assert session.episode.turns[2].action == "left"
+
+
+async def test_the_number_of_a_move_does_not_change(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    app = app_of(tmp_path, Setup("spiel:tic_tac_toe", "human", "optimal"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "5")
+        session = play_screen(app).match.sessions[0]
+        assert session.episode.turns[0].action == "x(1,1)"
+        bars = play_screen(app).panel(0, "player1").bars
+        assert bars.numbers["x(2,2)"] == 9
+        taken = session.episode.turns[1].action or ""
+        assert taken.replace("o", "x") not in bars.legal
+        await press(pilot, str(bars.numbers[taken.replace("o", "x")]))
+        assert session.last == 2
+        assert "not possible now" in str([note.message for note in app._notifications])
+        assert text_of(app, "BoardView").startswith("0 o")  # rows are named as the moves name them
+
+
+async def test_a_move_without_a_key_is_typed(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    app = app_of(tmp_path, Setup("spiel:chess", "random", "human"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert "a b c d e f g h" in text_of(app, "BoardView")
+        assert keys_of(app).startswith("m type a move")
+        await press(pilot, "m", "e")
+        assert isinstance(app.screen, Choose)
+        assert app.screen.fitting("e") == ["e3", "e4"]
+        await press(pilot, "4", "enter")
+        assert play_screen(app).match.sessions[0].episode.turns[0].action == "e4"
+
+
+async def test_pieces_are_joined_to_a_few_drawings_and_the_newest_is_the_last() -> None:
+    class Fast:
+        spec = "fast"
+
+        def settings(self) -> dict[str, object]:
+            return {}
+
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            assert on_text is not None
+            for number in range(1, 2001):
+                on_text("x" * number)
+                if number % 100 == 0:
+                    await asyncio.sleep(0)
+            return Decision("up")
+
+        async def close(self) -> None:
+            """Nothing to close."""
+
+    scenario = get_scenario("frozen-lake")
+    told: list[object] = []
+    asking = Asking(Match([Session(scenario, {"player": Fast()}, 0)]), told.append, lambda: 0.0)
+    asking.start()
+    while asking.going or asking._words:
+        await asyncio.sleep(0.01)
+    words = [message.text for message in told if isinstance(message, AnswerStreamed)]
+    assert len(words) <= 3
+    assert words[-1] == "x" * 2000
+
+
+def test_a_long_text_is_drawn_by_its_beginning_and_end() -> None:
+    cut = shortened("a" * 5_000_000 + "\n" * 5_000_000 + "end")
+    assert len(cut) < DRAWN + 100
+    assert "9,996,003 characters are not shown" in cut
+    assert cut.endswith("end")
+
+
+def test_the_foot_keeps_help_and_the_way_out() -> None:
+    line = KeyLine()
+    line.hints = [Hint("a", "x" * 60), Hint("b", "y" * 60), Hint("?", "help"), Hint("q", "leave")]
+    assert [hint.key for hint in line.fitting(90)] == ["a", "?", "q"]
+
+
+def test_real_time_is_for_games_that_go_on_by_themselves() -> None:
+    with pytest.raises(UsageError, match="stands still"):
+        launch.setup("frozen-lake", "human", None, 0, None, step=False, live=True)
+    setup = launch.setup("snake", "human", None, 0, None, step=False, live=True)
+    assert setup is not None
+    assert setup.speed == 2
+
+
+def test_a_turning_player_s_arrows() -> None:
+    game = get_scenario("snake").new(0, 0)
+    assert hands.aimed(game, game.to_move[0], "up") == "up"
+    assert hands.numbers(game, game.to_move[0]) == {}
+    board = game.board()
+    assert board is not None
+    assert "enemy" in str(legend(board))
+
+
+# ── the first screen ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_recorded_comparison_is_real_and_small() -> None:
+    """Every episode of it is simulated again, and no start of it is one of training."""
+    shown = Showcase()
+    assert showcase.FILE.stat().st_size < 300_000
+    assert shown.games == list(showcase.GAMES)
+    for pair in shown.pairs:
+        for episode, agent in ((pair.before, "nano"), (pair.after, f"nano:{pair.scenario}")):
+            assert list(episode.agents.values()) == [agent]
+            Session.replay(episode)
+        assert pair.before.start_seed == pair.after.start_seed == pair.after.chance_seed
+    for game in shown.games:
+        seeds = {pair.before.start_seed for pair in shown.pairs if pair.scenario == game}
+        scenario = get_scenario(game)
+        assert len(seeds) == 20
+        assert all(next(scenario.starts("test", seed)) == seed for seed in seeds)
+    assert shown.pair.better
+    assert "before 7 reach the goal, after 19" in shown.sentence()
+
+
+def test_a_comparison_that_was_changed_does_not_replay(tmp_path: Path) -> None:
+    lines = gzip.decompress(showcase.FILE.read_bytes()).replace(b'"reward":1.0', b'"reward":2.0', 1)
+    file = tmp_path / "changed.gz"
+    file.write_bytes(gzip.compress(lines))
+    episodes = [episode for pair in Showcase(file).pairs for episode in (pair.before, pair.after)]
+    changed = next(episode for episode in episodes if any(turn.reward == 2 for turn in episode.turns))
+    with pytest.raises(RecordError, match="differs"):
+        Session.replay(changed)
+
+
+async def test_the_app_opens_on_the_comparison_and_the_board_can_be_played(tmp_path: Path) -> None:
+    clock = ManualClock()
+    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, ShowcaseScreen)
+        assert "before and after training" in text_of(app, "#verdict")
+        for _ in range(10):
+            clock.tick(0.25)
+            await settle(pilot)
+        assert screen.match.over
+        seed = screen.setup.seed
+        await press(pilot, "t")
+        playing = play_screen(app).match.sessions[0]
+        assert (playing.scenario.id, playing.seed, playing.human) == ("frozen-lake", seed, True)
+        assert playing.frame.board == screen.match.sessions[0].frames[0].board
+        await press(pilot, "q", "tab")
+        assert isinstance(app.screen, ShowcaseScreen)
+        assert app.screen.setup.scenario == "snake"
+        await press(pilot, "enter")
+        assert isinstance(app.screen, StartScreen)
+
+
+async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unasked(tmp_path: Path) -> None:
+    game = tmp_path / "my_game.py"
+    game.write_text("raise SystemExit('was loaded')\n")
+    memory = tmp_path / "memory.json"
+    memory.write_text(f'{{"recent": "{game}:scenario", "games": "{game}:scenario"}}')
+    app = app_of(tmp_path, None, memory=memory)
+    async with app.run_test(size=(120, 60)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, StartScreen)
+        assert screen.chosen("games") == f"{game}:scenario"
+        assert "enter loads it" in text_of(app, "#rules")
+        names = [choice.spec for choice in screen.games]
+        assert {"babyai-goto", "spiel:chess", "spiel:connect_four"} <= set(names)
+        await press(pilot, "enter")
+        assert "was loaded" in str([note.message for note in app._notifications])
+        await press(pilot, "home")
+        assert screen.chosen("games") == "frozen-lake"
+        assert "compare" in text_of(app, "#ways")
