@@ -79,7 +79,7 @@ class LanguageModel(Protocol):
 
     @property
     def extra_settings(self) -> Mapping[str, Any]:
-        """What changes its answers beside the sampling settings (weights, request body), for the record."""
+        """Settings beside sampling that change the answers (weights, request body), for the record."""
         ...
 
     async def complete(
@@ -101,7 +101,7 @@ class Agent(Protocol):
     spec: str
 
     def settings(self) -> dict[str, Any]:
-        """What a record must hold so that the play can be judged: model, sampling, prompt template."""
+        """The settings that a record keeps, so that results can be compared: model, sampling, prompt template."""
         ...
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision: ...
@@ -110,7 +110,7 @@ class Agent(Protocol):
 
 
 def cleaned(text: str) -> str:
-    """What a model wrote, as screens, records and the parser get it: printable, and of bounded length.
+    """A model's answer as screens, records and the parser get it: printable, and of bounded length.
 
     Where the part that is cut off left reasoning open, what is kept begins with the tag that says so.
     """

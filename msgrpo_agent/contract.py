@@ -52,7 +52,7 @@ STEPS_PLAYED = 400  # at most, of one play: a rule that holds so long is believe
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen of one rule: `breach` is None where it holds."""
+    """The result for one rule: `breach` is None where it holds."""
 
     rule: str
     breach: str | None = None
@@ -109,7 +109,7 @@ def examine(scenario: Scenario, *, plays: int = 20, seed: int = 0, name: str | N
 
 
 def _breaches(scenario: Scenario, seed: int, play: int) -> Iterator[_BrokenError]:
-    """The breaches that one play shows; what a game raises is one of them."""
+    """The breaches that one play shows; an exception of the game is one of them."""
     generator, began = stream(seed, f"check-{scenario.id}-{play}"), time.perf_counter()
     for part in (_splits, _play) if play == 0 else (_play,):
         if time.perf_counter() - began > GAME_S:
@@ -175,7 +175,7 @@ def _check_step(scenario: Scenario, game: Game, twin: Game, generator: np.random
 
 
 def _seen(game: Game) -> tuple[object, ...]:
-    """All that can be told apart from outside."""
+    """Everything that can be observed of a game, for comparing two games."""
     return (
         *(game.observe(player) for player in game.players),
         game.to_move if game.outcome is Outcome.PLAYING else (),
@@ -185,11 +185,11 @@ def _seen(game: Game) -> tuple[object, ...]:
 
 
 def _random_moves(game: Game, generator: np.random.Generator) -> dict[str, str | None]:
-    def one(player: str) -> str | None:
+    def action_of(player: str) -> str | None:
         choices: list[str | None] = [*game.legal(player), None]
         return choices[int(generator.integers(len(choices)))]
 
-    return {player: one(player) for player in game.to_move}
+    return {player: action_of(player) for player in game.to_move}
 
 
 def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> None:
@@ -228,8 +228,10 @@ def _check_state(scenario: Scenario, game: Game) -> None:
             again = best_actions(scenario, game, player)
             _require(best == again, "reference", f"at step {game.steps} it says {best}, and asked again {again}")
         if scenario.describe is not None:
-            said = scenario.describe(game, player)
-            _require(bool(said.strip()) and "<action>" not in said, "describe", f"it says {said!r}")
+            description = scenario.describe(game, player)
+            _require(
+                bool(description.strip()) and "<action>" not in description, "describe", f"it says {description!r}"
+            )
     _check_board(game)
     for wrong in ({}, dict.fromkeys(moving, "no such action")):
         twin = game.copy()
@@ -282,7 +284,7 @@ def _refuses(game: Game, moves: Mapping[str, str | None]) -> bool:
 
 def trace(scenario: Scenario, seed: int) -> str:
     """A hash of all that is seen in three random games: the same in every process."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     generator = stream(seed, "trace")
     for start in range(3):
         game = scenario.new(seed + start, seed + start)
@@ -290,10 +292,10 @@ def trace(scenario: Scenario, seed: int) -> str:
             if game.outcome is not Outcome.PLAYING:
                 break
             best = [list(best_actions(scenario, game, p)) for p in game.to_move] if scenario.reference else []
-            found.update(repr((_seen(game), game.board(), best)).encode())
+            digest.update(repr((_seen(game), game.board(), best)).encode())
             game.step(_random_moves(game, generator))
-        found.update(repr(_seen(game)).encode())
-    return found.hexdigest()
+        digest.update(repr(_seen(game)).encode())
+    return digest.hexdigest()
 
 
 def _in_another_process(scenario: Scenario, name: str, seed: int) -> Iterator[_BrokenError]:

@@ -1,4 +1,4 @@
-"""What is installed, what can run here, and the command that closes each gap."""
+"""Report what is installed, what can run here, and the command that closes each gap."""
 
 from __future__ import annotations
 

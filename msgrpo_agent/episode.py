@@ -38,7 +38,7 @@ class Turn(BaseModel):
     action: Clean | None = None
     failure: ParseFailure | None = None
     reward: Finite = 0.0
-    late: Finite = 0.0  # what came after it while only others moved
+    late: Finite = 0.0  # reward that came later, while only others moved
     shaping: Finite = 0.0
     regret: Annotated[Finite, Field(ge=0)] | None = None  # lost against the best action, where somebody judged it
     finish_reason: FinishReason | None = None
@@ -53,7 +53,7 @@ class Turn(BaseModel):
 
     @property
     def paid(self) -> float:
-        """All the reward that followed, up to the player's next turn."""
+        """The reward that followed, up to the player's next turn."""
         return self.reward + self.late
 
 
@@ -95,7 +95,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def _version(package: str) -> str:
-    """Looked up once: it takes longer than playing an episode."""
+    """The version of a package, looked up once, since that takes longer than playing an episode."""
     try:
         return version(package)
     except PackageNotFoundError:  # run from a source tree that is not installed

@@ -18,7 +18,7 @@ LONGEST_REASON = 500  # characters of what somebody's exception says
 
 
 class MsgrpoError(Exception):
-    """What a person caused or can correct. The command line prints it without a traceback and exits with 2.
+    """An error that a person caused or can correct. The command line prints it without a traceback and exits with 2.
 
     Messages quote servers, files and arguments, so they are cleaned of control characters here.
     """
@@ -41,7 +41,7 @@ class GameError(MsgrpoError):
 
 
 class GameFaultError(GameError):
-    """A game's own code failed, or gave what no game may give: it costs the episode and nothing else.
+    """A game's own code failed or returned an invalid value. It costs the episode and nothing else.
 
     `rule` is the part of the contract (`contract.RULES`) that it breaks.
     """
@@ -88,12 +88,12 @@ class ServeError(MsgrpoError):
 
 
 class TookTooLongError(BaseException):
-    """Somebody's code was over its limit (`limits.within`). No Exception: what is stopped must not catch it."""
+    """Code exceeded its time limit (`limits.within`). It is no Exception, so the stopped code cannot catch it."""
 
 
 @contextmanager
 def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
-    """Whatever a user's own code raises within, and SystemExit, becomes one UsageError with its file and line."""
+    """Turn whatever a user's code raises within the block, SystemExit too, into a UsageError with file and line."""
     try:
         yield
     except MsgrpoError:
@@ -111,10 +111,10 @@ def where_raised(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         at = f"{error.filename}:{error.lineno}"
     try:
-        said = " ".join(str(error)[: 2 * LONGEST_REASON].split())[:LONGEST_REASON]
+        reason = " ".join(str(error)[: 2 * LONGEST_REASON].split())[:LONGEST_REASON]
     except Exception:  # an exception's own text may fail, too
-        said = ""
-    return f"{type(error).__name__}{f': {said}' if said else ''} ({at})"
+        reason = ""
+    return f"{type(error).__name__}{f': {reason}' if reason else ''} ({at})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

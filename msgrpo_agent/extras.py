@@ -1,4 +1,4 @@
-"""Packages that are optional."""
+"""Optional packages, and the command that installs each."""
 
 from __future__ import annotations
 

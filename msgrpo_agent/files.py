@@ -1,4 +1,4 @@
-"""Files that are whole, or as they were before: after a kill, and after a power cut."""
+"""Write files so that after a kill or a power cut each is complete or as it was before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def replace_bytes(file: Path, data: bytes) -> None:
-    """Write a file beside its place, sync it, and move it there: cut off on the way, what was there before stays.
+    """Write a temporary file, sync it, and move it into place: if that is interrupted, the old file stays.
 
     Several writers may do so at once: each has a file of its own, and the last one's stays. Raises OSError where it
     cannot be written; then nothing is left of it.
@@ -45,12 +45,12 @@ PART = ".part"  # how the name of a file ends that is being written
 
 
 def is_part(file: Path) -> bool:
-    """Whether it is what a killed writer left of a file."""
+    """Whether a file is the temporary file of a killed writer."""
     return file.name.startswith(".") and file.name.endswith(PART)
 
 
 def sync_file(file: Path) -> None:
-    """Make what a library has written survive a power cut."""
+    """Sync a file that a library has written, so that it survives a power cut."""
     with file.open("rb") as handle:
         os.fsync(handle.fileno())
 

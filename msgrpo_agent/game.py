@@ -222,16 +222,16 @@ class Game(ABC):
                 f"the rewards are for {seen}, not for each of {', '.join(self.players)}", rule="rewards"
             )
         try:
-            paid = {player: float(rewards[player]) for player in self.players}
+            by_player = {player: float(rewards[player]) for player in self.players}
         except (TypeError, ValueError, OverflowError) as error:
             raise GameFaultError(f"a reward is no number: {str(error)[:200]}", rule="rewards") from error
         if any(isinstance(reward, (str, bytes)) for reward in rewards.values()):
             raise GameFaultError(f"a reward is no number: {str(dict(rewards))[:200]}", rule="rewards")
-        if not all(map(math.isfinite, paid.values())):
-            raise GameFaultError(f"a reward is not finite: {paid}", rule="rewards")
-        if any(abs(reward) > MOST_POINTS for reward in paid.values()):
-            raise GameFaultError(f"a reward is more than {MOST_POINTS:g} points: {paid}", rule="rewards")
-        return paid
+        if not all(map(math.isfinite, by_player.values())):
+            raise GameFaultError(f"a reward is not finite: {by_player}", rule="rewards")
+        if any(abs(reward) > MOST_POINTS for reward in by_player.values()):
+            raise GameFaultError(f"a reward is more than {MOST_POINTS:g} points: {by_player}", rule="rewards")
+        return by_player
 
     def copy(self) -> Game:
         """An independent game in the same state with the same luck ahead."""
@@ -317,9 +317,9 @@ class Scenario:
 
     @cached_property
     def rules_hash(self) -> str:
-        """Names the rules in records: results under different rules do not mix."""
-        said = (self.rules, self.step_limit, self.players, self.actions, self.one_start, self.goal)
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:12]
+        """A hash of the rules for records: results under different rules are not mixed."""
+        parts = (self.rules, self.step_limit, self.players, self.actions, self.one_start, self.goal)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def starts(self, split: Split, first_seed: int = 0) -> Iterator[int]:
         """Start seeds from `first_seed` on whose *board* belongs to `split`.
@@ -355,9 +355,9 @@ class Scenario:
         """The places of all starts in the order of their hashes, where there are at most FEW, or where the hashes
         leave a split without a start, so that looking for one would never end; else nothing.
         """
-        found = sorted({self.start_key(seed) for seed in range(PROBED)})
-        few = len(found) <= FEW or len({split_of(key) for key in found}) < len(SPLITS)
-        return {key: place for place, key in enumerate(found)} if few else {}
+        keys = sorted({self.start_key(seed) for seed in range(PROBED)})
+        few = len(keys) <= FEW or len({split_of(key) for key in keys}) < len(SPLITS)
+        return {key: place for place, key in enumerate(keys)} if few else {}
 
 
 def split_of(key: str) -> Split:
@@ -367,6 +367,6 @@ def split_of(key: str) -> Split:
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
-    """A generator of its own for one purpose: what one consumes never shifts another."""
+    """A separate random generator for one purpose, so that what one consumes never shifts another."""
     key = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:4], "big")
     return np.random.default_rng([seed, key])

@@ -50,13 +50,13 @@ def planes(game: Game, glyphs: tuple[str, ...], shape: tuple[int, int, int]) -> 
     The step limit belongs to the task, so the state is Markov only with the step in it: step k lights the k-th
     cell of the last planes (the last step's cell after the end).
     """
-    found = np.zeros(shape, dtype=np.uint8)
+    stack = np.zeros(shape, dtype=np.uint8)
     board = np.array(board_of(game).cells)
     for plane, glyph in enumerate(glyphs):
-        found[plane] = board == glyph
-    clock = found[len(glyphs) :].reshape(-1)
+        stack[plane] = board == glyph
+    clock = stack[len(glyphs) :].reshape(-1)
     clock[min(game.steps, game.step_limit - 1)] = 1
-    return found
+    return stack
 
 
 class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not checked

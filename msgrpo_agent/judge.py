@@ -60,20 +60,20 @@ def _future(
 def judged(scenario: Scenario, episode: Episode) -> list[Judgement]:
     """The judgement of every turn of an episode, in the order of its turns. The scenario must have a judge."""
     assert scenario.judge is not None
-    game, found = scenario.new(episode.start_seed, episode.chance_seed), []
+    game, judgements = scenario.new(episode.start_seed, episode.chance_seed), []
     for _, step in groupby(episode.turns, key=lambda turn: turn.step):
         turns = list(step)
         with games_code(scenario.id):
-            found += [scenario.judge(game, turn.player) for turn in turns]
+            judgements += [scenario.judge(game, turn.player) for turn in turns]
         game.step({turn.player: turn.action for turn in turns})
-    return found
+    return judgements
 
 
 async def add_regrets(scenario: Scenario, episode: Episode) -> None:
-    """Write what each turn lost into the episode, in a thread; nothing where the judge itself fails."""
+    """Write each turn's regret into the episode, in a thread; write nothing if the judge itself fails."""
     try:
-        found = await asyncio.to_thread(judged, scenario, episode)
+        judgements = await asyncio.to_thread(judged, scenario, episode)
     except GameFaultError:  # an episode is not lost because nobody can say what its moves were worth
         return
-    for turn, judgement in zip(episode.turns, found, strict=True):
+    for turn, judgement in zip(episode.turns, judgements, strict=True):
         turn.regret = judgement.regret(turn.action)

@@ -126,7 +126,7 @@ def games_code(name: str) -> Iterator[None]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it is a person's Ctrl-C, and no KeyboardInterrupt that a game raises by itself."""
+    """Whether a KeyboardInterrupt is a person's Ctrl-C, and not one that a game raised itself."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     raised_there = "KeyboardInterrupt" in (last.line or "") and last.name not in HANDLERS
     return isinstance(error, KeyboardInterrupt) and (type(error) is not KeyboardInterrupt or not raised_there)

@@ -14,7 +14,7 @@ START_OF_REASONING, END_OF_REASONING = "<think>", "</think>"
 
 
 class ParseFailure(StrEnum):
-    """Why a text is ⊥."""
+    """Why a text holds no legal action (⊥)."""
 
     EMPTY = "empty"  # nothing but white space
     NO_TAG = "no_tag"  # no closed <action>…</action>
@@ -44,10 +44,12 @@ def parse_action(text: str, actions: Sequence[str], legal: Sequence[str] | None 
     span = action_span(text)
     if span is None:
         return Parsed(None, ParseFailure.NO_TAG)
-    said = text[slice(*span)].strip()
+    tag_text = text[slice(*span)].strip()
     known = actions or legal or ()
-    for action in (said,) if said in known else known:  # where names differ only in case (chess), the case counts
-        if said.casefold() == action.casefold():
+    for action in (
+        (tag_text,) if tag_text in known else known
+    ):  # where names differ only in case (chess), the case counts
+        if tag_text.casefold() == action.casefold():
             if legal is not None and action not in legal:
                 return Parsed(None, ParseFailure.NOT_NOW)
             return Parsed(action, None)
@@ -80,6 +82,6 @@ def action_span(text: str) -> tuple[int, int] | None:
 
 
 def thought(text: str) -> str:
-    """What an answer says before its last action tag: the agent's words, for a screen."""
+    """The text of an answer before its last action tag, for a screen."""
     span = action_span(text)
     return printable(text[: span[0] - len("<action>")] if span else text).strip()

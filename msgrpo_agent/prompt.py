@@ -40,7 +40,7 @@ LONGEST_SHOWN = 80  # characters of a wrong --prompt that a message repeats
 
 
 class Past(NamedTuple):
-    """A turn that a prompt tells of: what the player saw, and what was chosen (None: no legal action)."""
+    """An earlier turn in a prompt: what the player saw, and what was chosen (None: no legal action)."""
 
     state: str
     action: str | None
@@ -88,19 +88,21 @@ class PromptTemplate(BaseModel):
     def render(self, scenario: Scenario, observation: str, past: Sequence[Past] = ()) -> Prompt:
         """The prompt of a turn; `past` are the player's turns before it, the last one last."""
         actions = scenario.actions if len(scenario.actions) <= MOST_LISTED else ()
-        said = {
+        values = {
             "rules": scenario.rules,
             "actions": ", ".join(actions) or "those that the state names as legal",
             "example": actions[0] if actions else "…",
         }
         before, _, after = self.instructions.partition("{state}")
         before, after = (
-            re.sub(r"\{(rules|actions|example)\}", lambda m: said[m[1]], part) for part in (before, after)
+            re.sub(r"\{(rules|actions|example)\}", lambda m: values[m[1]], part) for part in (before, after)
         )
         label = before.rpartition("\n")[2]
         shown = "".join(f"{example.state}\n{example.answer}\n{label}" for example in self.examples)
-        told = [f"{turn.state}\nYou chose {turn.action or 'no legal action'}.\n{label}" for turn in self.kept(past)]
-        return Prompt(before + shown, "".join(told) + observation + after, self.system)
+        history = [
+            f"{turn.state}\nYou chose {turn.action or 'no legal action'}.\n{label}" for turn in self.kept(past)
+        ]
+        return Prompt(before + shown, "".join(history) + observation + after, self.system)
 
     def kept(self, past: Sequence[Past]) -> Sequence[Past]:
         """The last `history` turns."""
@@ -108,25 +110,25 @@ class PromptTemplate(BaseModel):
 
     @property
     def hash(self) -> str:
-        """Names the template in records; two results with different hashes are not comparable."""
+        """A hash of the template for records: results with different hashes are not comparable."""
         rest = self.model_dump(exclude={"name", "instructions"}, exclude_defaults=True)
-        said = self.instructions + (json.dumps(rest, sort_keys=True) if rest else "")
-        return hashlib.sha256(said.encode()).hexdigest()[:12]
+        content = self.instructions + (json.dumps(rest, sort_keys=True) if rest else "")
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a record holds: the hash, and of any template but the usual one the whole."""
+        """The template for a record: its hash, and unless it is the default one all of its fields."""
         whole = {} if self == PromptTemplate() else {"prompt": self.model_dump(exclude_defaults=True)}
         return {"template": self.hash, **whole}
 
 
 def recorded_template(settings: dict[str, Any]) -> PromptTemplate | None:
-    """The template that a record's settings name; None where it is neither there nor the usual one."""
+    """The template that a record's settings name; None if the record lacks it and it is not the default one."""
     try:
-        found = PromptTemplate.model_validate(settings.get("prompt", {}))
+        template = PromptTemplate.model_validate(settings.get("prompt", {}))
     except ValidationError:
         return None
-    return found if found.hash == settings.get("template") else None
+    return template if template.hash == settings.get("template") else None
 
 
 def make_template(name: str) -> PromptTemplate:
@@ -146,16 +148,17 @@ def make_template(name: str) -> PromptTemplate:
         raise UsageError(f"--prompt {shown!r} is neither a preset nor a file", fix=nearest(name, PRESETS))
     try:
         text = file.read_text(encoding="utf-8")
-        said = tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text}
-        template = PromptTemplate.model_validate({"name": file.stem} | said)
+        fields = tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text}
+        template = PromptTemplate.model_validate({"name": file.stem} | fields)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"--prompt {name} cannot be read: {error}") from error
     except ValidationError as error:
         fields = "its fields: " + ", ".join(PromptTemplate.model_fields)
         raise UsageError(f"--prompt {name}: {first_fault(error, 'the template')}", fix=fields) from error
-    for found in re.findall(r"\{([a-z_]+)\}", template.instructions):
-        if found not in FIELDS:
-            raise UsageError(f"--prompt {name}: there is no field {{{found}}}", fix=nearest(found, FIELDS))
+    for placeholder in re.findall(r"\{([a-z_]+)\}", template.instructions):
+        if placeholder not in FIELDS:
+            reason = f"--prompt {name}: there is no field {{{placeholder}}}"
+            raise UsageError(reason, fix=nearest(placeholder, FIELDS))
     if template.instructions.count("{state}") > 1:
         raise UsageError(f"--prompt {name} has {{state}} twice", fix="leave one of them")
     return template

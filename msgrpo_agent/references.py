@@ -23,11 +23,11 @@ def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
             fix="play it with another agent, or give its Scenario a reference=function(game, player)",
         )
     with games_code(scenario.id):
-        found = scenario.reference(game, player)
-        best = list(found) if isinstance(found, (list, tuple)) else sorted(found)  # a set has no order
+        actions = scenario.reference(game, player)
+        best = list(actions) if isinstance(actions, (list, tuple)) else sorted(actions)  # a set has no order
         if not best or not set(best) <= set(game.legal(player)):
             raise GameFaultError(
-                f"reference() gave {str(found)[:80]}, not some of the legal actions", rule="reference"
+                f"reference() gave {str(actions)[:80]}, not some of the legal actions", rule="reference"
             )
         return best
 

@@ -1,4 +1,4 @@
-"""Playing episodes: one coroutine an episode, any number at once, any agents."""
+"""Play episodes: one coroutine for each, any number at once, with any agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def derive_seed(*parts: object) -> int:
 def new_episode(
     scenario: Scenario, agents: Mapping[str, Agent], start_seed: int, chance_seed: int, sampling_seed: int
 ) -> Episode:
-    """An episode without turns, with all that its record says about who plays what."""
+    """An episode without turns, with the agents and settings that its record names."""
     return Episode(
         scenario=scenario.id,
         start_seed=start_seed,
@@ -60,13 +60,13 @@ def observation_of(game: Game, player: str) -> str:
     if not isinstance(seen, str):
         raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")
     if len(seen) > LONGEST_STATE:
-        said = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
-        raise GameFaultError(said, rule="text")
+        reason = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
+        raise GameFaultError(reason, rule="text")
     return printable(seen if legal == game.actions or not legal else f"{seen}\nLegal now: {', '.join(legal)}.")
 
 
 def outcome_of(game: Game) -> Outcome:
-    """How a game stands. Raises GameFaultError where it says anything but an Outcome."""
+    """The game's outcome. Raises GameFaultError if it is not an Outcome."""
     if not isinstance(game.outcome, Outcome):
         raise GameFaultError(f"outcome is {str(game.outcome)[:80]!r}, not a msgrpo.game.Outcome")
     return game.outcome
@@ -121,7 +121,7 @@ def apply_turn(
 async def decide(
     agents: Mapping[str, Agent], views: Mapping[str, View], on_text: Mapping[str, OnText] | None = None
 ) -> dict[str, Decision]:
-    """All who are to move answer at the same time, none sees another's choice."""
+    """Ask all players to move at the same time; none sees another's choice."""
     hooks = on_text or {}
     if len(views) == 1:
         ((player, view),) = views.items()
@@ -130,8 +130,8 @@ async def decide(
     try:
         return dict(zip(views, await asyncio.gather(*asked), strict=True))
     except (Exception, asyncio.CancelledError):  # what the others would still answer is paid for, and in no record
-        for one in asked:
-            one.cancel()
+        for task in asked:
+            task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
         raise
 

@@ -1,6 +1,6 @@
-"""What a training run writes for those who watch it: its rows, and of each update its groups and a few episodes.
+"""The files by which others watch a training run: rows of metrics, and each update's groups with a few episodes.
 
-Only training writes it; each file comes whole or not at all, so it can be read at any moment.
+Only training writes them. Each file is replaced in one move, so it can be read at any moment.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from msgrpo.files import read_regular, replace_text
 from msgrpo.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, LOCK = "config.json", "metrics.jsonl", "updates", ".lock"
-LOOKS, LOOK_S = 20, 0.05  # tries to hold a folder, and seconds between them: who looks at it holds it for a moment
-LATEST, EVERY = 100, 10  # updates that are kept whole: the latest, and before them every tenth
+LOCK_TRIES, LOCK_RETRY_S = 20, 0.05  # a watcher holds the lock briefly, so retry before giving up
+LATEST, EVERY = 100, 10  # updates that are kept: the latest hundred, and every tenth before them
 
 
 class Member(BaseModel):
-    """One episode of a group: what it brought, how it compares, and whether the update learnt from it."""
+    """One episode of a group: its return, its advantage, and whether the update kept it."""
 
     total: float  # the return with shaping
     advantage: float  # within its group
@@ -46,7 +46,7 @@ class GroupRow(BaseModel):
 
     @property
     def flat(self) -> bool:
-        """All returns equal: there was nothing to learn."""
+        """Whether all returns are equal, so that the group teaches nothing."""
         return all(member.advantage == 0 for member in self.members)
 
 
@@ -59,7 +59,7 @@ class Sample(BaseModel):
 
 
 class Update(BaseModel):
-    """What one update looked at."""
+    """The groups that one update saw, and some of their episodes."""
 
     step: int = Field(ge=1)
     groups: list[GroupRow]
@@ -78,14 +78,14 @@ class Update(BaseModel):
 
 @contextmanager
 def alone(run: Path) -> Iterator[None]:
-    """Hold the run's folder, so that nobody else trains there and its watchers see that it goes on.
+    """Lock the run's folder, so that no other process trains there and watchers see that the run goes on.
 
-    The lock is the kernel's: it ends with the process, however that ends. A disk that knows no locks is used without.
-    Raises RunError where another process holds it for longer than a look takes.
+    The kernel frees the lock when the process ends, however it ends. A disk without locks is used without one.
+    Raises RunError if another process keeps the lock for longer than a watcher does.
     """
     run.mkdir(parents=True, exist_ok=True)
     with (run / LOCK).open("a+") as lock:
-        for tries in reversed(range(LOOKS)):
+        for tries in reversed(range(LOCK_TRIES)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -93,8 +93,8 @@ def alone(run: Path) -> Iterator[None]:
                 if not tries:
                     fix = "wait for it, or give another --out"
                     raise RunError(f"another process trains in {run}", fix=fix) from error
-                time.sleep(LOOK_S)
-            except OSError:  # no locks here: goes_on says that it cannot be seen
+                time.sleep(LOCK_RETRY_S)
+            except OSError:  # the disk has no locks, so `goes_on` returns None
                 break
         lock.seek(0)
         if lock.read() != gethostname():
@@ -105,7 +105,7 @@ def alone(run: Path) -> Iterator[None]:
 
 
 def goes_on(run: Path) -> bool | None:
-    """Whether a process trains there; None where that cannot be seen: on a copy, or on a disk that knows no locks."""
+    """Whether a process trains in the folder; None if unknown: on a copy, or on a disk without locks."""
     try:
         with (run / LOCK).open() as lock:
             if lock.read() != gethostname():
@@ -122,19 +122,19 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
     """All complete rows of `metrics.jsonl`; a torn last line is passed over."""
     file = run / METRICS
     lines = file.read_bytes().splitlines() if file.is_file() else []
-    found = []
+    rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(_row(from_json(line)))
+            rows.append(_row(from_json(line)))
         except (ValueError, TypeError) as error:
             if number != len(lines):
                 raise RunError(f"{file}:{number} is damaged", fix="start again in another --out") from error
-    return found
+    return rows
 
 
-def _row(found: Any) -> dict[str, Any]:
-    """Raises ValueError for what is no row."""
-    row = dict(found)
+def _row(value: Any) -> dict[str, Any]:
+    """Read a row. Raises ValueError if it is none."""
+    row = dict(value)
     if row.get("kind") not in ("train", "eval") or not isinstance(row.get("step"), int):
         raise ValueError("a row has a kind and a step")
     return row
@@ -145,7 +145,7 @@ def settings(run: Path) -> dict[str, Any]:
     if run.is_file():
         raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {run}")
     try:
-        found = from_json(read_regular(run / CONFIG))
+        read = from_json(read_regular(run / CONFIG))
     except OSError as error:
         raise UsageError(
             f"{run} holds no training run: {CONFIG} cannot be read ({error.strerror})",
@@ -153,10 +153,10 @@ def settings(run: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise UsageError(f"{run / CONFIG} is damaged: {error}") from error
-    steps = found.get("steps") if isinstance(found, dict) else None
+    steps = read.get("steps") if isinstance(read, dict) else None
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise UsageError(f"{run / CONFIG} holds no settings of a training run")
-    return {key: printable(value) if isinstance(value, str) else value for key, value in found.items()}
+    return {key: printable(value) if isinstance(value, str) else value for key, value in read.items()}
 
 
 def write_update(run: Path, update: Update) -> None:
@@ -177,12 +177,12 @@ def forget_after(run: Path, step: int) -> None:
 
 
 def steps(run: Path) -> list[int]:
-    """The updates that can be looked at."""
+    """The numbers of the updates that are kept."""
     return sorted(int(file.stem) for file in (run / UPDATES).glob("*.json") if re.fullmatch("[0-9]+", file.stem))
 
 
 def read_update(run: Path, step: int) -> Update:
-    """Raises RecordError where it is not there, or is no update."""
+    """Read an update. Raises RecordError if it is missing or damaged."""
     file = run / UPDATES / f"{step:06d}.json"
     try:
         return Update.model_validate_json(read_regular(file))

@@ -1,4 +1,4 @@
-"""Signals that ask a program to end, treated as Ctrl-C is: whoever holds something gets to put it down."""
+"""Treat signals that ask a program to end as Ctrl-C, so that clean-up code runs."""
 
 from __future__ import annotations
 

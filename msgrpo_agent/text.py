@@ -25,12 +25,12 @@ def printable_data(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(str(key)): printable_data(held) for key, held in value.items()}
-    return [printable_data(held) for held in value] if isinstance(value, (list, tuple)) else value
+        return {printable(str(key)): printable_data(item) for key, item in value.items()}
+    return [printable_data(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """JSON text, in which null stands for what is no number: an interval that there is none of."""
+    """JSON text with null for NaN and infinite numbers, such as a missing interval."""
     return json.dumps(_numbers(value), indent=indent, allow_nan=False)
 
 
@@ -38,12 +38,12 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _numbers(held) for key, held in value.items()}
-    return [_numbers(held) for held in value] if isinstance(value, (list, tuple)) else value
+        return {key: _numbers(item) for key, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def interval_text(low: float | None, high: float | None, form: str = "+.3f") -> str:
-    """An interval, or that there is none."""
+    """An interval as text, or `[no interval]`."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return "[no interval]"
     return f"[{low:{form}}, {high:{form}}]"

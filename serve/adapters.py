@@ -97,7 +97,7 @@ def check_fits(adapter: Adapter, base: Path) -> None:
     for module, (a, b) in _pairs(adapter.folder).items():
         weight = shapes.get(f"{module}.weight")
         if weight is None and any(name.startswith(f"{module}.") for name in shapes):
-            continue  # a quantised layer: packed, so its stored shape says nothing
+            continue  # a quantised layer is packed, so its stored shape differs
         if weight is None:
             raise ModelError(
                 f"the adapter {adapter.folder} was not made for {adapter.base}: it has no layer {module}",
@@ -111,10 +111,10 @@ def check_fits(adapter: Adapter, base: Path) -> None:
             )
 
 
-def same_base(one: str, other: str) -> bool:
+def same_base(first: str, second: str) -> bool:
     """Whether two names mean the same base: the same folder, or the same hub name."""
-    a, b = Path(base_path(one)).expanduser(), Path(base_path(other)).expanduser()
-    return a.resolve() == b.resolve() if is_folder(a) and is_folder(b) else one == other
+    a, b = Path(base_path(first)).expanduser(), Path(base_path(second)).expanduser()
+    return a.resolve() == b.resolve() if is_folder(a) and is_folder(b) else first == second
 
 
 def list_runs(root: Path) -> list[TrainedAdapter]:
@@ -154,7 +154,7 @@ def _result(run: Path) -> str | None:
 
 
 def _unsupported(config: dict[str, Any]) -> list[str]:
-    """What vLLM's own PEFT reader refuses, found before an engine is started for it."""
+    """Raise ModelError for what vLLM's own PEFT reader would refuse."""
     refused = []
     ranks = config.get("rank_pattern", {})
     if not isinstance(ranks, dict) or not all(isinstance(rank, int) for rank in ranks.values()):
@@ -189,9 +189,9 @@ def _pairs(folder: Path) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         if half not in ("lora_A", "lora_B") or not dot or len(shape) != 2:
             raise ModelError(f"vLLM cannot serve the adapter {folder}: {name} is not part of a plain LoRA")
         halves.setdefault(module, {})[half] = shape
-    lonely = [module for module, found in halves.items() if len(found) != 2]
+    lonely = [module for module, matrices in halves.items() if len(matrices) != 2]
     if lonely or not halves:
         raise ModelError(
             f"{folder} is no complete adapter: " + (f"{lonely[0]} lacks a half" if lonely else "it is empty")
         )
-    return {module: (found["lora_A"], found["lora_B"]) for module, found in halves.items()}
+    return {module: (matrices["lora_A"], matrices["lora_B"]) for module, matrices in halves.items()}

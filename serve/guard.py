@@ -46,7 +46,7 @@ _LONGEST_LOAD_REQUEST = 65_536  # bytes
 
 
 class RefusedError(Exception):
-    """A request that goes no further."""
+    """A request that the guard does not pass on to vLLM."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -111,15 +111,15 @@ class Guard:
             raise RefusedError(403, "loading adapters at run time is off")
         if scope["path"] == UNLOAD:
             return receive, send
-        try:  # in a thread: files may lie on a slow disk, and every other request waits for this loop
+        try:  # in a thread, since a slow disk would block every other request
             request, folder, version = await asyncio.to_thread(self._checked_load, await _read(receive))
-        except (OSError, ValueError, RuntimeError) as error:  # names that no file can have, links in a circle
+        except (OSError, ValueError, RuntimeError) as error:  # impossible file names, circular links
             raise RefusedError(400, f"that folder cannot be read: {error}") from error
         body = json.dumps(request).encode()
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
-            return messages.pop() if messages else await receive()  # which says when the client is gone
+            return messages.pop() if messages else await receive()  # the next message says when the client has gone
 
         async def note(message: Message) -> None:
             if message.get("status") == 200:
@@ -144,7 +144,7 @@ class Guard:
             raise RefusedError(
                 400, f"give lora_name, a model's name, and lora_path, not {unknown or repr(name)[:80]}"
             )
-        folder = (self._root / asked).resolve()  # an absolute path stays what it is
+        folder = (self._root / asked).resolve()  # joining keeps an absolute path unchanged
         if not folder.is_relative_to(self._root):
             raise RefusedError(403, "that folder is not below the one that adapters may be loaded from")
         if request.get("load_inplace"):
@@ -169,7 +169,7 @@ class Guard:
 
 
 def _check_path(scope: Scope) -> None:
-    """Raise RefusedError for a path that is not known. It is compared as the router will see it: decoded, whole."""
+    """Raise RefusedError for a path that is not known. The decoded path is compared, as the router will see it."""
     if scope["type"] == "websocket" or scope["path"] not in PATHS | {LOAD, UNLOAD}:
         raise RefusedError(404, "msgrpo serve does not serve that path; POST /v1/load_lora_adapter loads adapters")
     if scope.get("root_path"):
@@ -177,9 +177,9 @@ def _check_path(scope: Scope) -> None:
 
 
 def _version(folder: Path) -> Version:
-    """What changes when an adapter's config or weights are written again."""
-    found = [(folder / name).stat() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
-    return tuple((status.st_mtime_ns, status.st_size) for status in found)
+    """The version of an adapter's files, which changes when they are written again."""
+    statuses = [(folder / name).stat() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+    return tuple((status.st_mtime_ns, status.st_size) for status in statuses)
 
 
 async def _read(receive: Receive) -> bytes:

@@ -1,4 +1,4 @@
-"""What can be known before vLLM is started, and what its log says when it fails anyway."""
+"""Checks before vLLM is started, and the reading of its log when it fails anyway."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def machine_engine() -> Engine:
 
 
 def install_commands(engine: Engine) -> str:
-    """What to type here to get vLLM."""
+    """The commands that install vLLM on this machine."""
     if sys.platform != "linux":
         return "vLLM needs Linux: serve there, and give its URL to msgrpo eval or msgrpo play"
     if engine == "cuda":
@@ -43,11 +43,11 @@ def install_commands(engine: Engine) -> str:
 
 def installed_engine() -> Engine:
     """Which build of vLLM is installed, found without importing it. Raises ServeError without a fitting one."""
-    found = importlib.util.find_spec("vllm")
-    if sys.platform != "linux" or found is None or found.origin is None:
+    module = importlib.util.find_spec("vllm")
+    if sys.platform != "linux" or module is None or module.origin is None:
         raise ServeError("vLLM is not installed here", fix=install_commands(machine_engine()))
     version, engine = _build()
-    if not Path(found.origin).parents[1].joinpath(*ENTRY.split(".")).with_suffix(".py").is_file():
+    if not Path(module.origin).parents[1].joinpath(*ENTRY.split(".")).with_suffix(".py").is_file():
         raise ServeError(
             f"vLLM {version} has no {ENTRY}: msgrpo serve needs 0.32 or 0.33", fix=install_commands(engine)
         )
@@ -72,7 +72,7 @@ def _build() -> tuple[str, Engine]:
 
 
 def check_torchvision() -> None:
-    """vLLM imports torchvision where it is installed; a CUDA build beside a CPU torch breaks that import."""
+    """Refuse a CUDA build of torchvision beside a CPU torch, which breaks vLLM's import."""
     if importlib.util.find_spec("torchvision") is None:
         return
     tried = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True, check=False)
@@ -122,8 +122,8 @@ def local_weights(base: str, *, download: bool) -> Path | None:
             return None
         raise ServeError("vLLM is not installed here", fix=install_commands(machine_engine())) from error
     try:
-        found = Path(snapshot_download(base, allow_patterns=_WEIGHT_FILES, local_files_only=not download))
-        return found if download or any(found.glob("*.safetensors")) else None
+        snapshot = Path(snapshot_download(base, allow_patterns=_WEIGHT_FILES, local_files_only=not download))
+        return snapshot if download or any(snapshot.glob("*.safetensors")) else None
     except (OSError, ValueError) as error:  # huggingface_hub's errors are both of these
         if not download:
             return None
@@ -134,7 +134,7 @@ def local_weights(base: str, *, download: bool) -> Path | None:
 
 
 _STAGES = (
-    (re.compile(r"Initializing a V1 LLM engine"), "starting the engine"),  # its line names compilation, too
+    (re.compile(r"Initializing a V1 LLM engine"), "starting the engine"),  # this log line names compilation, too
     (re.compile(r"Available routes are|Application startup"), "opening the port"),
     (re.compile(r"Loaded new LoRA|lora_modules.*loaded"), "loading adapters"),
     (re.compile(r"[Ww]arm|[Cc]ompil|[Cc]apturing"), "compiling and warming up"),
@@ -145,7 +145,7 @@ _STAGES = (
 
 
 def stage(log: str) -> str:
-    """What a starting vLLM does, by the last line of its log that tells."""
+    """The stage of a starting vLLM, from the last log line that names one."""
     for line in reversed(log.splitlines()):
         for pattern, text in _STAGES:
             if pattern.search(line):
@@ -174,7 +174,7 @@ def telling_lines(log: str, limit: int = 6) -> list[str]:
 
 
 def failure(what: str, log: Path) -> ServeError:
-    """The error of a vLLM that ended, with the telling lines of its log and, for known ones, the remedy."""
+    """The error of a vLLM that ended, with the log lines that name it and, for known errors, the remedy."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     shown = "".join(f"\n    {line[:300]}" for line in telling_lines(text))
     known = [fix for pattern, fix in _FIXES if pattern.search(text)]

@@ -25,12 +25,12 @@ from msgrpo.serve.vllm_command import DRAIN_S, Launch, child_environment
 
 STOP_S = 15.0  # the longest that stopping may take
 _POLL_S = 0.2
-TAKEN_S = 15.0  # that another program may answer at our port before that is an error
-LONGEST_ANSWER = 2**20  # bytes of what a server says about itself
+TAKEN_S = 15.0  # how long another program may answer at our port before that is an error
+LONGEST_ANSWER = 2**20  # bytes of a server's answer about itself
 
 
 class Server:
-    """One launch. As a context manager it is stopped on the way out, whatever happened.
+    """One launch. As a context manager it is stopped on exit, also after an error.
 
     The supervisor between this process and vLLM ends vLLM when our end of its pipe closes: by `stop`, or because
     this process died.
@@ -43,7 +43,7 @@ class Server:
         self._began_ns = 0
         self._memory: frozenset[str] = frozenset()
         self._scratch = ""
-        self._port: socket.socket | None = None  # that nobody else of us starts at it, while this is held
+        self._port: socket.socket | None = None  # while this is held, no other server of ours starts at the port
 
     def __enter__(self) -> Self:
         return self
@@ -94,12 +94,12 @@ class Server:
                     raise ServeError(f"{self.launch.url} does not serve {missing[0]}, but {', '.join(served)}")
                 assert child.stdin is not None
                 self._memory = supervisor.shared_memory(child.pid, self._began_ns)
-                with contextlib.suppress(BrokenPipeError):  # it ended just now: the next wait says so
+                with contextlib.suppress(BrokenPipeError):  # it has just ended, which the next wait reports
                     child.stdin.write(supervisor.READY)
                 return
             if not supervisor.listens(child.pid, self.launch.port) and is_taken(self.launch.host, self.launch.port):
                 taken_at = min(taken_at, time.monotonic())
-                if time.monotonic() - taken_at > TAKEN_S:  # vLLM has bound the port, and would wait for ever
+                if time.monotonic() - taken_at > TAKEN_S:  # vLLM has bound the port as well, and would wait for ever
                     raise ServeError(
                         f"another program has taken port {self.launch.port} meanwhile",
                         fix=f"try --port {self.launch.port + 1}",
@@ -109,12 +109,12 @@ class Server:
         raise failure(f"vLLM did not start (exit status {child.returncode})", self.log)
 
     def wait(self) -> None:
-        """Return never, or raise ServeError when vLLM ends by itself."""
+        """Wait for ever; raise ServeError when vLLM ends by itself."""
         status = self._running().wait()
         raise failure(f"vLLM ended (exit status {status})", self.log)
 
     def failure(self) -> ServeError | None:
-        """What the log says, where vLLM has ended by itself; None while it runs."""
+        """The error from the log if vLLM has ended by itself; None while it runs."""
         status = self._running().poll()
         return None if status is None else failure(f"vLLM ended (exit status {status})", self.log)
 
@@ -152,20 +152,20 @@ def hold_port(port: int) -> socket.socket:
     vLLM binds its port at once and listens at it half a minute later: till then two of them could bind the same one,
     and the second would wait for ever. The name is the kernel's own; no file is left by a kill. Raises ServeError.
     """
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    port_lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        held.bind(f"\0msgrpo-serve-{port}")
+        port_lock.bind(f"\0msgrpo-serve-{port}")
     except OSError as error:
-        held.close()
+        port_lock.close()
         raise ServeError(
             f"another msgrpo serve runs, or is starting, at port {port}",
             fix=f"try --port {port + 1}; msgrpo serve --status --port {port} asks what runs there",
         ) from error
-    return held
+    return port_lock
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Whether somebody accepts connections at host:port."""
+    """Whether a program accepts connections at host:port."""
     try:
         with socket.create_connection((reachable(host), port), timeout=1):
             return True

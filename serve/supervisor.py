@@ -1,4 +1,4 @@
-"""Runs a command and makes sure that nothing of it outlives the process that asked for it.
+"""Run a command, and make sure that none of its processes outlives the process that asked for it.
 
 Started as its own program, in its own session, with a pipe from its parent as standard input. The parent writes
 one byte once the server is ready; the pipe's end, by closing or by the parent's death (kill -9 too), means stop:
@@ -29,7 +29,7 @@ import psutil
 
 READY = b"r"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_SHARED_MEMORY = "/dev/shm/"  # where Linux keeps it
+_SHARED_MEMORY = "/dev/shm/"  # where Linux keeps shared memory
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _GONE_S = 5.0  # how long killed processes may take to disappear
 
@@ -40,12 +40,12 @@ class _StopNowError(Exception):
 
 def session_processes(session: int) -> list[int]:
     """The living processes of a session, without its leader."""
-    found = []
+    pids = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):  # it ended meanwhile
             if pid != session and os.getsid(pid) == session and psutil.Process(pid).status() not in _ENDED:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def shared_memory(session: int, since_ns: int) -> frozenset[str]:
@@ -58,12 +58,12 @@ def shared_memory(session: int, since_ns: int) -> frozenset[str]:
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
             inodes |= {int(line.split()[4]) for line in maps if _SHARED_MEMORY in line}
-    found = set()
+    paths = set()
     for entry in os.scandir(_SHARED_MEMORY):
         with contextlib.suppress(FileNotFoundError):
             if entry.inode() in inodes and entry.stat().st_ctime_ns >= since_ns:
-                found.add(entry.path)
-    return frozenset(found)
+                paths.add(entry.path)
+    return frozenset(paths)
 
 
 def listens(session: int, port: int) -> bool:
@@ -115,7 +115,7 @@ def supervise(command: list[str], drain_s: float, scratch: str) -> int:
             child.terminate()
             child.wait(drain_s)
     except (_StopNowError, subprocess.TimeoutExpired):
-        pass  # ended below, as everything that is left
+        pass  # the code below ends it, as all other processes
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_session(me, began_ns, memory)
@@ -124,7 +124,7 @@ def supervise(command: list[str], drain_s: float, scratch: str) -> int:
 
 
 def _end_with_parent() -> None:
-    """In the child: the kernel kills it when this process is killed, which then cannot end it itself."""
+    """Run in the child: ask the kernel to kill it if this process is killed and cannot end it itself."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -133,7 +133,7 @@ def _stop_now(number: int, frame: FrameType | None) -> None:
 
 
 def _next_byte(child: subprocess.Popen[bytes]) -> bytes | None:
-    """What the parent writes next: b"" once its end of the pipe is closed; None when the child ends first."""
+    """The parent's next bytes: b"" once its end of the pipe is closed; None if the child ends first."""
     pidfd = os.pidfd_open(child.pid)
     try:
         readable, _, _ = select.select([0, pidfd], [], [])

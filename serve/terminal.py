@@ -1,4 +1,4 @@
-"""`msgrpo serve` as a person sees it: checks, the spinner, what to try, and an orderly end."""
+"""The terminal side of `msgrpo serve`: checks, a spinner, commands to try, and an orderly end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan(
     runtime_adapters: Path | None,
     extra: Sequence[str],
 ) -> Request:
-    """The request that the command line's options mean. Raises UsageError or ModelError for what cannot be served."""
+    """The request for the command line's options. Raises UsageError or ModelError for what cannot be served."""
     if extra and not extra[0].startswith("-"):
         raise UsageError(f"unexpected argument {extra[0]!r}", fix=f"for an adapter: --adapter {extra[0]}")
     if runtime_adapters is not None and not runtime_adapters.is_dir():
@@ -68,7 +68,7 @@ def plan(
 
 
 def with_key(request: Request, key: str | None) -> tuple[Request, bool]:
-    """The request with its key, and whether that was made here: a server that others can reach always has one."""
+    """The request with its key, and whether the key was generated: a server that others can reach always has one."""
     check_key(key)
     if key or is_loopback(request.host):
         return replace(request, key=key or None), False
@@ -88,7 +88,7 @@ def status(host: str, port: int, key: str | None) -> dict[str, str | None]:
 
 
 def dry_run(request: Request, key: str | None) -> str:
-    """The command with its variables, for a shell; nothing is downloaded or started."""
+    """The command with its variables as shell text; nothing is downloaded or started."""
     request, _ = with_key(request, key)
     weights = local_weights(request.base, download=False)
     if weights is not None:
@@ -101,7 +101,7 @@ def _planned_engine() -> Engine:
     try:
         return installed_engine()
     except ServeError:
-        return machine_engine()  # what it would be once installed
+        return machine_engine()  # the engine that would be used once installed
 
 
 def serve(request: Request, key: str | None, console: Console) -> bool:

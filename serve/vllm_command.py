@@ -45,14 +45,14 @@ class Request:
     data_parallel_size: int = 1
     runtime_adapters: Path | None = None  # clients may load adapters from below this folder
     runtime_rank: int = 16  # the largest rank that those may have
-    dtype: str | None = None  # on a GPU; the base's own otherwise
-    gpu_share: float | None = None  # of the GPU's memory; vLLM's own default otherwise
+    dtype: str | None = None  # overrides the base's own dtype on a GPU
+    gpu_share: float | None = None  # share of the GPU's memory; None: vLLM's default
     extra: tuple[str, ...] = ()  # vLLM's own options, passed on
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command, the variables it needs on top of the caller's environment, and what it will answer to."""
+    """A command, the variables that it needs beside the caller's environment, and the model names that it serves."""
 
     command: list[str]
     environment: dict[str, str]
@@ -115,7 +115,7 @@ def build(request: Request, engine: Engine, weights: str | None = None) -> Launc
     if not re.fullmatch(r"[\w.:-]+", request.host, re.ASCII):
         raise UsageError(f"--host {request.host!r} is no host", fix="--host 127.0.0.1")
     weights = weights or base_path(request.base)
-    # The last of two equal options wins: ours to tune come before the caller's, ours to rely on after.
+    # The last of two equal options wins: defaults come before the caller's options, required ones after them.
     command = [
         *(sys.executable, "-m", ENTRY),
         *_tuned(request, engine),
@@ -151,7 +151,9 @@ def _tuned(request: Request, engine: Engine) -> list[str]:
         rank = max([adapter.rank for adapter in request.adapters] + [1])
         rank = max(rank, request.runtime_rank) if request.runtime_adapters else rank
         options += ["--max-lora-rank", str(served_rank(rank)), "--max-loras", str(slots)]
-    if request.runtime_adapters:  # who trains on the answers needs the distribution that they were drawn from
+    if (
+        request.runtime_adapters
+    ):  # training needs the log-probabilities of the distribution that answers were drawn from
         options += ["--logprobs-mode", "processed_logprobs"]
     if request.gpu_share is not None and engine == "cuda":
         options += ["--gpu-memory-utilization", str(request.gpu_share)]
@@ -170,7 +172,7 @@ def _lora(request: Request, base: str) -> list[str]:
 
 def _environment(request: Request, engine: Engine, weights: str) -> dict[str, str]:
     environment = {
-        "PYTHONSAFEPATH": "1",  # never from the folder that the command happens to be started in
+        "PYTHONSAFEPATH": "1",  # import nothing from the folder in which the command was started
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",  # the adapter resolvers among them have no path confinement
         "VLLM_SERVER_DEV_MODE": "0",
@@ -206,13 +208,13 @@ def _check_names(names: list[str]) -> None:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a model can be called so: a client, a URL and a folder must be able to hold it."""
+    """Whether a name is a valid model name for clients, URLs and folders."""
     odd = any(c.isspace() or c in "#\"'" or not c.isprintable() for c in name)
     return bool(name) and not name.startswith("-") and ".." not in name.split("/") and not odd
 
 
 def _check_extra(extra: tuple[str, ...]) -> None:
-    """vLLM's parser takes abbreviations, so those of our own options are refused too."""
+    """Refuse abbreviations of our own options too, since vLLM's parser accepts them."""
     for word in extra:
         option = re.split("[=.]", word)[0].replace("_", "-")
         if re.match("--[a-z]", option) and any(owned.startswith(option) for owned in _OWNED):

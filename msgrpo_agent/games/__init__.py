@@ -41,11 +41,11 @@ def get_scenario(name: str) -> Scenario:
         raise UsageError(f"{name[:60]!r}… is retold {name.count(SIGN)} times; {MOST_TELLINGS} are the most")
     if sign and "/" not in telling:
         return retold(get_scenario(plain), telling)
-    found = outside.find(name)
-    if found is None:
+    scenario = outside.find(name)
+    if scenario is None:
         known = (*SCENARIOS, *outside.FIXED, *outside.offered())
         raise UsageError(f"no scenario is named {name!r}", fix=nearest(name, known))
-    return found
+    return scenario
 
 
 def recorded_scenario(name: str) -> Scenario:

@@ -112,13 +112,13 @@ class FrozenLake(Game):
         height = len(self.desc)
 
         def places(letter: str) -> str:
-            found = [
+            cells = [
                 f"({x},{height - 1 - row})"
                 for row, line in enumerate(self.desc)
                 for x, seen in enumerate(line)
                 if seen == letter
             ]
-            return " ".join(found) or "none"
+            return " ".join(cells) or "none"
 
         row, column = self.cell
         return (

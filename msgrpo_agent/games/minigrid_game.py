@@ -23,7 +23,7 @@ from msgrpo.errors import UsageError
 from msgrpo.game import Board, Role, Scenario
 from msgrpo.games.gymnasium_game import GoalGymGame, environment
 
-roomgrid_level.print = lambda *said: None  # it prints what it rejects, and a terminal app makes games in threads
+roomgrid_level.print = lambda *text: None  # it prints what it rejects, and a terminal app makes games in threads
 
 ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 LIMIT = 64  # steps, where a level asks for more
@@ -112,7 +112,7 @@ def minigrid_scenario(env_id: str, *, step_limit: int | None = None) -> Scenario
         return MiniGridGame(make_env, seen, ACTIONS, limit, start_seed % 2**31, chance_seed)
 
     rules, source = RULES.format(limit=limit), f"[MiniGrid] {env_id}"
-    found = Scenario(
+    scenario = Scenario(
         f"gym:{env_id}",
         env_id,
         rules,
@@ -124,7 +124,7 @@ def minigrid_scenario(env_id: str, *, step_limit: int | None = None) -> Scenario
         reference=best,
         describe=describe,
     )
-    return replace(found, one_start=len({found.start_key(seed) for seed in range(8)}) == 1)
+    return replace(scenario, one_start=len({scenario.start_key(seed) for seed in range(8)}) == 1)
 
 
 def view_of(observation: Any) -> list[list[tuple[str, str, str]]]:
@@ -149,13 +149,13 @@ def named(cell: tuple[str, str, str]) -> str:
 def things(observation: Any) -> list[tuple[str, int, int]]:
     """(name, steps forward, steps to the right) of everything that is seen, the nearest first."""
     rows = view_of(observation)
-    found = [
+    seen = [
         (named(cell), VIEW - 1 - y, x - VIEW // 2)
         for y, row in enumerate(rows)
         for x, cell in enumerate(row)
         if cell[0] not in ("unseen", "empty", "wall", "floor", "agent") and (y, x) != (VIEW - 1, VIEW // 2)
     ]
-    return sorted(found, key=lambda thing: (thing[1] + abs(thing[2]), thing))
+    return sorted(seen, key=lambda thing: (thing[1] + abs(thing[2]), thing))
 
 
 def place(forward: int, right: int) -> str:

@@ -61,11 +61,11 @@ def find(name: str) -> Scenario | None:
     """
     if name in _loaded:
         return _loaded[name]
-    found = _found(name)
-    if found is not None:
-        _loaded[name] = found
+    scenario = _found(name)
+    if scenario is not None:
+        _loaded[name] = scenario
         allow([name])  # a person asked for it: records may name it too
-    return found
+    return scenario
 
 
 def runs_code(name: str) -> bool:
@@ -140,20 +140,20 @@ def _scenario(module: ModuleType, attribute: str, name: str) -> Scenario:
     return _checked(getattr(module, attribute), name, f"{file}:{attribute}")
 
 
-def _checked(found: Any, name: str, where: str) -> Scenario:
-    if callable(found) and not isinstance(found, Scenario):
+def _checked(value: Any, name: str, where: str) -> Scenario:
+    if callable(value) and not isinstance(value, Scenario):
         with _users(name):
-            found = found()
-    if not isinstance(found, Scenario):
+            value = value()
+    if not isinstance(value, Scenario):
         raise UsageError(
-            f"{name!r}: {where} is a {type(found).__name__}",
+            f"{name!r}: {where} is a {type(value).__name__}",
             fix="it must be a msgrpo.game.Scenario, or a function without arguments that returns one",
         )
-    names = [*found.players, *found.actions]
-    odd = [one for one in names if not isinstance(one, str) or printable(one) != one]
+    names = [*value.players, *value.actions]
+    odd = [label for label in names if not isinstance(label, str) or printable(label) != label]
     if odd:
         raise UsageError(f"{name!r}: {odd[0]!r} is no name of a player or an action that can be printed")
-    return replace(found, id=name, rules=printable(str(found.rules)), source=printable(str(found.source)))
+    return replace(value, id=name, rules=printable(str(value.rules)), source=printable(str(value.source)))
 
 
 def _users(name: str) -> AbstractContextManager[None]:

@@ -43,9 +43,9 @@ class Telling:
 def _words(text: str, names: Mapping[str, str]) -> str:
     """Whole words replaced, in the case that they have; a plural s stays."""
 
-    def other(found: re.Match[str]) -> str:
-        name = names[found[1].lower()]
-        return (name.capitalize() if found[1][0].isupper() else name) + found[2]
+    def other(match: re.Match[str]) -> str:
+        name = names[match[1].lower()]
+        return (name.capitalize() if match[1][0].isupper() else name) + match[2]
 
     return re.sub(rf"\b({'|'.join(names)})(s?)\b", other, text, flags=re.IGNORECASE)
 
@@ -114,7 +114,7 @@ def _mirrored_state(text: str, game: Game) -> str:
     """Left is right: each x counts from the other side, in coordinates and on the board."""
     above, lines = _rows(text)
     width, _ = _size(game)
-    above = PLACE.sub(lambda found: f"({width - 1 - int(found[1])},{found[2]})", above)
+    above = PLACE.sub(lambda match: f"({width - 1 - int(match[1])},{match[2]})", above)
     rows = [" ".join([label, *reversed(cells)]) for label, *cells in map(str.split, lines[:-1])]
     return "\n".join([above, *rows, *lines[-1:]])
 
@@ -123,7 +123,7 @@ def _from_top_state(text: str, game: Game) -> str:
     """y counts from the top, in coordinates and beside the board."""
     above, lines = _rows(text)
     _, height = _size(game)
-    above = PLACE.sub(lambda found: f"({found[1]},{height - 1 - int(found[2])})", above)
+    above = PLACE.sub(lambda match: f"({match[1]},{height - 1 - int(match[2])})", above)
     rows = [" ".join([str(height - 1 - int(label)), *cells]) for label, *cells in map(str.split, lines[:-1])]
     return "\n".join([above, *rows, *lines[-1:]])
 
@@ -225,12 +225,12 @@ def retold(scenario: Scenario, name: str) -> Scenario:
 
     def judge(game: Retold, player: str) -> Judgement:
         assert scenario.judge is not None
-        found = scenario.judge(game.plain, player)
+        judgement = scenario.judge(game.plain, player)
 
         def named(values: Mapping[str | None, float]) -> dict[str | None, float]:
             return {None if action is None else game.outer(action): value for action, value in values.items()}
 
-        return Judgement(named(found.values), named(found.errors))
+        return Judgement(named(judgement.values), named(judgement.errors))
 
     return replace(
         scenario,

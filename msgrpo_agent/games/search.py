@@ -36,11 +36,11 @@ def optimal_values(
                 reward[s, a] += p * r
                 if not terminal:
                     transition[s, a, successor] += p
-    q, late = np.zeros((2, horizon + 1, states, 4))
+    q, delay = np.zeros((2, horizon + 1, states, 4))
     for k in range(1, horizon + 1):
         q[k] = reward + transition @ q[k - 1].max(axis=1)
-        late[k] = q[k] + transition @ np.where(_highest(q[k - 1]), late[k - 1], np.inf).min(axis=1)
-    return q, late
+        delay[k] = q[k] + transition @ np.where(_highest(q[k - 1]), delay[k - 1], np.inf).min(axis=1)
+    return q, delay
 
 
 def _highest(q: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -66,23 +66,23 @@ def optimal_lake_actions(game: FrozenLake) -> list[str]:
     """The actions with the highest success probability within the steps that are left and, among these, the
     fewest expected steps."""
     left = game.step_limit - game.steps
-    q, late = (table[left, game.state] for table in optimal_values(game.desc, game.slippery, left))
+    q, delay = (table[left, game.state] for table in optimal_values(game.desc, game.slippery, left))
     best = _highest(q)
-    return [a for a, i in GYM_ACTION.items() if best[i] and late[i] <= late[best].min() + 1e-9]
+    return [a for a, i in GYM_ACTION.items() if best[i] and delay[i] <= delay[best].min() + 1e-9]
 
 
 def distances(game: Snake, source: Cell, blocked: set[Cell]) -> dict[Cell, int]:
     """Steps from `source` to every cell that can be reached around `blocked` (breadth first)."""
     around = neighbours(game.setting.size)
-    found = {source: 0}
+    steps = {source: 0}
     queue = deque([source])
     while queue:
         cell = queue.popleft()
         for following in around[cell]:
-            if following not in blocked and following not in found:
-                found[following] = found[cell] + 1
+            if following not in blocked and following not in steps:
+                steps[following] = steps[cell] + 1
                 queue.append(following)
-    return found
+    return steps
 
 
 @cache

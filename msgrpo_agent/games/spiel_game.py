@@ -174,8 +174,8 @@ def actions_of(name: str) -> tuple[str, ...]:
                 continue
             seats = range(game.num_players()) if state.is_simultaneous_node() else [state.current_player()]
             legal = [state.legal_actions(seat) for seat in seats]
-            found = {state.action_to_string(seat, n) for seat, of in zip(seats, legal, strict=True) for n in of}
-            if not found <= set(names):
+            legal_names = {state.action_to_string(seat, n) for seat, of in zip(seats, legal, strict=True) for n in of}
+            if not legal_names <= set(names):
                 return ()
             chosen = [int(generator.choice(of)) for of in legal]
             if state.is_simultaneous_node():
