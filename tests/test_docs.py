@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from msgrpo.errors import MsgrpoError
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -141,3 +146,31 @@ def test_every_command_in_the_documents_has_these_options() -> None:
         ours = words[: words.index("--")] if "--" in words else words
         unknown = {word.partition("=")[0] for word in ours if word.startswith("--")} - known - {"--help"}
         assert not unknown, f"{page}: {line}: {unknown}"
+
+
+def test_every_setting_in_the_documents_is_one() -> None:
+    from msgrpo.train.config import make_config
+
+    checked = 0
+    for page, line in commands():
+        words = shlex.split(line)
+        if words[:2] != ["msgrpo", "train"] or any(word.startswith("$") for word in words):
+            continue
+        settings = [word for option, word in pairwise(words) if option == "--set" and not word.startswith("prompt=")]
+        try:
+            make_config(settings=settings)
+        except MsgrpoError as error:
+            raise AssertionError(f"{page}: {line}") from error
+        checked += len(settings)
+    assert checked > 20
+
+
+def test_the_credit_of_a_file_in_the_method_is_one_number_a_turn(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    (program,) = re.findall(
+        r"```python\n(# my_file.py.*?)```", (ROOT / "docs" / "algorithm.md").read_text(), re.DOTALL
+    )
+    names: dict[str, Any] = {}
+    exec(program, names)
+    group = SimpleNamespace(advantages_G=torch.tensor([1.0, -1.0]), turns=[[0, 0, 0], [0]])
+    assert names["my_credit"](group) == [[1.0, 1.0, 0.0], [0.0]]
