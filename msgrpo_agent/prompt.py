@@ -153,8 +153,8 @@ def make_template(name: str) -> PromptTemplate:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"--prompt {name} cannot be read: {error}") from error
     except ValidationError as error:
-        fields = "its fields: " + ", ".join(PromptTemplate.model_fields)
-        raise UsageError(f"--prompt {name}: {first_fault(error, 'the template')}", fix=fields) from error
+        known = "its fields: " + ", ".join(PromptTemplate.model_fields)
+        raise UsageError(f"--prompt {name}: {first_fault(error, 'the template')}", fix=known) from error
     for placeholder in re.findall(r"\{([a-z_]+)\}", template.instructions):
         if placeholder not in FIELDS:
             reason = f"--prompt {name}: there is no field {{{placeholder}}}"
