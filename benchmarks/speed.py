@@ -32,12 +32,11 @@ from msgrpo.prompt import Prompt
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.evaluate import evaluate
-from msgrpo.train.groups import MicroBatch, micro_batches, pick
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Playing, RolloutSource
-from msgrpo.train.update import update
+from msgrpo.train.update import MicroBatch, micro_batches, pick, update
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""`msgrpo eval`, `leaderboard`, `verify` and `replay`."""
+"""`msgrpo eval`, `leaderboard` and `verify`."""
 
 from __future__ import annotations
 
@@ -180,19 +180,6 @@ def verify(
         asyncio.run(ask_all(make_agent(agent)))
     if not complete:
         raise typer.Exit(1)
-
-
-@commands.command()
-def replay(
-    file: Annotated[Path, typer.Argument(help="A record (.jsonl).")],
-    episode: Annotated[int, typer.Option(min=1, max=10**9, help="Which line of the record, from 1.")] = 1,
-) -> None:
-    """Print a recorded episode as text."""
-    from msgrpo.evals.verify import as_text, nth
-
-    if file.is_dir():
-        raise UsageError(f"{file} is a folder", fix=f"msgrpo view {file}")
-    typer.echo(as_text(nth(file, episode)))
 
 
 def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Path, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 
 from msgrpo.agent import Agent, LanguageAgent
@@ -26,14 +26,6 @@ from msgrpo.rollout import GAME_FAULT, observation_of, replay, view_of
 MATCHES = "match"  # the folder of their records
 # The players whose every move follows from the game and the seeds: verifying plays them again.
 COMPUTED: dict[str, RandomAgent | OptimalAgent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
-
-
-def nth(path: Path, number: int) -> Episode:
-    """The `number`-th episode of a record, from 1."""
-    episode = next(islice(read_episodes(path), number - 1, None), None)
-    if episode is None:
-        raise RecordError(f"{path} has no episode {number}", fix=f"it holds {sum(1 for _ in read_episodes(path))}")
-    return episode
 
 
 @dataclass
@@ -306,27 +298,6 @@ async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
         asked.turns += 1
         asked.agree += (await agent.act(view)).action == turn.action
     return asked
-
-
-def as_text(episode: Episode) -> str:
-    """An episode as a person reads it: each turn's state, answer, action and reward."""
-    who = ", ".join(f"{player}: {agent}" for player, agent in episode.agents.items())
-    lines = [f"{episode.scenario} · start {episode.start_seed} · {who}"]
-    for turn in episode.turns:
-        lines += ["", f"── step {turn.step + 1} · {turn.player}", turn.state]
-        if turn.reasoning:
-            lines.append(f"reasoning: {turn.reasoning}")
-        if turn.answer is not None:
-            lines.append(f"answer: {turn.answer}")
-        chosen = turn.action or f"no legal action ({turn.failure})"
-        lines.append(f"→ {chosen}   reward {turn.reward:+g}")
-    if episode.error is not None:
-        lines += ["", f"failed: {episode.error}: {episode.error_message or ''}"]
-    else:
-        returns = ", ".join(f"{player} {value:+g}" for player, value in episode.returns.items())
-        success = {True: ", success", False: ", no success", None: ""}[episode.success]
-        lines += ["", f"{episode.outcome} after {game_steps(episode)} steps, return {returns}{success}"]
-    return "\n".join(lines)
 
 
 def game_steps(episode: Episode) -> int:

@@ -122,7 +122,7 @@ def spread(trap: Trap) -> None:
 
 WAYS = [
     *(f"{way} theirs/{n}.jsonl{tail}" for n in (0, 1, 2, 3, "game") for way, tail in [
-        ("play --replay", " --plain"), ("view", " --plain"), ("replay", ""), ("verify", ""), ("leaderboard", ""),
+        ("play --replay", " --plain"), ("view", " --plain"), ("verify", ""), ("leaderboard", ""),
         ("leaderboard", " --verify"), ("view", " --html page.html"), ("export", " --to huggingface --out hf"),
     ]),
     "verify theirs", "leaderboard theirs", "eval random --scenario frozen-lake --episodes 1 --out theirs",

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from msgrpo.episode import Turn
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS
-from msgrpo.train.groups import Group, scaled_by_update
+from msgrpo.train.groups import Advantages, Group, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, rival
-from msgrpo.train.rivals.contract import Advantages, Credit, Step, Trajectories
+from msgrpo.train.rivals.contract import Credit
 from msgrpo.train.rivals.critic import Critic
 from msgrpo.train.rivals.returns import Discounted, returns_to_go
+from msgrpo.train.update import scaled_by_update
 from tests.train_helpers import learner
 
 START = None  # no estimator here looks at the state in which a group began

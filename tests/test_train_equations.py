@@ -15,12 +15,11 @@ from msgrpo.train import groups as groups_module
 from msgrpo.train import update as update_module
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.groups import Sample, pick
 from msgrpo.train.loop import train
 from msgrpo.train.msgrpo import composite_returns
 from msgrpo.train.policy import Policy
 from msgrpo.train.rivals import paper, returns
-from msgrpo.train.update import _accumulate
+from msgrpo.train.update import Sample, _accumulate, pick
 from tests.train_helpers import learner, played, samples_in
 
 TINY = ["groups=3", "group_size=6", "select=aaw(keep=3)", "minibatches=2", "eval_episodes=2", "loss=clip(kl=0)"]

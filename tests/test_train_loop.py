@@ -36,12 +36,13 @@ from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines import contract
 from msgrpo.train.engines.hf import HfEngine
-from msgrpo.train.groups import Group, minibatches
+from msgrpo.train.groups import Group
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.metrics import describe
 from msgrpo.train.policy import Policy
 from msgrpo.train.rivals import paper
 from msgrpo.train.rollouts import Players, Rollouts, RolloutSource
+from msgrpo.train.update import minibatches
 from tests.train_helpers import Told, taught
 
 ROOT = Path(__file__).parents[1]

@@ -27,10 +27,10 @@ from msgrpo.train import loop
 from msgrpo.train.advice import advice
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.groups import Group
+from msgrpo.train.groups import Group, beginning
 from msgrpo.train.nano.teach import rows_of, teach
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.rollouts import Players, Playing, beginning, own_turns
+from msgrpo.train.rollouts import Players, Playing, own_turns
 from tests.train_helpers import Told
 
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"

@@ -22,7 +22,7 @@ from msgrpo.run_log import read_rows
 from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.groups import Group
+from msgrpo.train.groups import Advantages, Group, Step
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
 from msgrpo.train.policy import Policy
@@ -30,7 +30,6 @@ from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import RIVALS, rival
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.branch import Branch, disputed
-from msgrpo.train.rivals.contract import Advantages, Step
 from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values
 from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance

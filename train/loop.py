@@ -21,7 +21,6 @@ from msgrpo.train.advice import advice
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import open_engine
 from msgrpo.train.evaluate import Evaluations, finish
-from msgrpo.train.groups import Picked, pick
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.metrics import describe, left_out
 from msgrpo.train.policy import Policy
@@ -32,7 +31,7 @@ from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writ
 from msgrpo.train.sinks import Reporter, Sinks
 from msgrpo.train.state import RunState, restore
 from msgrpo.train.stopping import StopRequested, stop_requests
-from msgrpo.train.update import check_mismatch, update
+from msgrpo.train.update import Picked, check_mismatch, pick, update
 from msgrpo.train.watched import watched
 
 

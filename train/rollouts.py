@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
@@ -25,7 +25,7 @@ from msgrpo.rollout import GAME_FAULT, derive_seed, new_episode, play_episode, p
 from msgrpo.specs import make_agent
 from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.groups import Group
+from msgrpo.train.groups import Group, groups_of
 from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals.contract import Further
 from msgrpo.train.sinks import Reporter
@@ -211,22 +211,6 @@ class Playing:
             for place, (scenario, _, seats, of_start) in enumerate(self.by_start(episodes))
             for group in groups_of(scenario, of_start, seats, place)
         ]
-
-
-def groups_of(scenario: Scenario, episodes: Sequence[Episode], seats: Sequence[str], place: int) -> list[Group]:
-    """The groups of one start, one for each seat in which episodes can be compared."""
-    groups = (Group.of(beginning(scenario), episodes, player, place) for player in seats)
-    return [group for group in groups if group is not None]
-
-
-def beginning(scenario: Scenario) -> Callable[[Episode], Game]:
-    """The state in which an episode began; made once for all that share it."""
-
-    @cache
-    def new(start_seed: int, chance_seed: int) -> Game:
-        return scenario.new(start_seed, chance_seed)
-
-    return lambda episode: new(episode.start_seed, episode.chance_seed if scenario.luck_in_start else 0)
 
 
 def own_seats(episode: Episode) -> list[str]:

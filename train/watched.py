@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgrpo.run_log import GroupRow, Member, Sample, Update
-from msgrpo.train.groups import Picked
 from msgrpo.train.rollouts import Rollouts
+from msgrpo.train.update import Picked
 
 GROUPS, WHOLE = 16, 3  # groups that are listed; those of them whose best and worst episode are kept whole
 

@@ -61,12 +61,12 @@ from msgrpo.models.trunk import evaluating, trunk_and_head
 from msgrpo.parse import parse_action
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.rollout import derive_seed
-from msgrpo.train.groups import scaled_by_update
+from msgrpo.train.groups import Advantages, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, rival
-from msgrpo.train.rivals.contract import Advantages, Step, Trajectories
 from msgrpo.train.rivals.critic import Critic, left_out_values
 from msgrpo.train.rivals.returns import Discounted, returns_to_go
+from msgrpo.train.update import scaled_by_update
 
 ACTIONS = (*GYM_ACTION, None)  # None: no legal action, and the player stays
 PENALTY = 0.1  # of such an answer, as in training

@@ -41,13 +41,14 @@ from msgrpo.games import get_scenario
 from msgrpo.games.snake import DELTA, Snake
 from msgrpo.models.loading import ADAPTER_WEIGHTS
 from msgrpo.train.config import TrainConfig, make_config
-from msgrpo.train.groups import Group, advantages
+from msgrpo.train.groups import Group
 from msgrpo.train.nano.words import DEADLY, Sight, Words, gap
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Playing
+from msgrpo.train.update import advantages
 
 KINDS = ("fatal", "nearer", "other")
 GAMMAS, LAMBDAS = (0.6, 0.8, 0.9, 0.95), (0.0, 0.5, 0.8, 0.95)

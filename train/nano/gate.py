@@ -6,16 +6,12 @@ A rubric as a gate and not as a reward (DRO: "rubrics as gates") cannot be trade
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgrpo.episode import Turn
 from msgrpo.game import Game
+from msgrpo.train.groups import Group
 from msgrpo.train.nano.words import Words, has_words, truth
-from msgrpo.train.rivals.contract import Gate
-
-if TYPE_CHECKING:
-    from msgrpo.train.config import TrainConfig
-    from msgrpo.train.groups import Group
+from msgrpo.train.rivals.contract import Gate, Settings
 
 
 class TrueWords(Gate):
@@ -26,7 +22,7 @@ class TrueWords(Gate):
 
     name = "true-words"
 
-    def check(self, config: TrainConfig) -> None:
+    def check(self, config: Settings) -> None:
         check_words(config)
 
     def passing(self, groups: Sequence[Group]) -> list[int]:
@@ -44,7 +40,7 @@ def is_true(turn: Turn, game: Game) -> bool:
     return truth(Words.read(turn.answer or ""), game, turn.player).whole
 
 
-def check_words(config: TrainConfig) -> None:
+def check_words(config: Settings) -> None:
     """Raise ValueError if nano's form of thought says nothing about a scenario of the run."""
     for scenario in config.scenarios:
         if not has_words(scenario):

@@ -15,19 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from msgrpo.episode import Episode
 from msgrpo.game import Game, Scenario
 from msgrpo.rollout import replay
-from msgrpo.train.rivals.contract import Explore, Further, Trajectories
+from msgrpo.train.groups import Group, Trajectories, groups_of
+from msgrpo.train.rivals.contract import Explore, Further, Playing, Settings
 from msgrpo.train.rivals.returns import action_gains, by_state
-
-if TYPE_CHECKING:
-    from msgrpo.train.config import TrainConfig
-    from msgrpo.train.rollouts import Playing
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,13 @@ class Branch(Explore):
     episodes: int = Field(ge=2, le=100_000, description="that go on from the state each group disagrees about most")
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of the returns to go that find the state")
 
-    def check(self, config: TrainConfig) -> None:
+    def check(self, config: Settings) -> None:
         if config.prompt.history:
             raise ValueError("explore=branch begins in mid-game, where a prompt with history lacks the turns before")
         if config.ahead:
             raise ValueError("ahead=1 plays before explore=branch has what it needs: the update's own rollouts")
 
     def further(self, playing: Playing, episodes: Sequence[Episode]) -> Further:
-        from msgrpo.train.groups import Group
-
         forks = self.forks(playing, episodes)
         branched = playing.gathered(
             [
@@ -81,8 +75,6 @@ class Branch(Explore):
 
     def forks(self, playing: Playing, episodes: Sequence[Episode]) -> list[Fork]:
         """For each start the state that its episodes disagree about most; none where no state tells actions apart."""
-        from msgrpo.train.rollouts import groups_of
-
         forks = []
         for place, (scenario, start_seed, seats, of_start) in enumerate(playing.by_start(episodes)):
             groups = groups_of(scenario, of_start, seats, place)

@@ -15,43 +15,76 @@ of the step included.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from msgrpo.agent import Completion
-    from msgrpo.episode import Episode
-    from msgrpo.train.config import TrainConfig
-    from msgrpo.train.groups import Group
-    from msgrpo.train.policy import Policy
-    from msgrpo.train.ranks import Ranks
-    from msgrpo.train.rollouts import Playing
-
-Advantages = list[list[float]]  # [j][t]
+from msgrpo.agent import Completion, LanguageAgent
+from msgrpo.episode import Episode
+from msgrpo.game import Game, Scenario
+from msgrpo.prompt import PromptTemplate
+from msgrpo.train.groups import Advantages, Group
+from msgrpo.train.ranks import Ranks
 
 
-@dataclass(frozen=True)
-class Step:
-    """One turn, as far as credit goes: where it was decided, what, and the reward (with shaping) that followed."""
+class Settings(Protocol):
+    """The settings of a run that a choice may have to fit."""
 
-    state: Hashable
-    action: str | None
-    reward: float
+    @property
+    def scenarios(self) -> list[Scenario]: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def ahead(self) -> int: ...
+    @property
+    def prompt(self) -> PromptTemplate: ...
+    @property
+    def seed(self) -> int: ...
 
 
-Trajectories = Sequence[Sequence[Step]]
+class Trained(Protocol):
+    """The policy, as far as a choice may look into it."""
+
+    @property
+    def model(self) -> Any: ...
+    def hidden(self, prefix: list[int], rests: Sequence[list[int]]) -> Tensor:
+        """The trunk's last hidden state (N, D) at the end of each prompt."""
+        ...
+
+
+class Playing(Protocol):
+    """One update's rollouts: what a choice needs to play more of them (`msgrpo.train.rollouts.Playing`)."""
+
+    @property
+    def config(self) -> Settings: ...
+    @property
+    def step(self) -> int: ...
+    def by_start(
+        self, episodes: Sequence[Episode]
+    ) -> Iterator[tuple[Scenario, int, tuple[str, ...], Sequence[Episode]]]: ...
+    def gathered(
+        self, begins: Sequence[Callable[[LanguageAgent], Coroutine[Any, Any, Episode]]]
+    ) -> list[Episode]: ...
+    async def go_on(
+        self,
+        agent: LanguageAgent,
+        scenario: Scenario,
+        game: Game,
+        seats: Sequence[str],
+        start: int,
+        parts: Sequence[object],
+    ) -> Episode: ...
 
 
 @dataclass(frozen=True)
 class Learner:
     """What a choice may use beside the groups: the policy, the processes of the run, and the update's generator."""
 
-    policy: Policy
+    policy: Trained
     ranks: Ranks
     generator: torch.Generator
 
@@ -64,7 +97,7 @@ class Rival(BaseModel):
     name: ClassVar[str]
     one_game: ClassVar[bool] = False  # it compares the returns of different starts, so they must be of one game
 
-    def check(self, config: TrainConfig) -> None:
+    def check(self, config: Settings) -> None:
         """Raise ValueError if this choice does not fit the other settings of the run."""
 
     def prepare(self) -> None:
@@ -115,7 +148,7 @@ class Sampled(Select):
 
     keep: int = Field(8, ge=1, description="G′, episodes of a group that the update sees")
 
-    def check(self, config: TrainConfig) -> None:
+    def check(self, config: Settings) -> None:
         if self.keep > config.group_size:
             raise ValueError(f"select keeps {self.keep} episodes (G′), more than group_size (G), {config.group_size}")
 

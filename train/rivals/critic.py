@@ -9,7 +9,6 @@ own luck is in its value, which would bias the advantage towards 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
@@ -18,13 +17,10 @@ from torch import Tensor
 from msgrpo.episode import Turn
 from msgrpo.models.shared_prefix import common_prefix_length
 from msgrpo.models.trunk import evaluating
-from msgrpo.train.rivals.contract import Advantages, Credit, Learner, Trajectories
+from msgrpo.train.groups import Advantages, Group, Trajectories
+from msgrpo.train.ranks import Ranks
+from msgrpo.train.rivals.contract import Credit, Learner, Trained
 from msgrpo.train.rivals.returns import generalized_advantages, returns_to_go, scaled
-
-if TYPE_CHECKING:
-    from msgrpo.train.groups import Group
-    from msgrpo.train.policy import Policy
-    from msgrpo.train.ranks import Ranks
 
 ROWS = 64  # prompts of one forward pass
 RIDGE = 1e-2  # λ of the fit, as a share of Σ h² over all turns, the mean over the features
@@ -52,7 +48,7 @@ class Critic(Credit):
         return scaled(advantages, trajectories, self.divided)
 
 
-def critic_values(policy: Policy, groups: Sequence[Group], gamma: float, ranks: Ranks) -> list[Advantages]:
+def critic_values(policy: Trained, groups: Sequence[Group], gamma: float, ranks: Ranks) -> list[Advantages]:
     """V(s) of every turn: [group][j][t]. Each rank computes a part of the hidden states; all fit the same heads."""
     prompts = sorted({_prompt(turn) for group in groups for one in group.turns for turn in one})
     own_states = hidden_states(policy, ranks.share(prompts))
@@ -93,7 +89,7 @@ def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor], places:
     return [x @ heads[place] for x, place in zip(states, places, strict=True)]
 
 
-def hidden_states(policy: Policy, prompts: Sequence[Prompt]) -> Tensor:
+def hidden_states(policy: Trained, prompts: Sequence[Prompt]) -> Tensor:
     """The trunk's last hidden state (N, D) at the end of each prompt, float64, on the CPU, without a gradient."""
     states = []
     shared = common_prefix_length([list(prompt) for prompt in prompts]) if prompts else 0

@@ -9,14 +9,10 @@ that has become too sure explores again. Rollouts and ratios use T; evaluations 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from msgrpo.train.rivals.contract import Explore
-
-if TYPE_CHECKING:
-    from msgrpo.train.config import TrainConfig
+from msgrpo.train.rivals.contract import Explore, Settings
 
 RATE = 0.1
 
@@ -25,7 +21,7 @@ class Entropy(Explore):
     name = "entropy"
     target: float = Field(gt=0, description="H*, nats a token that the rollouts' temperature aims at")
 
-    def check(self, config: TrainConfig) -> None:
+    def check(self, config: Settings) -> None:
         if config.ahead:
             raise ValueError("ahead=1 plays before explore=entropy has what it needs: the update's own rollouts")
 

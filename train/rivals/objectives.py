@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
@@ -24,12 +23,9 @@ from torch import Tensor
 
 from msgrpo.episode import Turn
 from msgrpo.game import Game
+from msgrpo.train.groups import Advantages, Group
 from msgrpo.train.msgrpo import group_advantages
-from msgrpo.train.rivals.contract import Advantages, Objectives
-
-if TYPE_CHECKING:
-    from msgrpo.train.config import TrainConfig
-    from msgrpo.train.groups import Group
+from msgrpo.train.rivals.contract import Objectives, Settings
 
 
 def form(turns: Sequence[Turn], origin: Game) -> float:
@@ -63,7 +59,7 @@ class Weighted(Objectives):
     brevity: float = Field(0.0, description="minus the mean number of tokens")
     words: float = Field(0.0, description="whether the first thought is true (nano's form of thought)")
 
-    def check(self, config: TrainConfig) -> None:
+    def check(self, config: Settings) -> None:
         if self.words:
             from msgrpo.train.nano.gate import check_words
 
@@ -104,7 +100,7 @@ class Variance(Weighted):
 
     name = "variance"
 
-    def check(self, config: TrainConfig) -> None:
+    def check(self, config: Settings) -> None:
         super().check(config)
         if any(scale < 0 for scale in self.model_dump().values()):
             raise ValueError("objectives=variance divides by a sum, so every objective must be 0 or more")

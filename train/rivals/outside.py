@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from msgrpo.errors import UsageError, users_code
-from msgrpo.train.rivals.contract import Advantages, Credit, Gate, Learner, Rival, Select
-
-if TYPE_CHECKING:
-    from msgrpo.train.groups import Group
+from msgrpo.train.groups import Advantages, Group
+from msgrpo.train.rivals.contract import Credit, Gate, Learner, Rival, Select
 
 HOW = "name it as file.py:function, or module:function of what is installed"
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from msgrpo.train.groups import Advantages, Group
 from msgrpo.train.msgrpo import aaw_sample, policy_loss
-from msgrpo.train.rivals.contract import Advantages, Credit, Learner, Loss, Sampled
-
-if TYPE_CHECKING:
-    from msgrpo.train.groups import Group
+from msgrpo.train.rivals.contract import Credit, Learner, Loss, Sampled
 
 
 class Episode(Credit):

@@ -5,17 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from msgrpo.train.groups import Advantages, Group, Trajectories
 from msgrpo.train.msgrpo import group_advantages
-from msgrpo.train.rivals.contract import Advantages, Credit, Learner, Trajectories
-
-if TYPE_CHECKING:
-    from msgrpo.train.groups import Group
+from msgrpo.train.rivals.contract import Credit, Learner
 
 
 class Discounted(Credit):

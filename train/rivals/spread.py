@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from msgrpo.train.groups import Group
 from msgrpo.train.rivals.contract import Sampled
-
-if TYPE_CHECKING:
-    from msgrpo.train.groups import Group
 
 
 class Spread(Sampled):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from msgrpo.train.rivals.contract import Advantages, Trajectories
+from msgrpo.train.groups import Advantages, Trajectories
 from msgrpo.train.rivals.returns import Discounted, by_state, centred, returns_to_go
 
 

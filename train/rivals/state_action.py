@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgrpo.train.rivals.contract import Advantages, Trajectories
+from msgrpo.train.groups import Advantages, Trajectories
 from msgrpo.train.rivals.returns import Discounted, action_gains, scaled
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from msgrpo.train.groups import Group
 from msgrpo.train.rivals.contract import Sampled
-
-if TYPE_CHECKING:
-    from msgrpo.train.groups import Group
 
 
 class Uniform(Sampled):

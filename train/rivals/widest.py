@@ -5,14 +5,11 @@ regularisation outweighs what the task says).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from msgrpo.train.groups import Group
 from msgrpo.train.rivals.contract import Gate
-
-if TYPE_CHECKING:
-    from msgrpo.train.groups import Group
 
 
 class Widest(Gate):
