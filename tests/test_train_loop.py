@@ -25,7 +25,7 @@ from msgrpo.episode import Episode, Turn
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
-from msgrpo.models import loading, local, shared_prefix
+from msgrpo.models import generation, loading, local, shared_prefix
 from msgrpo.models.chat import ChatFormat
 from msgrpo.parse import ParseFailure
 from msgrpo.prompt import PromptTemplate
@@ -203,7 +203,7 @@ def test_a_base_that_cannot_be_loaded_leaves_nothing_behind(
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, calls = update.policy_loss, []
+    whole, calls = paper.policy_loss, []
 
     def poisoned(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
@@ -392,7 +392,7 @@ def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -
         [*resume, "--set", "select=aaw(keep=3)"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert refused.returncode == 2
-    assert "keep 2 there, 3 asked" in refused.stderr
+    assert "aaw(keep=2)' there, 'aaw(keep=3)' asked" in refused.stderr
 
 
 def test_resume_begins_nothing_where_nothing_says_what_to_train(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_the_canary_sees_faults_that_one_row_cannot_show(fault: str, monkeypatch
             shared_prefix, "_run", lambda trunk, ids, mask, *more: run(trunk, ids, torch.ones_like(mask), *more)
         )
     else:
-        monkeypatch.setattr(local, "distinct_rows", lambda rows: (rows[::-1], list(range(len(rows)))))
+        monkeypatch.setattr(generation, "distinct_rows", lambda rows: (rows[::-1], list(range(len(rows)))))
     with pytest.raises(RunError, match="disagree"):
         canary(engine, policy)
 
