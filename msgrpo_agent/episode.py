@@ -19,7 +19,7 @@ from msgrpo.parse import ParseFailure
 from msgrpo.text import Clean, CleanData
 
 SCHEMA = 1
-ENGINES = ("torch", "transformers", "peft", "openai", "stable_baselines3", "minigrid", "open_spiel")  # what answers
+ENGINES = ("torch", "transformers", "peft", "aiohttp", "stable_baselines3", "minigrid", "open_spiel")  # what answers
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e15, le=1e15)]  # sums of them are numbers, too
 Name = Annotated[Clean, Field(max_length=4096)]

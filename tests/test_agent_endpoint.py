@@ -562,10 +562,9 @@ async def test_only_openai_gets_openais_headers(host: str, monkeypatch: pytest.M
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-secret")
     monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-admin-secret")
     async with FakeServer([GOOD]) as server:
-        model = EndpointModel(server.url.replace("127.0.0.1", host), "fake")
-        names = {model._client.organization, model._client.project}
+        sent = EndpointModel(server.url.replace("127.0.0.1", host), "fake").headers
+        names = {sent.get("openai-organization"), sent.get("openai-project")}
         assert names == ({None} if host == "127.0.0.1" else {"org-secret", "proj-secret"})
-        await model.close()
         if host == "127.0.0.1":
             await Client(server).ask()
             assert "secret" not in str(server.requests[0].headers)

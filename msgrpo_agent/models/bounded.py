@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from functools import cache
 from typing import Any
 
 LONGEST_BODY = 16 * 2**20  # bytes; thousands of tokens with twenty alternatives each are a few millions
@@ -25,45 +24,25 @@ class TooLongError(BodyError):
     """A body went beyond LONGEST_BODY."""
 
 
-async def bound_body(response: Any) -> None:
-    """A hook of a client of httpx, or of its successor that openai uses: the body's bytes are counted as they come.
+async def bounded(pieces: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
+    """The pieces of a body, inflated; `encoding` is its Content-Encoding.
 
-    It is inflated here, and read as UTF-8: JSON is UTF-8 (RFC 8259), whatever a server calls its charset, and some
-    names are no text codec at all.
+    Raises BodyError where it cannot be inflated, TooLongError once it is longer than LONGEST_BODY.
     """
-    response.encoding = "utf-8"
-    encoding = response.headers.pop("content-encoding", "identity").strip().lower()
-    kind = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == "AsyncByteStream")
-    response.stream = _bounded(kind)(response.stream, encoding)
-
-
-@cache
-def _bounded(kind: type) -> type[_Bounded]:
-    """The class for one client library, which takes no streams but its own."""
-    return type("Bounded", (_Bounded, kind), {})
-
-
-class _Bounded:
-    def __init__(self, stream: Any, encoding: str) -> None:
-        self._stream, self._encoding = stream, encoding
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        length, inflater = 0, _inflater(self._encoding)
-        async for chunk in self._stream:
-            for piece in [chunk] if inflater is None else _inflated(inflater, chunk):
-                length += len(piece)
-                if length > LONGEST_BODY:
-                    raise TooLongError(f"the body is longer than {LONGEST_BODY // 2**20} MiB")
-                yield piece
-                if inflater is not None:
-                    await asyncio.sleep(0)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    length, inflater = 0, _inflater(encoding)
+    async for chunk in pieces:
+        for piece in [chunk] if inflater is None else _inflated(inflater, chunk):
+            length += len(piece)
+            if length > LONGEST_BODY:
+                raise TooLongError(f"the body is longer than {LONGEST_BODY // 2**20} MiB")
+            yield piece
+            if inflater is not None:
+                await asyncio.sleep(0)
 
 
 def _inflater(encoding: str) -> Any:
     """None for a body that is not compressed."""
+    encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return None
     if encoding not in ("gzip", "x-gzip", "deflate"):

@@ -16,19 +16,16 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-import openai
-from openai import BaseModel
-
 from msgrpo.agent import Completion, FinishReason, OnText, Sampling
 from msgrpo.episode import MOST_TOKENS
 from msgrpo.errors import EndpointError, UsageError
-from msgrpo.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
+from msgrpo.models.bounded import BodyError, TooLongError
+from msgrpo.models.http import Client, NoAnswerError, Response, proxy_for
 from msgrpo.parse import action_span
 from msgrpo.prompt import Prompt
 from msgrpo.text import printable
@@ -95,19 +92,12 @@ class _BadBodyError(Exception):
         self.status = status
 
 
-class _BrokenStreamError(Exception):
-    """Reading an answer, or its next piece, failed in the client; the cause says how."""
+class _StatusError(Exception):
+    """A response whose status says that it is no answer."""
 
-
-@contextmanager
-def _client_faults() -> Iterator[None]:
-    """The client passes on whatever its transport and its parsers raise, of some bodies: that is a failed request."""
-    try:
-        yield
-    except (openai.OpenAIError, _BadBodyError, _BrokenStreamError, BodyError, TimeoutError):
-        raise
-    except Exception as error:
-        raise _BrokenStreamError(str(error) or type(error).__name__) from error
+    def __init__(self, response: Response) -> None:
+        super().__init__(f"status {response.status}")
+        self.response = response
 
 
 class EndpointModel:
@@ -118,7 +108,9 @@ class EndpointModel:
     "max_completion_tokens": 512}`). A query in the URL (Azure's `?api-version=…`) goes with every request. `retries`
     are the further tries of one request, `rate` the most requests a minute. `retrying` says how many requests wait
     for their next try right now.
-    No redirect is followed: prompt and headers go to the host that was named and to no other.
+    No redirect is followed: prompt and headers go to the host that was named and to no other. At most
+    `http.IN_FLIGHT` requests are on their way at once; others wait for their place, which costs no try and no time
+    of their limits.
     """
 
     def __init__(
@@ -134,7 +126,8 @@ class EndpointModel:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none")
-        check_address(url, model_name, {"Authorization": key} | dict(headers or {}))
+        check_address(url, model_name)
+        check_headers({"Authorization": key} | _openais(url) | dict(headers or {}))
         check_body(body or {})
         self.name = model_name
         self.url = url
@@ -148,20 +141,12 @@ class EndpointModel:
         self._jitter = random.Random(0)
         self._gives_logprobs = True
         self._answered = False
-        parts = urlsplit(url)
-        self._client = openai.AsyncOpenAI(
-            base_url=urlunsplit(parts._replace(query="", fragment="")),
-            api_key=key,
-            default_headers=dict(headers or {}),
-            default_query=dict(parse_qsl(parts.query, keep_blank_values=True)),
-            timeout=openai.Timeout(timeouts.read_s, connect=timeouts.connect_s, pool=timeouts.total_s),
-            max_retries=0,  # our own, so that they can be shown and counted
-            http_client=openai.DefaultAsyncHttpxClient(
-                follow_redirects=False, event_hooks={"response": [bound_body]}, headers=ACCEPTED
-            ),
+        sent = ({"Authorization": f"Bearer {key}"}, _openais(url), headers or {})  # the last of a name counts
+        self.headers = {name.lower(): value for one in sent for name, value in one.items()}
+        self._chat = self._address("/chat/completions")
+        self._client = Client(
+            self.headers, connect_s=timeouts.connect_s, read_s=timeouts.read_s, proxy=proxy_for(url)
         )
-        if parts.hostname != OPENAI_HOST:  # the client takes these from the environment for any host
-            self._client.organization = self._client.project = None
 
     @property
     def extra_settings(self) -> dict[str, Any]:
@@ -183,17 +168,17 @@ class EndpointModel:
         """The answer to one prompt. Raises EndpointError when there is none after all tries."""
         tries = 0
         while True:
-            await self._paced()
-            began = time.perf_counter()
             wanted = tuple(actions) if self._gives_logprobs else ()
             request = self._request(prompt, sampling, seed, wanted)
             try:
-                async with asyncio.timeout(self.timeouts.total_s):
-                    with _client_faults():
+                async with self._client.room:
+                    await self._paced()
+                    began = time.perf_counter()
+                    async with asyncio.timeout(self.timeouts.total_s):
                         answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
                 self._answered = True
                 return completion(answer, time.perf_counter() - began, tries, wanted)
-            except (openai.OpenAIError, _BadBodyError, _BrokenStreamError, BodyError, TimeoutError) as error:
+            except (_StatusError, _BadBodyError, NoAnswerError, BodyError, TimeoutError) as error:
                 failure = classify(error)
             if wanted and failure.kind == "bad_request" and "logprob" in failure.message:
                 self._gives_logprobs = False  # this server has none: the answer matters more
@@ -224,12 +209,8 @@ class EndpointModel:
     async def _final(self, failure: Failure, tries: int) -> EndpointError:
         if failure.kind != "unknown_model":
             return failure.error(tries)
-        try:
-            with _client_faults():
-                found = [str(model.id)[:LONGEST_NAME] async for model in await self._client.models.list()]
-            known = ", ".join(found[:MOST_MODELS]) + (" …" if found[MOST_MODELS:] else "")
-        except (openai.OpenAIError, _BrokenStreamError, BodyError, TimeoutError):
-            known = ""
+        names = await self._models()
+        known = ", ".join(names[:MOST_MODELS]) + (" …" if names[MOST_MODELS:] else "")
         fix = f"its models: {known}" if known else "check the URL (it usually ends in /v1) and the model's name"
         message = f"{self.url} does not serve the model {self.name!r}: {failure.message}"
         return EndpointError(message, kind=failure.kind, fatal=True, fix=fix)
@@ -257,34 +238,47 @@ class EndpointModel:
             request |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         return request
 
-    def _arguments(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The request for the openai client, with `body` merged in and what it sets to None taken out.
+    def _address(self, path: str) -> str:
+        """The URL of a path below the endpoint's own; a query stays."""
+        parts = urlsplit(self.url)
+        return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path, fragment=""))
 
-        All of it goes as `extra_body`, which overrides: the client's walk over typed messages costs more time
-        than all else that it does for a request.
-        """
+    def _body(self, request: dict[str, Any]) -> bytes:
+        """The request with `body` merged in, and what it sets to None taken out."""
         merged = {name: value for name, value in (request | self.body).items() if value is not None}
-        return {"model": self.name, "messages": [], "extra_body": merged}
+        return json.dumps(merged).encode()
+
+    async def _models(self) -> list[str]:
+        """The names of the models that the server says it has; none where it does not say."""
+        try:
+            async with asyncio.timeout(self.timeouts.read_s):
+                response = await self._client.ask("GET", self._address("/models"))
+            listed = json.loads(response.text).get("data")
+        except (NoAnswerError, BodyError, TimeoutError, ValueError, RecursionError, AttributeError):
+            return []
+        return [str(model["id"])[:LONGEST_NAME] for model in _dicts(listed) if model.get("id")]
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        raw = await self._client.chat.completions.with_raw_response.create(**self._arguments(request))
-        try:
-            return checked(json.loads(raw.http_response.text, parse_int=_whole))
-        except (ValueError, RecursionError) as error:
-            raise _BadBodyError(f"status 200, but the body is no JSON: {raw.http_response.text[:80]!r}") from error
+        response = await self._client.ask("POST", self._chat, self._body(request))
+        if not _is_success(response.status):
+            raise _StatusError(response)
+        return checked(_json(response.text, "the body"))
 
     async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
         """The same answer, put together from its pieces; `on_text` gets the text so far, now and then."""
-        arguments = self._arguments(request | {"stream_options": {"include_usage": True}}) | {"stream": True}
+        request = request | {"stream": True, "stream_options": {"include_usage": True}}
         text, reasoning = _Growing(on_text), _Growing()
         finish, usage, failed = None, None, None
         served: dict[str, Any] = {}
         logprobs: list[Any] = []
-        async with await self._client.chat.completions.create(**arguments) as chunks:
-            async for piece in _pieces(chunks):
-                usage = piece.get("usage") or usage
-                served |= {name: piece[name] for name in ("model", "system_fingerprint") if piece.get(name)}
-                for choice in _dicts(piece.get("choices")):
+        async with self._client.stream("POST", self._chat, self._body(request)) as (response, pieces):
+            if not _is_success(response.status):
+                whole = b"".join([piece async for piece in pieces])
+                raise _StatusError(Response(response.status, response.headers, whole))
+            async for chunk in _chunks(pieces):
+                usage = chunk.get("usage") or usage
+                served |= {name: chunk[name] for name in ("model", "system_fingerprint") if chunk.get(name)}
+                for choice in _dicts(chunk.get("choices")):
                     (delta,) = _dicts([choice.get("delta")]) or [{}]
                     reasoning.add(_reasoning(delta) or "")
                     finish = choice.get("finish_reason") or finish
@@ -326,7 +320,7 @@ class _Growing:
         return "".join(self._pieces)
 
 
-def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None:
+def check_address(url: str, model_name: str) -> None:
     """Raise UsageError for what no request can be made of, before the first one."""
     if "@" in url:
         raise UsageError(
@@ -348,6 +342,10 @@ def check_address(url: str, model_name: str, headers: Mapping[str, str]) -> None
         raise UsageError(
             f"{url!r} with the model {model_name!r} is no endpoint", fix="endpoint:http://host:8000/v1#model"
         )
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise UsageError for a header that HTTP cannot send, or that a request sets by itself."""
     for name, value in headers.items():
         fits = value.isascii() and value.isprintable() and value == value.strip()
         if not fits or not _TOKEN.fullmatch(name) or name.lower() in _OURS:
@@ -381,20 +379,60 @@ def _names(held: Any) -> Iterator[str]:
             yield from _names(value)
 
 
-async def _pieces(chunks: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
-    """The chunks as plain dicts. The client passes on whatever its transport raises in mid-stream."""
-    while True:
-        try:
-            chunk = await anext(chunks)
-        except StopAsyncIteration:
+def _openais(url: str) -> dict[str, str]:
+    """What OpenAI's own host takes from the environment beside the key; no other host gets it."""
+    names = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+    if urlsplit(url).hostname != OPENAI_HOST:
+        return {}
+    return {header: os.environ[name] for header, name in names.items() if os.environ.get(name)}
+
+
+def _is_success(status: int) -> bool:
+    return 200 <= status < 300
+
+
+async def _chunks(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The objects of a stream of server-sent events, up to `[DONE]`."""
+    async for data in _events(pieces):
+        if data.startswith(b"[DONE]"):
             return
-        except openai.OpenAIError:
-            raise
-        except Exception as error:
-            raise _BrokenStreamError(str(error) or type(error).__name__) from error
-        if not isinstance(chunk, BaseModel):  # the client passes on what stands for a chunk, of whatever type
+        chunk = _json(data.decode("utf-8", "replace"), "a chunk")
+        if not isinstance(chunk, dict):
             raise _BadBodyError(f"the stream holds {str(chunk)[:80]!r} in place of a chunk")
-        yield chunk.to_dict(warnings=False)
+        if chunk.get("error"):
+            raise _no_answer(chunk["error"], "")
+        yield chunk
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of each event: its `data:` lines, up to an empty line."""
+    data: list[bytes] = []
+    async for line in _lines(pieces):
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            data.append(value.removeprefix(b" "))
+        elif not line and data:
+            yield b"\n".join(data)
+            data.clear()
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Whole lines without their end. A line is put together once, however small the pieces are that it comes in."""
+    begun: list[bytes] = []
+    async for piece in pieces:
+        first, *others = piece.split(b"\n")
+        begun.append(first)
+        for start in others:
+            yield b"".join(begun).removesuffix(b"\r")
+            begun = [start]
+
+
+def _json(text: str, what: str) -> Any:
+    """The value of JSON. Raises _BadBodyError where it is none."""
+    try:
+        return json.loads(text, parse_int=_whole)
+    except (ValueError, RecursionError) as error:
+        raise _BadBodyError(f"status 200, but {what} is no JSON: {text[:80]!r}") from error
 
 
 def checked(body: Any) -> dict[str, Any]:
@@ -533,24 +571,22 @@ def _over_actions(
 
 def classify(error: Exception) -> Failure:
     """Which failure an exception of the client is."""
-    if isinstance(error, openai.APIStatusError):
-        if error.response.is_redirect:
-            return _redirect(error.response)
-        return _of_status(error.status_code, _said(error.response.text), retry_after(error.response.headers))
+    if isinstance(error, _StatusError):
+        response = error.response
+        if 300 <= response.status < 400:
+            return _redirect(response)
+        return _of_status(response.status, _said(response.text), retry_after(response.headers))
     if isinstance(error, _BadBodyError):
         if error.status is not None and error.status >= 400:
             return _of_status(error.status, str(error), None)
         return Failure("bad_response", str(error))
-    if isinstance(error, (openai.APITimeoutError, TimeoutError)):
+    if isinstance(error, TooLongError):
+        return Failure("bad_response", f"the answer is not read to its end: {error}", retry=False)
+    if isinstance(error, BodyError):
+        return Failure("bad_response", f"the answer cannot be read: {error}")
+    if isinstance(error, TimeoutError) or (isinstance(error, NoAnswerError) and error.late):
         return Failure("timeout", "no answer in time")
-    if isinstance(error, (openai.APIConnectionError, _BrokenStreamError, BodyError)):
-        cause = error if isinstance(error, BodyError) else error.__cause__ or error
-        if isinstance(cause, TooLongError):
-            return Failure("bad_response", f"the answer is not read to its end: {cause}", retry=False)
-        if isinstance(cause, (BodyError, ValueError, RecursionError)):  # of a chunk that is no JSON
-            return Failure("bad_response", f"the answer cannot be read: {str(cause)[:200]}")
-        return Failure("connection", f"connection failed: {str(cause) or type(cause).__name__}")
-    return Failure("bad_response", f"the answer cannot be read: {str(error)[:200]}")
+    return Failure("connection", f"connection failed: {error}")
 
 
 def speaks_of_context(said: str) -> bool:
@@ -568,9 +604,9 @@ def _shown(text: str) -> str:
     return printable(re.sub(r"\\u00[01][0-9a-fA-F]", "\N{REPLACEMENT CHARACTER}", text))
 
 
-def _redirect(response: Any) -> Failure:
-    target = str(response.headers.get("location", "an address that it does not name"))[:200]
-    message = f"status {response.status_code}: the endpoint redirects to {target}; redirects are not followed"
+def _redirect(response: Response) -> Failure:
+    target = response.headers.get("location", "an address that it does not name")[:200]
+    message = f"status {response.status}: the endpoint redirects to {target}; redirects are not followed"
     return Failure("bad_address", message, retry=False, fatal=True, fix="give the endpoint's own URL")
 
 

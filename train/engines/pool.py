@@ -10,23 +10,27 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-import httpx
+from pydantic_core import from_json, to_json
 
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import EndpointError, MsgrpoError, RunError
-from msgrpo.models.bounded import ACCEPTED, BodyError, TooLongError, bound_body
+from msgrpo.models.bounded import BodyError, TooLongError
 from msgrpo.models.chat import ChatFormat
 from msgrpo.models.endpoint import speaks_of_context
+from msgrpo.models.http import Client, NoAnswerError, Response, most_in_flight
 from msgrpo.prompt import Prompt
 from msgrpo.text import printable
 
 PATIENCE = 3  # failures in a row after which a server leaves
 TURN_S, TOKEN_S = 60.0, 0.5  # an answer that takes longer than this, and this a token, does not come
+LIST_S = 5.0  # for the list of its versions
 COME_BACK_S = 60.0  # how long a turn waits for a server once none is left, over all its retries
 Say = Callable[[str], None]
 
@@ -50,48 +54,97 @@ class Remote:
     out: str | None = NEW
     proved: set[str] = field(default_factory=set)
     in_flight: int = 0
+    is_asked: bool = False  # whether it still has a version, by a turn that waits for one
     failures: int = 0  # in a row
     answered: int = 0  # turns, over the whole run
 
 
 @dataclass
 class Pool:
-    """The servers of a run. Rollouts and the trainer may look at it from two threads."""
+    """The servers of a run. Rollouts and the trainer may look at it from two threads.
+
+    Each server has so many places for requests on their way; a turn for which there is none waits in line, and gets
+    the first that comes free at a server that plays.
+    """
 
     remotes: list[Remote]
     key: str | None = field(repr=False)
     say: Say
     ended: Callable[[], MsgrpoError | None] = lambda: None  # why the servers are gone, where that is known
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _line: deque[asyncio.Future[Remote | None]] = field(default_factory=deque)
 
     @property
     def playing(self) -> list[Remote]:
         return [remote for remote in self.remotes if remote.out is None]
 
-    def client(self, timeout: float) -> httpx.AsyncClient:
-        headers = ACCEPTED | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(timeout, connect=10.0),
-            limits=limits,
-            trust_env=False,
-            event_hooks={"response": [bound_body]},
-        )
+    @cached_property
+    def places(self) -> int:
+        """The most requests on their way to one server at once."""
+        return most_in_flight(len(self.remotes))
 
-    @contextmanager
-    def least_busy(self) -> Iterator[Remote | None]:
-        """The playing server with the fewest turns in flight, which has one more for as long."""
-        with self._lock:
-            chosen = min(self.playing, key=lambda remote: (remote.in_flight, remote.failures), default=None)
-            if chosen is not None:
-                chosen.in_flight += 1
+    def client(self, timeout: float) -> Client:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return Client(headers, total_s=timeout)
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[Remote | None]:
+        """A place at the playing server with the fewest turns in flight, once it is this turn's; None where none
+        plays.
+        """
+        remote = await self._place()
         try:
-            yield chosen
+            yield remote
         finally:
-            if chosen is not None:
-                with self._lock:
-                    chosen.in_flight -= 1
+            self._leave(remote)
+
+    async def _place(self) -> Remote | None:
+        with self._lock:
+            remote = self._least_busy()
+            if not self._line and (remote is None or remote.in_flight < self.places):
+                if remote is not None:
+                    remote.in_flight += 1
+                return remote
+            waiting: asyncio.Future[Remote | None] = asyncio.get_running_loop().create_future()
+            self._line.append(waiting)
+            self._move_up()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not waiting.cancelled():  # it had its place already
+                self._leave(waiting.result())
+            raise
+
+    def _least_busy(self) -> Remote | None:
+        return min(self.playing, key=lambda remote: (remote.in_flight, remote.failures), default=None)
+
+    def _leave(self, remote: Remote | None) -> None:
+        if remote is not None:
+            with self._lock:
+                remote.in_flight -= 1
+                self._move_up()
+
+    def _move_up(self) -> None:
+        """Give the places that are free to those who wait longest; where no server plays, all are told so."""
+        while self._line:
+            remote = self._least_busy()
+            if remote is not None and remote.in_flight >= self.places:
+                return
+            first = self._line.popleft()
+            if first.done() or first.get_loop().is_closed():  # it was given up
+                continue
+            if remote is not None:
+                remote.in_flight += 1
+            if first.get_loop() is _running_loop():
+                first.set_result(remote)
+            else:
+                first.get_loop().call_soon_threadsafe(self._give, first, remote)
+
+    def _give(self, waiting: asyncio.Future[Remote | None], remote: Remote | None) -> None:
+        if waiting.done():
+            self._leave(remote)
+        else:
+            waiting.set_result(remote)
 
     def answered(self, remote: Remote) -> None:
         with self._lock:
@@ -107,6 +160,7 @@ class Pool:
                 remote.proved.clear()  # it does not come back by itself
             if leaves or error.final:
                 remote.out = str(error)
+                self._move_up()
         if leaves:
             self.say(f"{remote.url} plays no more: {error}")  # or never did
 
@@ -116,6 +170,7 @@ class Pool:
             returns = remote.out not in (None, NEW)
             remote.out, remote.failures = None, 0
             remote.proved.add(version)
+            self._move_up()
         if returns:
             self.say(f"{remote.url} plays again")
 
@@ -130,18 +185,25 @@ class Pool:
         )
 
 
-async def post(client: httpx.AsyncClient, remote: Remote, path: str, body: dict[str, Any]) -> httpx.Response:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def post(client: Client, remote: Remote, path: str, body: dict[str, Any]) -> Response:
     """The response, whatever its status. Raises RemoteError where there is none."""
     try:
-        return await client.post(remote.url + path, json=body)
+        return await client.ask("POST", remote.url + path, to_json(body))
     except BodyError as error:
         raise RemoteError(str(error), final=isinstance(error, TooLongError)) from error
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        raise RemoteError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+    except NoAnswerError as error:
+        raise RemoteError(str(error)) from error
 
 
 async def ask(
-    client: httpx.AsyncClient,
+    client: Client,
     remote: Remote,
     version: str,
     prompt_ids: Sequence[int],
@@ -152,36 +214,35 @@ async def ask(
     """One answer to a prompt of token ids, as token ids with the log-probabilities that they were drawn with."""
     body = {
         "model": version,
-        "prompt": list(prompt_ids),
+        "prompt": prompt_ids,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": seed,
         "logprobs": 0,
         "return_token_ids": True,
-        "stop_token_ids": list(stop_ids),
+        "stop_token_ids": stop_ids,
     }
     began = time.perf_counter()
     response = await post(client, remote, "/v1/completions", body)
-    if response.status_code in (400, 413, 422) and speaks_of_context(response.text):
+    if response.status in (400, 413, 422) and speaks_of_context(response.text):
         raise EndpointError(f"{remote.url}: {response.text[:200]}", kind="context_length")
-    if response.status_code != 200:
-        final = 400 <= response.status_code < 500 and response.status_code not in (408, 425, 429)
-        raise RemoteError(f"status {response.status_code}: {response.text}", final=final)
+    if response.status != 200:
+        final = 400 <= response.status < 500 and response.status not in (408, 425, 429)
+        raise RemoteError(f"status {response.status}: {response.text}", final=final)
     try:
-        answer = response.json()
+        answer = from_json(response.body)
         choice, named = answer["choices"][0], answer["model"]
         ids = tuple(map(int, choice["token_ids"]))
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         text, reason = str(choice["text"]), choice["finish_reason"]
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
         raise RemoteError(f"an answer that cannot be read: {response.text[:200]}") from error
     if named != version:
         raise RemoteError(f"it answered as {named!r}, not as {version!r}", final=True)
     if reason not in ("stop", "length"):  # `abort` and `error`: half an answer is no move
         raise RemoteError(f"its answer has ended by {str(reason)[:40]!r}")
-    sound = all(0 <= one < 2**31 for one in ids) and all(math.isfinite(one) and one <= 1e-3 for one in logprobs)
-    if not ids or len(ids) != len(logprobs) or not sound:
+    if not ids or len(ids) != len(logprobs) or not _sound(ids, logprobs):
         raise RemoteError(f"{len(ids)} token ids with {len(logprobs)} log-probabilities, not all of them sound")
     return Completion(
         text=text,
@@ -196,6 +257,11 @@ async def ask(
     )
 
 
+def _sound(ids: Sequence[int], logprobs: Sequence[float]) -> bool:
+    """Whether all are token ids, and all are log-probabilities (up to rounding)."""
+    return min(ids) >= 0 and max(ids) < 2**31 and math.isfinite(sum(logprobs)) and max(logprobs) <= 1e-3
+
+
 class VersionModel:
     """Lθ of one version, played by whichever server of the pool has the fewest turns in flight."""
 
@@ -203,12 +269,12 @@ class VersionModel:
         self.name = version
         self.extra_settings: dict[str, Any] = {}
         self._pool, self._chat, self._stop_ids, self._context = pool, chat, sorted(stop_ids), context
-        self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._client: Client | None = None
 
     @property
     def is_read(self) -> bool:
         """Whether somebody plays with it now."""
-        return bool(self._clients)
+        return self._client is not None and self._client.is_open
 
     async def complete(
         self,
@@ -220,18 +286,19 @@ class VersionModel:
         on_text: OnText | None = None,
     ) -> Completion:
         """Ask until there is an answer. Raises RunError when no server is left; no turn is ever lost or made up."""
-        client = self._clients.get(loop := asyncio.get_running_loop())
-        if client is None:
-            client = self._clients[loop] = self._pool.client(timeout=TURN_S + TOKEN_S * sampling.max_tokens)
+        if self._client is None:
+            self._client = self._pool.client(timeout=TURN_S + TOKEN_S * sampling.max_tokens)
+        client = self._client
         prompt_ids = self._chat.ids([prompt])[0]
         if len(prompt_ids) >= self._context:  # as in process: it costs its episode and no server
             too_long = f"the prompt has {len(prompt_ids)} tokens, the model's context {self._context}"
             raise EndpointError(too_long, kind="context_length")
-        longest = max(1, min(sampling.max_tokens, self._context - len(prompt_ids)))  # as in process
-        sampling = sampling.model_copy(update={"max_tokens": longest})
+        longest = self._context - len(prompt_ids)
+        if longest < sampling.max_tokens:  # as in process
+            sampling = sampling.model_copy(update={"max_tokens": longest})
         retries, deadline = 0, math.inf  # once no server was left for this turn
         while True:
-            with self._pool.least_busy() as remote:
+            async with self._pool.place() as remote:
                 if remote is not None:
                     try:
                         found = await ask(client, remote, self.name, prompt_ids, sampling, seed, self._stop_ids)
@@ -239,7 +306,7 @@ class VersionModel:
                         self._pool.failed(remote, error)
                     else:
                         self._pool.answered(remote)
-                        found = Completion(**vars(found) | {"retries": retries})
+                        found = replace(found, retries=retries) if retries else found
                         if on_text is not None:
                             on_text(found.text)
                         return found
@@ -250,7 +317,7 @@ class VersionModel:
             else:
                 await asyncio.sleep(min(0.05 * 2 ** min(retries, 6), 2.0))
 
-    async def _wait_for_one(self, client: httpx.AsyncClient, deadline: float) -> None:
+    async def _wait_for_one(self, client: Client, deadline: float) -> None:
         """Until a server where this version was proved, and that still lists it, answers again: it is that process.
 
         Raises RunError when there is none, or the time is over.
@@ -262,31 +329,31 @@ class VersionModel:
             if not known:
                 break
             for remote in known:
-                if await still_has(client, remote, self.name):
+                if not remote.is_asked and await _has_again(client, remote, self.name):
                     self._pool.joined(remote, self.name)
                     return
             await asyncio.sleep(1.0)
         raise self._pool.none_left()
 
     async def close(self) -> None:
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        if self._client is not None:
+            await self._client.close()
 
 
-async def still_has(client: httpx.AsyncClient, remote: Remote, version: str) -> bool:
+async def _has_again(client: Client, remote: Remote, version: str) -> bool:
+    """`still_has`, for one of all the turns that wait for it."""
+    remote.is_asked = True
+    try:
+        return await still_has(client, remote, version)
+    finally:
+        remote.is_asked = False
+
+
+async def still_has(client: Client, remote: Remote, version: str) -> bool:
     """Whether a server lists a version."""
     try:
-        response = await client.get(remote.url + "/v1/models", timeout=5.0)
-        return any(entry["id"] == version for entry in response.json()["data"])
-    except (
-        httpx.HTTPError,
-        BodyError,
-        UnicodeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):
+        async with asyncio.timeout(LIST_S):
+            response = await client.ask("GET", remote.url + "/v1/models")
+        return any(entry["id"] == version for entry in from_json(response.body)["data"])
+    except (NoAnswerError, BodyError, TimeoutError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -16,13 +16,12 @@ import socket
 import sys
 from pathlib import Path
 
-import httpx
-
 from msgrpo.agent import Completion
 from msgrpo.errors import MsgrpoError, RunError, UsageError
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.models.chat import ChatFormat
+from msgrpo.models.http import Client
 from msgrpo.models.local import stop_ids
 from msgrpo.serve.guard import LOAD, UNLOAD
 from msgrpo.serve.server import Server
@@ -201,7 +200,7 @@ class VllmEngine:
             else:
                 self._prove(remote, found, name)
 
-    async def _tried_at(self, client: httpx.AsyncClient, remote: Remote, name: str) -> list[Completion]:
+    async def _tried_at(self, client: Client, remote: Remote, name: str) -> list[Completion]:
         """One that has left gets one quick chance with each version: it must not slow the others down."""
         left = remote.out not in (None, NEW)
         try:
@@ -210,7 +209,7 @@ class VllmEngine:
         except TimeoutError as error:
             raise RemoteError(f"it did not answer within {QUICK_S:g} s") from error
 
-    async def _load_at(self, client: httpx.AsyncClient, remote: Remote, name: str, tries: int) -> list[Completion]:
+    async def _load_at(self, client: Client, remote: Remote, name: str, tries: int) -> list[Completion]:
         """Load the version at one server and let it answer the canary's prompts."""
         body = {"lora_name": name, "lora_path": name}  # below the folder that the server was started with
         for trial in range(tries):
@@ -220,10 +219,10 @@ class VllmEngine:
                 if trial == min(tries, SILENCE_TRIES) - 1:
                     raise
             else:
-                if response.status_code == 200 or await still_has(client, remote, name):
+                if response.status == 200 or await still_has(client, remote, name):
                     break  # listed though refused: an answer was lost on the way, or two URLs lead to one server
-                if response.status_code in (401, 403) or trial == tries - 1:
-                    raise RemoteError(f"it did not load {name}: status {response.status_code}: {response.text}")
+                if response.status in (401, 403) or trial == tries - 1:
+                    raise RemoteError(f"it did not load {name}: status {response.status}: {response.text}")
             await asyncio.sleep(min(0.25 * 2**trial, 4.0))
         rows, sampling = self._chat.ids(self._prompts), contract.canary_sampling(self._policy.temperature)
         asked = [

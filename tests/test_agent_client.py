@@ -1,0 +1,196 @@
+"""The client of language models' servers: bursts, bounds, keys, and what a turn costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from typing import Any
+
+import pytest
+
+from msgrpo.agent import LanguageAgent, Sampling
+from msgrpo.errors import UsageError
+from msgrpo.games import get_scenario
+from msgrpo.models import http
+from msgrpo.models.bounded import LONGEST_BODY, TooLongError
+from msgrpo.models.endpoint import EndpointModel, Timeouts
+from msgrpo.models.http import Client, NoAnswerError, most_in_flight, proxy_for
+from msgrpo.prompt import Prompt
+from msgrpo.rollout import play_episode
+from tests.fake_server import FakeServer, Request, player, reply, send
+from tests.fake_server import http as response
+
+LAKE = get_scenario("frozen-lake")
+
+
+async def test_a_burst_of_episodes_is_played_to_its_end_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request's limits begin with the request: 300 wait for 8 places, far longer than one may take."""
+    monkeypatch.setattr(http, "IN_FLIGHT", 8)
+
+    async def slowly(request: Request, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        await player(request, writer)
+
+    async with FakeServer(then=slowly) as server:
+        limits = Timeouts(connect_s=2.0, read_s=2.0, total_s=2.0)
+        agent = LanguageAgent("policy", EndpointModel(server.url, "fake", retries=0, timeouts=limits))
+        agents = dict.fromkeys(LAKE.players, agent)
+        played = await asyncio.gather(
+            *(play_episode(LAKE, agents, start_seed=i % 8, chance_seed=i, sampling_seed=i) for i in range(300))
+        )
+        await agent.close()
+    assert {(episode.error, sum(turn.retries for turn in episode.turns)) for episode in played} == {(None, 0)}
+    assert len(server.requests) == sum(len(episode.turns) for episode in played)
+    assert server.most_at_once == 8
+
+
+async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    connect = asyncio.BaseEventLoop.create_connection
+
+    async def counted(self: Any, *arguments: Any, **more: Any) -> Any:
+        made.append(arguments)
+        return await connect(self, *arguments, **more)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", counted)
+    async with FakeServer(then=reply(200, {})) as server, Client({}) as client:
+        for _ in range(20):
+            await asyncio.gather(*(client.ask("POST", server.url, b"{}") for _ in range(5)))
+    assert len(server.requests) == 100
+    assert len(made) == 5
+
+
+def test_a_client_serves_one_event_loop_after_another() -> None:
+    """An opponent behind an endpoint plays in every update, each of which has a loop of its own."""
+    model: list[EndpointModel] = []
+
+    async def once() -> str:
+        async with FakeServer() as server:
+            model.append(EndpointModel(server.url, "fake"))
+            for _ in range(2):
+                found = await model[-1].complete(Prompt("", "state"), Sampling(), 1)
+            await model[-1].close()
+            return found.text
+
+    assert asyncio.run(once()) == asyncio.run(once())
+    assert not any(one._client.is_open for one in model)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_the_key_stays_with_its_host(status: int) -> None:
+    """No redirect takes it elsewhere, and no cookie that a server sets comes back to it."""
+    async with FakeServer(then=reply(200, {})) as other:
+        moved = reply(status, "", {"location": other.url, "set-cookie": "a=b"})
+        async with FakeServer(then=moved) as server, Client({"Authorization": "Bearer secret"}) as client:
+            for _ in range(2):
+                assert (await client.ask("POST", server.url, b"{}")).status == status
+    assert other.requests == []
+    assert [sent.headers["authorization"] for sent in server.requests] == ["Bearer secret"] * 2
+    assert not any("cookie" in sent.headers for sent in server.requests)
+
+
+@pytest.mark.parametrize("given", [str(LONGEST_BODY + 1), None])
+async def test_a_body_is_bounded_whether_its_length_is_named_or_not(given: str | None) -> None:
+    head = b"HTTP/1.1 200 OK\r\n" + (f"content-length: {given}\r\n".encode() if given else b"connection: close\r\n")
+    raw = send(head + b"\r\n" + b" " * (LONGEST_BODY + 1), close=True)
+    async with FakeServer(then=raw) as server, Client({}) as client:
+        with pytest.raises(TooLongError, match="16 MiB"):
+            await client.ask("GET", server.url)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"a" * 70000],
+)
+async def test_what_is_no_http_is_a_request_without_an_answer(raw: bytes) -> None:
+    async with FakeServer(then=send(raw, close=True)) as server, Client({}) as client:
+        with pytest.raises(NoAnswerError) as caught:
+            await client.ask("GET", server.url)
+    assert not caught.value.late
+
+
+async def test_a_request_that_takes_too_long_is_late() -> None:
+    """Also where a piece comes now and then, which ends no limit between two pieces."""
+
+    async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(200, b"", length=1000))
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.01)
+
+    async with FakeServer(then=drip) as server, Client({}, read_s=5.0, total_s=0.2) as client:
+        with pytest.raises(NoAnswerError) as caught:
+            await client.ask("GET", server.url)
+    assert caught.value.late
+
+
+def test_the_bound_in_flight_fits_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, new: limits.append(new))
+    assert most_in_flight(1) == 256
+    assert limits == [(1024, 4096)]  # enough as it is
+    assert most_in_flight(8) == 256
+    assert limits[-1] == (8 * 256 + 256, 4096)
+    assert most_in_flight(63) == (4096 - 256) // 63
+    assert limits[-1] == (4096, 4096)
+    assert most_in_flight(10_000) == 1
+
+
+async def test_no_more_open_files_is_no_fault_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_left(*arguments: Any, **more: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", none_left)
+    async with Client({}) as client:
+        with pytest.raises(UsageError, match="files and connections") as caught:
+            await client.ask("GET", "http://127.0.0.1:9/")
+    assert "ulimit" in str(caught.value.fix)
+
+
+def test_the_proxy_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    assert proxy_for("https://h/v1") is None
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:1")
+    monkeypatch.setenv("NO_PROXY", "localhost,10.0.0.1")
+    assert proxy_for("https://h/v1") == "http://proxy:1"
+    assert proxy_for("http://h/v1") is None
+    assert proxy_for("https://localhost:8000/v1") is None
+
+
+async def test_a_header_of_the_users_own_takes_the_place_of_the_keys() -> None:
+    async with FakeServer() as server:
+        model = EndpointModel(server.url, "fake", headers={"AUTHORIZATION": "Basic x"})
+        await model.complete(Prompt("", "state"), Sampling(), 1)
+        await model.close()
+    assert server.requests[0].headers["authorization"] == "Basic x"
+    assert server.requests[0].headers["user-agent"].startswith("msgrpo/")
+
+
+# ── streams ──
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 10_000])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+async def test_events_are_the_same_however_they_are_cut(size: int, end: bytes) -> None:
+    chunks = [{"choices": [{"delta": {"content": text}}]} for text in ("Gö ", "<action>up", "</action>")]
+    chunks.append({"choices": [{"finish_reason": "stop", "delta": {}}]})
+    lines = [b": a comment", b"", b"event: x", b"id: 7"]
+    lines += [part for one in chunks for part in (b"data: " + json.dumps(one, ensure_ascii=False).encode(), b"")]
+    whole = end.join([*lines, b"data:[DONE]", b"", b"data: after the end", b"", b""])
+
+    async def cut(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        for start in range(0, len(whole), size):
+            writer.write(whole[start : start + size])
+            await asyncio.sleep(0)
+        writer.close()
+
+    async with FakeServer(then=cut) as server:
+        model = EndpointModel(server.url, "fake", retries=0)
+        found = await model.complete(Prompt("", "state"), Sampling(), 1, on_text=lambda text: None)
+        await model.close()
+    assert found.text == "Gö <action>up</action>"
