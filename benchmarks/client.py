@@ -83,7 +83,13 @@ def bodies() -> dict[bytes, bytes]:
     }
     choice = {"index": 0, "finish_reason": "stop", "stop_reason": None}
     both = {"id": "x" * 40, "created": 1764000000, "model": "v", "usage": usage, "system_fingerprint": None}
-    message = {"role": "assistant", "content": ANSWER, "refusal": None, "tool_calls": [], "reasoning": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": ANSWER,
+        "refusal": None,
+        "tool_calls": [],
+        "reasoning": None,
+    }
     found = {
         b"/v1/completions": {"choices": [choice | {"text": ANSWER, "token_ids": ids, "logprobs": logprobs}]},
         b"/v1/chat/completions": {"choices": [choice | {"message": message, "logprobs": None}]},
@@ -194,8 +200,9 @@ async def _episodes(model: Any, at_once: int, seconds: float, meter: Meter) -> N
 
     async def place(number: int) -> None:
         while True:
-            seeds = {"start_seed": number // GROUP, "chance_seed": number, "sampling_seed": number}
-            episode = await play_episode(scenario, agents, **seeds)
+            episode = await play_episode(
+                scenario, agents, start_seed=number // GROUP, chance_seed=number, sampling_seed=number
+            )
             assert episode.error is None, episode.error_message
             meter.turns += len(episode.turns)
             number += at_once
@@ -242,11 +249,13 @@ def _memory() -> int:
 def evaluation(url: str, at_once: int, episodes: int) -> dict[str, Any]:
     """`evaluate` with all its records; the resident memory after each tenth of the episodes."""
     from msgrpo.agent import LanguageAgent, Sampling
-    from msgrpo.evals.run import Progress, evaluate
+    from msgrpo.evals import run
     from msgrpo.games import get_scenario
     from msgrpo.models.endpoint import EndpointModel
 
-    progress, memory = Progress(), []
+    named: Any = vars(run)
+    progress = (named.get("EvalProgress") or named["Progress"])()  # what the older commit calls it
+    memory: list[int] = []
 
     def look(progress: Any) -> None:
         if progress.done == len(memory) * (episodes // 10):
@@ -259,7 +268,9 @@ def evaluation(url: str, at_once: int, episodes: int) -> dict[str, Any]:
             agent = LanguageAgent("bench", EndpointModel(f"{url}/v1", "v"), Sampling(max_tokens=48))
             scenario = get_scenario("frozen-lake")
             try:
-                await evaluate([agent], [scenario], episodes, Path(folder), concurrency=at_once, progress=progress)
+                await run.evaluate(
+                    [agent], [scenario], episodes, Path(folder), concurrency=at_once, progress=progress
+                )
             finally:
                 await agent.close()
             for line in (Path(folder) / "bench" / "frozen-lake.jsonl").open():
