@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test test-openenv lint types clean
+.PHONY: demo check test test-openenv lint types clean
 
 demo: $(VENV)/.train
 	$(BIN)/msgrpo train frozen-lake --steps 20 --out runs/demo --resume
@@ -18,6 +18,14 @@ demo: $(VENV)/.train
 	@echo "  $(BIN)/msgrpo play frozen-lake --agent adapter:runs/demo    watch it play"
 	@echo "  $(BIN)/msgrpo train snake --out runs/snake                  train on another game"
 	@echo "  $(BIN)/msgrpo serve --adapter runs/demo                     serve it (needs vLLM: msgrpo doctor)"
+
+# For every change, in minutes: style, types, and the tests that start no server, no terminal and no long training.
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not vllm' $(CHECKED)
+
+CHECKED := $(addprefix tests/test_,agent_contract.py agent_endpoint.py agent_games.py agent_lap.py agent_prompt.py \
+	agent_trust.py docs.py evals_stats.py evals_suites.py imports.py serve_adapters.py serve_command.py \
+	train_batch.py train_config.py train_credit.py train_equations.py train_mini.py train_msgrpo.py train_trace.py)
 
 # Two processes, a file at a time; one thread each, since tiny models gain nothing from a second.
 test: $(VENV)/.dev
@@ -29,7 +37,7 @@ test-openenv:
 	.venv-openenv/bin/python -m pip install --quiet '$(TORCH)'
 	.venv-openenv/bin/python -m pip install --quiet -e '.[train,openenv,minigrid,openspiel]' trl==1.16.0 \
 		hypothesis pytest pytest-asyncio pytest-timeout
-	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest tests/test_serve_env.py tests/test_agent_openenv.py
+	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest tests/test_serve_env.py
 
 # mypy does not read setuptools' package-dir: links show it the folders under their import name.
 types:

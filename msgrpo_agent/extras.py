@@ -17,7 +17,6 @@ EXTRAS = {
     "minigrid": ("minigrid",),
     "openspiel": ("pyspiel",),
     "openenv": ("openenv", "websockets"),
-    "textarena": ("textarena",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
     "export": ("inspect_ai", "pyarrow"),
