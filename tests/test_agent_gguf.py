@@ -14,6 +14,7 @@ from msgrpo.errors import ModelError
 from msgrpo.models import gguf_file
 from msgrpo.models.loading import based, load_base
 from msgrpo.models.paths import absolute, parameters_of
+from msgrpo.serve.preflight import local_weights
 
 gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
 
@@ -114,6 +115,7 @@ def test_a_file_is_converted_once_and_named_by_its_checksum(
     (line,) = (finding for finding in examine_cache() if finding.part == "gguf models")
     assert f"tiny.gguf ({checksum[:12]})" in line.state
     assert absolute(str(file)) == str(file)
+    assert local_weights(str(file), download=False) == folder  # what vLLM is given
 
 
 def examine_cache() -> list[Any]:
