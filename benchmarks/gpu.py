@@ -26,7 +26,7 @@ from machine import facts
 from msgrpo.run_log import read_rows
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}  # bfloat16 without sparsity, by NVIDIA's data sheets
-TINY = ("groups=1", "group_size=4", "keep=2", "minibatches=1", "eval_episodes=4", "max_tokens=16")
+TINY = ("groups=1", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "max_tokens=16")
 PAPER = ("prompt=none", "eval_every=10", "checkpoint_every=5")
 
 
@@ -42,8 +42,18 @@ class Stage:
 
 STAGES = [
     Stage("3b-shape", None, 0.25, ["steps=3", "groups=1", "max_tokens=64", "eval_episodes=4", "eval_every=100"]),
-    Stage("0.5b", "qwen2.5-coder-0.5b*", 0.45, ["groups=4", "group_size=32", "keep=8", "learning_rate=1e-4", *PAPER]),
-    Stage("1.5b", "qwen2.5-coder-1.5b*", 0.3, ["groups=4", "group_size=32", "keep=8", "learning_rate=1e-4", *PAPER]),
+    Stage(
+        "0.5b",
+        "qwen2.5-coder-0.5b*",
+        0.45,
+        ["groups=4", "group_size=32", "select=aaw(keep=8)", "learning_rate=1e-4", *PAPER],
+    ),
+    Stage(
+        "1.5b",
+        "qwen2.5-coder-1.5b*",
+        0.3,
+        ["groups=4", "group_size=32", "select=aaw(keep=8)", "learning_rate=1e-4", *PAPER],
+    ),
 ]
 
 
