@@ -130,5 +130,5 @@ def first_fault(error: ValidationError, whole: str) -> str:
     """
     fault = error.errors()[0]
     place = ".".join(map(str, fault["loc"])) or whole
-    seen = f" (seen: {str(fault['input'])[:200]!r})" if fault["loc"] and fault["type"] != "missing" else ""
+    seen = f" (seen: {repr(fault['input'])[:200]})" if fault["loc"] and fault["type"] != "missing" else ""
     return f"{place}: {fault['msg'].removeprefix('Value error, ')}{seen}"

@@ -423,9 +423,9 @@ def test_the_canary_sees_faults_that_one_row_cannot_show(fault: str, monkeypatch
     engine = engine_of(policy)
     assert canary(engine, policy) < 1e-3
     if fault == "padding":
-        run = shared_prefix._run
+        run = shared_prefix.run
         monkeypatch.setattr(
-            shared_prefix, "_run", lambda trunk, ids, mask, *more: run(trunk, ids, torch.ones_like(mask), *more)
+            shared_prefix, "run", lambda trunk, ids, mask, *more: run(trunk, ids, torch.ones_like(mask), *more)
         )
     else:
         monkeypatch.setattr(generation, "distinct_rows", lambda rows: (rows[::-1], list(range(len(rows)))))
