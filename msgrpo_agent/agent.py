@@ -148,8 +148,9 @@ class LanguageAgent:
         actions = legal if self.show_probabilities else ()
         shown = None if on_text is None else (lambda text: on_text(cleaned(text)))
         raw = await self.model.complete(prompt, self.sampling, view.seed, actions=actions, on_text=shown)
-        reasoning = None if raw.reasoning is None else cleaned(raw.reasoning)
-        completion = replace(raw, text=cleaned(raw.text), reasoning=reasoning)
+        text, reasoning = cleaned(raw.text), None if raw.reasoning is None else cleaned(raw.reasoning)
+        changed = (text, reasoning) != (raw.text, raw.reasoning)
+        completion = replace(raw, text=text, reasoning=reasoning) if changed else raw
         parsed = parse_action(completion.text, view.scenario.actions, legal)
         return Decision(parsed.action, parsed.failure, prompt, completion)
 

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +71,19 @@ class Prompt:
         return [{"role": "system", "content": self.system}, *asked] if self.system else asked
 
 
+@lru_cache(maxsize=256)
+def _filled(instructions: str, rules: str, actions: tuple[str, ...]) -> tuple[str, str]:
+    """The instructions of a scenario, before the state and after it: the same for every turn."""
+    values = {
+        "rules": rules,
+        "actions": ", ".join(actions) or "those that the state names as legal",
+        "example": actions[0] if actions else "…",
+    }
+    before, _, after = instructions.partition("{state}")
+    fill = partial(re.sub, r"\{(rules|actions|example)\}", lambda match: values[match[1]])
+    return fill(before), fill(after)
+
+
 class PromptTemplate(BaseModel):
     """`instructions` may use {rules}, {actions}, {example} and {state}; without {state} the state follows at the end.
 
@@ -87,16 +101,8 @@ class PromptTemplate(BaseModel):
 
     def render(self, scenario: Scenario, observation: str, past: Sequence[Past] = ()) -> Prompt:
         """The prompt of a turn; `past` are the player's turns before it, the last one last."""
-        actions = scenario.actions if len(scenario.actions) <= MOST_LISTED else ()
-        values = {
-            "rules": scenario.rules,
-            "actions": ", ".join(actions) or "those that the state names as legal",
-            "example": actions[0] if actions else "…",
-        }
-        before, _, after = self.instructions.partition("{state}")
-        before, after = (
-            re.sub(r"\{(rules|actions|example)\}", lambda m: values[m[1]], part) for part in (before, after)
-        )
+        actions = tuple(scenario.actions) if len(scenario.actions) <= MOST_LISTED else ()
+        before, after = _filled(self.instructions, scenario.rules, actions)
         label = before.rpartition("\n")[2]
         shown = "".join(f"{example.state}\n{example.answer}\n{label}" for example in self.examples)
         history = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -194,3 +196,48 @@ async def test_events_are_the_same_however_they_are_cut(size: int, end: bytes) -
         found = await model.complete(Prompt("", "state"), Sampling(), 1, on_text=lambda text: None)
         await model.close()
     assert found.text == "Gö <action>up</action>"
+
+
+# ── tokens of prompts ──
+
+
+class Tokenizer:
+    """Joins `merged` into one token wherever it stands; every other character is one. Counts what it reads."""
+
+    chat_template, name_or_path, backend_tokenizer = "x", "x", None
+
+    def __init__(self, merged: str) -> None:
+        self.merged, self.read = merged, 0
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        return f"<user>{messages[0]['content']}<assistant>"
+
+    def __call__(self, texts: Sequence[str], **_: Any) -> dict[str, Any]:
+        self.read += sum(map(len, texts))
+        return {"input_ids": [list(map(ord, text.replace(self.merged, "\u2603"))) for text in texts]}
+
+
+@pytest.mark.parametrize("merged", ["state", "\nS", "rule"])
+def test_the_prefixs_tokens_are_made_once_and_are_those_of_the_whole(merged: str) -> None:
+    """Also of a tokenizer that joins characters across the start of a line: there each prompt is read as a whole."""
+    from msgrpo.models.chat import ChatFormat
+
+    tokenizer = Tokenizer(merged)
+    chat = ChatFormat(tokenizer)
+    prompts = [Prompt("the rules\n" * 100 + "State: ", f"the state {i}") for i in range(40)]
+    whole = [tokenizer([f"<user>{one.prefix}{one.state}<assistant>"])["input_ids"][0] for one in prompts]
+    assert chat.ids(prompts[:20]) == whole[:20]
+    before = tokenizer.read
+    assert [chat.ids([one])[0] for one in prompts[20:]] == whole[20:]
+    read = (tokenizer.read - before) / 20
+    assert read > 1000 if merged == "\nS" else read < 100
+
+
+def test_prompts_of_several_prefixes_and_without_lines_are_told_apart() -> None:
+    from msgrpo.models.chat import ChatFormat
+
+    chat = ChatFormat(Tokenizer("~"))
+    prompts = [Prompt(prefix, str(i)) for i in range(8) for prefix in ("a\nb: ", "a\nc: ", "d: ", "", "e\n", "f\n ")]
+    for _ in range(2):
+        assert chat.ids(prompts) == [list(map(ord, f"<user>{p.prefix}{p.state}<assistant>")) for p in prompts]
+    assert all(len(set(pair)) == 2 for pair in pairwise(p.prefix for p in prompts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgrpo.errors import LONGEST_REASON, ModelError, TookTooLongError
@@ -13,7 +14,17 @@ from msgrpo.prompt import Prompt
 _MARK = "\u241fcontent\u241f"
 RENDER_S = 10.0  # seconds of one prompt: templates take milliseconds
 LONGEST = 200_000  # characters that a template may add to a prompt
-PROVED_ON = 4  # prompts on which the short way is compared with the template's own rendering
+PROVED_ON = 4  # prompts on which a short way is compared with the long one
+MOST_HEADS = 64  # beginnings of prompts whose tokens are kept
+
+
+@dataclass
+class _Head:
+    """The lines with which prompts of one prefix begin, their token ids, and on how many they are still to prove."""
+
+    text: str
+    ids: list[int]
+    to_prove: int = PROVED_ON
 
 
 class ChatFormat:
@@ -22,6 +33,10 @@ class ChatFormat:
     That is right for most templates and wrong for those that trim the text, or look at it. So the first prompts are
     rendered both ways; at the first difference every prompt goes through the template itself. `arguments` are the
     template's own (Qwen3: `enable_thinking`).
+
+    Most of a prompt is its prefix, so the prefix is made into tokens once, up to the start of its last line, where
+    tokenizers of chat models begin a new token. That, too, is proved on the first prompts of each prefix, and is
+    given up for a prefix where the ids differ.
     """
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
@@ -38,13 +53,48 @@ class ChatFormat:
             )
         self._head, _, self._tail = self._rendered(Prompt("", _MARK)).partition(_MARK)
         self._to_prove = PROVED_ON
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)  # called by itself it costs half
+        self._heads: dict[str, _Head] = {}
         self._by_mark = True
 
     def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The token ids of each prompt, with the template's opening of the answer at the end."""
         texts = [self._text(prompt) for prompt in prompts]
-        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return encoded
+        heads = [self._head_for(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+        rests = self._encoded([text[len(head.text) :] for text, head in zip(texts, heads, strict=True)])
+        found = [head.ids + rest for head, rest in zip(heads, rests, strict=True)]
+        for i, head in enumerate(heads):
+            if head.to_prove:
+                head.to_prove -= 1
+                (whole,) = self._encoded([texts[i]])
+                if whole != found[i]:
+                    head.text, head.ids, head.to_prove = "", [], 0
+                    return self.ids(prompts)
+        return found
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        if self._backend is None:
+            found: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            return found
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        return [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _head_for(self, prompt: Prompt, text: str) -> _Head:
+        """The lines that the prompt has in common with the others of its prefix, if it has.
+
+        The last line of the prefix goes on with the state, so it is not among them.
+        """
+        lines = prompt.prefix[: prompt.prefix.rfind("\n") + 1]
+        begun = self._head + lines
+        goes_on = prompt.prefix[len(lines) : len(lines) + 1]
+        if not lines or not goes_on.strip() or not text.startswith(begun):
+            return _Head("", [], 0)
+        if begun not in self._heads:
+            if len(self._heads) >= MOST_HEADS:
+                self._heads.clear()
+            self._heads[begun] = _Head(begun, self._encoded([begun])[0])
+        return self._heads[begun]
 
     def _text(self, prompt: Prompt) -> str:
         if not self._by_mark or prompt.system:
