@@ -581,16 +581,6 @@ def test_the_templates_arguments_hold_where_the_adapter_plays(tmp_path: Path) ->
         ChatFormat(model.tokenizer, {"tokenize": True})
 
 
-def test_a_run_made_before_metric_names_were_paths_is_drawn(tmp_path: Path) -> None:
-    from msgrpo.train.curve import draw_curve
-
-    row = {"kind": "eval", "success": 0.5, "success_low": 0.4, "success_high": 0.6}
-    rows = [{"kind": "train", "step": 1, "return": 0.5}, {"kind": "train", "step": 2, "rollout/return": 0.7}]
-    rows += [{**row, "step": 0}, {**row, "step": 2}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    assert draw_curve(tmp_path, "title", "success").is_file()
-
-
 def test_launchers_that_set_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from msgrpo.train.ranks import open_ranks
 

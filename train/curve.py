@@ -18,7 +18,7 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
     evaluations = [row for row in rows if row["kind"] == "eval"]
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    returns = [float(r.get("rollout/return", r.get("return", 0.0))) for r in updates]  # `return` in older runs
+    returns = [float(r["rollout/return"]) for r in updates]
     axes.plot([r["step"] for r in updates], returns, color="#9aa5b1", lw=1.2, label="training return")
     middle = [r[score] for r in evaluations]
     ends = [(r[f"{score}_low"], r[f"{score}_high"]) for r in evaluations]

@@ -85,7 +85,7 @@ class Evaluations:
             raise RunError(
                 f"{out / METRICS} lacks the evaluation before training", fix="start again in another --out"
             )
-        versions = {row.get("suite_version", 1) for row in self.done.values()} - {SUITE_VERSION}
+        versions = {row.get("suite_version") for row in self.done.values()} - {SUITE_VERSION}
         if versions:
             raise RunError(
                 f"{out} was begun with the starts of suite version {versions.pop()}, this is {SUITE_VERSION}",
