@@ -8,6 +8,8 @@ import json
 import math
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -315,6 +317,29 @@ def test_a_limit_stops_what_is_within_and_nothing_after_it(where: str) -> None:
         thread.start()
         thread.join(30)
     assert found == ["stopped", "ended"]
+
+
+PROFILED = """
+import sys
+from msgrpo.errors import TookTooLongError
+from msgrpo.limits import within
+try:
+    with within(0.2, "a loop"):
+        while True: pass
+except TookTooLongError:
+    pass
+def call(): return "called"
+sys.setprofile(lambda *event: None)
+call()
+sys.setprofile(None)
+print("over")
+"""
+
+
+def test_after_something_was_stopped_a_profiler_works() -> None:
+    """Clearing the exception that stops a thread leaves CPython's mark behind: the next traced call never returned."""
+    done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "over\n", done.stderr
 
 
 def test_what_cannot_be_stopped_is_named(capfd: pytest.CaptureFixture[str]) -> None:
