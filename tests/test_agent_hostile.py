@@ -337,7 +337,7 @@ print("over")
 
 
 def test_after_something_was_stopped_a_profiler_works() -> None:
-    """Clearing the exception that stops a thread leaves CPython's mark behind: the next traced call never returned."""
+    """Clearing the exception that stops a thread leaves a mark behind: the next traced call never returned."""
     done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "over\n", done.stderr
 
