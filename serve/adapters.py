@@ -154,7 +154,7 @@ def _result(run: Path) -> str | None:
 
 
 def _unsupported(config: dict[str, Any]) -> list[str]:
-    """Raise ModelError for what vLLM's own PEFT reader would refuse."""
+    """What vLLM's own PEFT reader would refuse in an adapter's config: one reason each."""
     refused = []
     ranks = config.get("rank_pattern", {})
     if not isinstance(ranks, dict) or not all(isinstance(rank, int) for rank in ranks.values()):

@@ -161,6 +161,11 @@ def test_the_proxy_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proxy_for("https://h/v1") == "http://proxy:1"
     assert proxy_for("http://h/v1") is None
     assert proxy_for("https://localhost:8000/v1") is None
+    monkeypatch.setenv("HTTPS_PROXY", "proxy:3128")  # as curl takes it too
+    assert proxy_for("https://h/v1") == "http://proxy:3128"
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://proxy:1080")
+    with pytest.raises(UsageError, match="socks5"):
+        proxy_for("https://h/v1")
 
 
 async def test_a_header_of_the_users_own_takes_the_place_of_the_keys() -> None:

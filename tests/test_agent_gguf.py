@@ -168,6 +168,14 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
+def number_field(name: str, value: int) -> bytes:
+    return text(name) + struct.pack("<II", 4, value)
+
+
+def tensor(name: str) -> bytes:
+    return text(name) + struct.pack("<IQIQ", 1, 1, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -181,6 +189,14 @@ def text(value: str) -> bytes:
         (header(text("a") + struct.pack("<IIQ", 9, 8, 2**60)), "is damaged"),
         (header(text("a") + struct.pack("<IIQ", 9, 9, 1)), "a list of type 9"),
         (header(text("a") + struct.pack("<I", 77)), "a value of type 77"),
+        (header(text("a") + struct.pack("<IIQ", 9, 0, 10**8)), "a list of 100,000,000 items"),
+        (header(text_field("split.count", "many")) + tensor("t"), "one of many files"),
+        # made without a look, a million layers took hours
+        (
+            header(text_field("general.architecture", "llama"), number_field("llama.block_count", 10**6))
+            + tensor("t"),
+            "claims 1000000 layers and holds 1 tensors",
+        ),
     ],
 )
 def test_what_is_no_whole_gguf_file_is_refused_by_its_header(tmp_path: Path, content: bytes, said: str) -> None:

@@ -67,9 +67,9 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def test_all_keeps_all_uniform_and_aaw_as_many_as_asked() -> None:
     one = group(0, 0, 0, 1)
-    assert config(select="all", group_size=4).select.kept(one, generator()) == [0, 1, 2, 3]
+    assert config(select="all", group_size=4).select.kept(one, learner()) == [0, 1, 2, 3]
     for name in ("uniform", "aaw", "spread"):
-        kept = config(select=f"{name}(keep=2)", group_size=4).select.kept(one, generator())
+        kept = config(select=f"{name}(keep=2)", group_size=4).select.kept(one, learner())
         assert len(set(kept)) == 2
         assert set(kept) <= {0, 1, 2, 3}
 
@@ -79,8 +79,7 @@ def test_uniform_does_not_look_at_the_advantage_and_aaw_does() -> None:
     one = group(0, 0, 0, 1)
     first = {
         name: Counter(
-            config(select=f"{name}(keep=1)", group_size=4).select.kept(one, generator(seed))[0]
-            for seed in range(2000)
+            config(select=f"{name}(keep=1)", group_size=4).select.kept(one, learner(seed))[0] for seed in range(2000)
         )[3]
         / 2000
         for name in ("uniform", "aaw")
@@ -314,16 +313,16 @@ def test_selection_is_drawn_by_its_generator_alone(name: str) -> None:
     drawn = []
     for seed, others in ((0, 1), (0, 2), (1, 1), (2, 1)):
         torch.manual_seed(others)
-        drawn.append(settings.select.kept(group, generator(seed)))
+        drawn.append(settings.select.kept(group, learner(seed)))
     assert drawn[0] == drawn[1]
     assert len({tuple(kept) for kept in drawn}) == 3
-    assert all(len(set(settings.select.kept(group, generator(seed)))) == 4 for seed in range(50))
+    assert all(len(set(settings.select.kept(group, learner(seed)))) == 4 for seed in range(50))
 
 
 def test_a_uniform_draw_takes_every_episode_as_often() -> None:
     group, settings = flat_or_not(0, 0, 0, 1), config(select="uniform(keep=2)", group_size=4)
     counts = torch.zeros(4)
-    draw = generator()
+    draw = learner()
     for _ in range(2000):
         counts[settings.select.kept(group, draw)] += 1
     assert (counts / 2000).tolist() == pytest.approx([0.5] * 4, abs=4.5 * 0.5 / 2000**0.5)

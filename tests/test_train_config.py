@@ -23,6 +23,35 @@ def test_later_ones_win(tmp_path: Path) -> None:
     assert (config.seed, config.group_size, config.minibatches, str(config.select)) == (9, 30, 4, "all")
 
 
+def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:
+    """select=uniform on Snake kept 8 of 12 episodes, not the preset's 12: two things changed at once, in silence."""
+    snake = {"scenario": "snake"}
+    changed = make_config(settings=["select=uniform", "loss=clip(over=turn)"], given=snake)
+    assert str(changed.select) == "uniform(keep=12)"
+    assert (changed.loss.kl, changed.loss.over) == (0.05, "turn")
+    assert str(make_config(settings=["select=uniform(keep=3)"], given=snake).select) == "uniform(keep=3)"
+    assert str(make_config(settings=["select=all"], given=snake).select) == "all"
+    held = make_config(settings=["loss=clip(kl=0.4)"], given=snake)
+    assert make_config(settings=["loss=clip"], held=held).loss.kl == 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"credit": {"gamma": 0.5}}, "give it as text"),
+        ({"select": 3}, "give it as text"),
+        ({"scenario": "snake@0,frozen-lake"}, "above 0"),
+        ({"scenario": "snake@0,frozen-lake@0"}, "above 0"),
+        ({"rollouts": "vllm(gpu_share=2)"}, "rollouts=vllm"),
+        ({"rollouts": "vllm(gpu=2)"}, "rollouts=vllm"),
+    ],
+)
+def test_what_is_no_choice_is_one_sentence(settings: dict[str, object], reason: str) -> None:
+    """A dict in --config ended in a TypeError, and shares of 0 were taken for equal ones."""
+    with pytest.raises(UsageError, match=reason):
+        make_config(given=settings)
+
+
 def test_the_paper_preset_is_the_papers() -> None:
     paper = make_config("paper")
     assert (paper.base, paper.groups, paper.group_size, str(paper.select), paper.steps, paper.eval_episodes) == (

@@ -11,14 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo.episode import Turn
 from msgrpo.errors import UsageError
 from msgrpo.game import Game, Outcome, stream
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.snake import DELTA
 from msgrpo.train.nano import build as nano
 from msgrpo.train.nano.build import Build, build, lists_only, rows_of
-from msgrpo.train.nano.words import Sight, Words, follow, look, looking_ahead, truth
+from msgrpo.train.nano.words import Sight, Words, follow, look, truth
 
 ENOUGH = 6  # episodes of a scenario that a follower plays
 
@@ -204,11 +203,3 @@ def test_one_head_begins_by_looking_for_equal_tokens() -> None:
     attention = nano.new_model(tokenizer).model.layers[0].self_attn
     assert torch.equal(attention.q_proj.weight[:32], attention.k_proj.weight[:32])
     assert not torch.equal(attention.q_proj.weight[32:64], attention.k_proj.weight[32:64])
-
-
-def test_the_share_of_thoughts_that_look_ahead_counts_those_that_can_be_read() -> None:
-    game = get_scenario("frozen-lake").new(0, 0)
-    near, far = look(game, "player"), look(game, "player", further=True)
-    turns = [Turn(step=0, player="player", state="s", answer=text) for text in (near, near, far, "nothing")]
-    assert looking_ahead(turns) == pytest.approx(1 / 3)
-    assert looking_ahead(turns[3:]) is None

@@ -114,18 +114,23 @@ def test_a_rank_that_is_killed_ends_all_and_resume_goes_on(both: tuple[Path, Pat
 
 
 @pytest.mark.slow
-def test_a_gate_that_answers_by_chance_is_asked_by_the_first_rank_alone(tmp_path: Path) -> None:
+def test_what_answers_by_chance_is_asked_by_the_first_rank_alone(tmp_path: Path) -> None:
     """Two ranks with two verdicts took different minibatches in silence, and hung in the fifth update."""
     (tmp_path / "chancy.py").write_text(
         "import os, random\n"
         "def gate(group):\n"
         "    with open(os.environ['ASKED'], 'a') as file: file.write(os.environ['RANK'] + ' ')\n"
         "    return random.SystemRandom().random() < 0.5\n"
+        "def select(group, generator):\n"
+        "    import torch\n"
+        "    with open(os.environ['ASKED'], 'a') as file: file.write(os.environ['RANK'] + ' ')\n"
+        "    count = random.SystemRandom().randint(1, 4)\n"
+        "    return torch.randperm(len(group.turns), generator=generator)[:count].tolist()\n"
     )
     asked = tmp_path / "asked"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}", "ASKED": str(asked)}
     done = subprocess.run(
-        command(tmp_path / "run", 2, "--set", "gate=chancy:gate"),
+        command(tmp_path / "run", 2, "--set", "gate=chancy:gate", "--set", "select=chancy:select"),
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

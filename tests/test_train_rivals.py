@@ -375,6 +375,13 @@ def test_what_a_choice_is_called_is_what_it_is_read_from() -> None:
 
 
 OUTSIDE = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Dealt:  # a dataclass looks its own module up
+    value: float
+
 def credit(group): return [[float(j)] * len(turns) for j, turns in enumerate(group.turns)]
 def short(group): return [[1.0] for turns in group.turns]
 def nan(group): return [[float("nan")] * len(turns) for turns in group.turns]

@@ -15,9 +15,11 @@ from msgrpo.games import get_scenario
 from msgrpo.models.loading import load_base
 from msgrpo.parse import parse_action
 from msgrpo.prompt import make_template
+from msgrpo.run_log import alone
 from msgrpo.train import config as settings
 from msgrpo.train.config import PRESETS, make_config, preset_for
 from msgrpo.train.nano import teach as teaching
+from msgrpo.train.nano.build import build
 from msgrpo.train.nano.teach import ANSWERS, BEGUN, rows_of, teach
 from msgrpo.train.nano.words import Words
 
@@ -115,3 +117,15 @@ def test_a_base_of_another_size_never_gets_nanos_settings(monkeypatch: pytest.Mo
     assert make_config(given={"base": "small"}, settings=["learning_rate=0.5"]).learning_rate == 0.5
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert preset_for("small") == "paper"
+
+
+def test_one_process_teaches_in_a_folder(tmp_path: Path) -> None:
+    """Two at once overwrote each other's steps: the one that was further lost a quarter of an hour.
+
+    The same fault was in `nano build` and `train-dqn`; `train`, `lab` and `eval` had their locks.
+    """
+    with alone(tmp_path / "out"):
+        with pytest.raises(RunError, match="another process trains in"):
+            teach(LAKE, tmp_path / "out", steps=1)
+        with pytest.raises(RunError, match="another process trains in"):
+            build(tmp_path / "out", steps=1, scenarios=["frozen-lake"])

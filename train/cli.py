@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -198,7 +199,7 @@ def teach(
     scenario: Annotated[str, typer.Argument(help="A scenario, one of your own too: my_game.py:scenario.")],
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the taught base; the same command goes on.")],
     base: Annotated[str, typer.Option(help="nano, a folder, a GGUF file, or a hub name.")] = "nano",
-    seed: Annotated[int, typer.Option(help="Seed of play and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of play and batches.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 250 without.")] = None,
     prompt: Annotated[str, typer.Option(help="How it is asked: brief, none, free, or a file.")] = "brief",
     words: Annotated[bool, typer.Option(" /--no-words", help="Answers are nothing but actions.")] = True,
@@ -235,5 +236,8 @@ def teach(
         highlight=False,
         soft_wrap=True,
     )
-    say(f"what it plays like: msgrpo eval base:{out_dir} --scenario {scenario}")
-    say(f"train it: msgrpo train {scenario} --base {out_dir}")
+    asked = prompt != "brief"
+    evaluation = ["eval", f"base:{out_dir}", "--scenario", scenario, *(("--prompt", prompt) if asked else ())]
+    training = ["train", scenario, "--base", str(out_dir), *(("--set", f"prompt={prompt}") if asked else ())]
+    say(f"what it plays like: msgrpo {shlex.join(evaluation)}")
+    say(f"train it: msgrpo {shlex.join(training)}")

@@ -30,7 +30,7 @@ from msgrpo.games import get_scenario
 from msgrpo.models.paths import NANO, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
-from msgrpo.train.rivals import parsed, rival
+from msgrpo.train.rivals import RIVALS, is_outside, parsed, rival
 from msgrpo.train.rivals.contract import Credit, Explore, Gate, Loss, Objectives, Rival, Select
 from msgrpo.train.rivals.paper import AAW, Clip, Episode
 
@@ -42,7 +42,11 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
     """A choice is given by its name and settings, and written as it is given."""
 
     def read(value: Any) -> Any:
-        return rival(kind, value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return rival(kind, value)
+        if value is None or isinstance(value, Rival):
+            return value
+        raise ValueError(f"give it as text: {kind}=name(key=value, …)")
 
     return BeforeValidator(read), PlainSerializer(str, return_type=str)
 
@@ -127,7 +131,7 @@ class TrainConfig(BaseModel):
         ids = [scenario.id for scenario in self.scenarios]
         if len(set(ids)) < len(ids):
             raise ValueError(f"scenario names one twice: {self.scenario}")
-        if not all(0 < share < 1e9 for share in self.shares):
+        if not all(1e-9 < share < 1e9 for share in self._weights):
             raise ValueError(f"scenario is {self.scenario!r}: every share must be above 0")
         if self.opponent is not None:
             self._check_opponent(self.opponent)
@@ -170,16 +174,24 @@ class TrainConfig(BaseModel):
     @property
     def shares(self) -> list[float]:
         """The share of each scenario among the starts."""
-        given = [float(share or 1) for _, share in map(_share_of, _parts(self.scenario))]
-        return [share / max(sum(given), 1e-9) for share in given]
+        return [weight / sum(self._weights) for weight in self._weights]
+
+    @property
+    def _weights(self) -> list[float]:
+        return [float(share or 1) for _, share in map(_share_of, _parts(self.scenario))]
 
     @property
     def child(self) -> ChildServer | None:
         """The settings of `rollouts=vllm`; None where something else plays."""
         if not self.rollouts.startswith("vllm"):
             return None
-        name, settings = parsed(self.rollouts)
-        return ChildServer.model_validate(settings) if name == "vllm" else None
+        try:
+            name, settings = parsed(self.rollouts)
+            return ChildServer.model_validate(settings) if name == "vllm" else None
+        except ValidationError as error:
+            raise ValueError(f"rollouts=vllm: {first_fault(error, 'its settings')}") from error
+        except ValueError as error:
+            raise ValueError(f"rollouts: {error}") from error
 
     @property
     def urls(self) -> list[str]:
@@ -317,6 +329,7 @@ def make_config(
         if chosen == "nano" and base == NANO:
             named = said.get("scenario", TrainConfig.model_fields["scenario"].default)
             values |= CHOSEN.get(names_of(str(named))[0], {})
+        said = _carried(values, said)
     values |= said
     for key in values:
         if key not in TrainConfig.model_fields:
@@ -325,6 +338,23 @@ def make_config(
         return TrainConfig.model_validate(values)
     except ValidationError as error:
         raise UsageError(first_fault(error, "settings")) from error
+
+
+def _carried(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given`, where a choice takes over what the preset's choice has and it takes too, but does not name.
+
+    So select=uniform changes how episodes are drawn, and not also how many.
+    """
+    whole = dict(given)
+    for kind in RIVALS.keys() & preset.keys() & given.keys():
+        if not isinstance(given[kind], str) or is_outside(given[kind]):
+            continue
+        name, own = parsed(given[kind])
+        takes = type(rival(kind, given[kind])).model_fields
+        of_preset = {key: value for key, value in parsed(preset[kind])[1].items() if key in takes}
+        settings = ", ".join(f"{key}={value}" for key, value in (of_preset | own).items())
+        whole[kind] = f"{name}({settings})"
+    return whole
 
 
 def said_settings(

@@ -25,6 +25,7 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
 from msgrpo.models.dqn import CARD, WEIGHTS, policy_arguments, read_card
+from msgrpo.run_log import alone
 
 CHECKPOINTS, REPLAY = "checkpoints", "replay.npz"
 HELD = ("observations", "next_observations", "actions", "rewards", "dones")  # of the replay buffer
@@ -89,15 +90,23 @@ def train(
     }
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
+    with alone(out):
+        _go_on(scenario, out, card, tuning, goal, every, say)
+
+
+def _go_on(
+    scenario: Scenario, out: Path, card: dict[str, Any], tuning: Tuning, goal: int, every: int, say: Say
+) -> None:
+    """Train from the newest checkpoint, if there is one, to `goal` environment steps."""
     newest = newest_checkpoint(out)
     if newest is not None:
         _check_same(out, newest, card)
     environments = _environments(scenario, tuning)
-    model = _new(environments, tuning, out, seed)
+    model = _new(environments, tuning, out, card["seed"])
     if newest is not None:
         _load(model, newest)
     if newest is not None:
-        model.set_random_seed(seed + model.num_timesteps)  # else it would meet the first starts once more
+        model.set_random_seed(card["seed"] + model.num_timesteps)  # else it would meet the first starts once more
     if newest is not None and model.num_timesteps >= goal:
         _publish(newest, out)  # a run that was killed after its last checkpoint may lack it
         say(f"{out} is trained for {model.num_timesteps:,} steps already")

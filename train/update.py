@@ -188,7 +188,7 @@ def pick(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list
     picked = []
     for group, credits in zip(groups, advantages(groups, config, learner), strict=True):
         if any(any(of_episode) for of_episode in credits):
-            picked.append(Picked(group, credits, config.select.kept(group, learner.generator)))
+            picked.append(Picked(group, credits, config.select.kept(group, learner)))
     return picked
 
 

@@ -29,6 +29,7 @@ from msgrpo.files import digest, replace_bytes, sync_file, sync_folder
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MOST_FIELDS = 100_000  # of a header, and tensors
+MOST_ITEMS = 4_000_000  # of a list: a vocabulary, or its merges
 MOST_DIMENSIONS = 8
 LONGEST_HEADER = 256 * 2**20  # bytes: a vocabulary of 250,000 tokens takes ten million
 # The header's types by their number: scalars as `struct` writes them.
@@ -169,13 +170,21 @@ def check(file: Path) -> str:
     Raises ModelError for another format, a header that is damaged or absurdly long, one file of several, and an
     architecture that transformers cannot read.
     """
-    fields, _ = _header(file)
-    if fields.get("split.count", 0) > 1:
+    header = _header(file)
+    fields = header.fields
+    parts = fields.get("split.count", 1)
+    if not isinstance(parts, int) or parts > 1:
         raise ModelError(
-            f"the model {file} is one of {fields['split.count']} files",
+            f"the model {file} is one of {str(parts)[:60]} files",
             fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
         )
     architecture = str(fields.get("general.architecture", "none"))
+    layers = fields.get(f"{architecture}.block_count", 0)
+    if not isinstance(layers, int) or not 0 <= layers <= header.tensors:
+        raise ModelError(
+            f"the model {file} is damaged: it claims {str(layers)[:60]} layers and holds {header.tensors} tensors",
+            fix="fetch the file again",
+        )
     with needs(f"the model {file.name}", "gguf"):
         import gguf  # noqa: F401
     with needs(f"the model {file.name}", "train"):
@@ -195,11 +204,20 @@ def check(file: Path) -> str:
 
 def parameters(file: Path) -> int:
     """How many parameters the file's list of tensors has. Raises ModelError as `check` does."""
-    return _header(file)[1]
+    return _header(file).parameters
 
 
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """The header's fields, and the parameters of all tensors. Raises ModelError for a file that is damaged."""
+@dataclass(frozen=True)
+class _Facts:
+    """What a file's header says."""
+
+    fields: dict[str, Any]  # scalars and texts; a list is None
+    tensors: int
+    parameters: int
+
+
+def _header(file: Path) -> _Facts:
+    """Raises ModelError for a file that is damaged."""
     try:
         return _read_header(file)
     except OSError as error:
@@ -208,7 +226,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         raise ModelError(f"the model {file} is damaged: its header {error}", fix="fetch the file again") from error
 
 
-def _read_header(file: Path) -> tuple[dict[str, Any], int]:
+def _read_header(file: Path) -> _Facts:
     """Scalars and texts by name, lists passed over. Raises ValueError for what no header holds."""
     size = min(file.stat().st_size, LONGEST_HEADER)
     with file.open("rb") as handle:
@@ -227,7 +245,7 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int]:
         for _ in range(count):
             name, kind = reader.text(), reader.number("I")
             fields[name] = reader.value(kind)
-        return fields, sum(reader.tensor() for _ in range(tensors))
+        return _Facts(fields, tensors, sum(reader.tensor() for _ in range(tensors)))
 
 
 @dataclass
@@ -256,6 +274,8 @@ class _Header:
         if kind != ARRAY:
             raise ValueError(f"holds a value of type {kind}")
         of, length = self.number("I"), self.number("Q")
+        if length > MOST_ITEMS:
+            raise ValueError(f"holds a list of {length:,} items")
         if of == STRING:
             for _ in range(length):
                 self.take(self.number("Q"))

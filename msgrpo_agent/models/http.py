@@ -205,11 +205,22 @@ def most_in_flight(servers: int) -> int:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, and NO_PROXY for none."""
+    """The proxy that the environment names for a URL: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, and NO_PROXY for none.
+
+    Raises UsageError for one that does not speak HTTP.
+    """
     parts, proxies = urlsplit(url), urllib.request.getproxies()
     if not parts.hostname or urllib.request.proxy_bypass(parts.netloc):
         return None
-    return proxies.get(parts.scheme) or proxies.get("all")
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy is None or "://" not in proxy:
+        return proxy and f"http://{proxy}"
+    if urlsplit(proxy).scheme not in ("http", "https"):
+        raise UsageError(
+            f"the environment names the proxy {proxy!r}, and only http:// proxies are spoken to",
+            fix=f"for a server that needs none: export NO_PROXY={parts.hostname}",
+        )
+    return proxy
 
 
 @cache

@@ -40,6 +40,7 @@ from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, s
 from msgrpo.models.trunk import trunk_and_head
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.references import best_actions
+from msgrpo.run_log import LOCK, alone
 from msgrpo.train.nano.words import Sight, look
 
 # Probabilities of the reference player's move and of the habit; the rest is random.
@@ -420,19 +421,21 @@ def build(
     if unknown := sorted(set(scenarios) - set(MIX)):
         raise UsageError(f"nano has no text about {', '.join(unknown)}", fix=f"choose among {', '.join(MIX)}")
     begun = out / "build.pt"
-    if out.exists() and {file.name for file in out.iterdir()} - {"build.pt", "build.part"} and not begun.exists():
+    own = {"build.pt", "build.part", LOCK}
+    if out.exists() and {file.name for file in out.iterdir()} - own and not begun.exists():
         raise UsageError(f"--out {out} is not empty", fix="choose another --out")
-    made = Build(seed, steps, scenarios)
-    if begun.exists():
-        made.restore(begun)
-    out.mkdir(parents=True, exist_ok=True)
-    while made.step < steps:
-        made.block(progress)
-        made.save(begun)
-    made.model.save_pretrained(out)
-    made.tokenizer.save_pretrained(out)
-    facts = made.facts()
-    replace_text(out / "build.json", json.dumps(facts, indent=2) + "\n")
-    begun.unlink()
-    begun.with_suffix(".part").unlink(missing_ok=True)
+    with alone(out):
+        made = Build(seed, steps, scenarios)
+        if begun.exists():
+            made.restore(begun)
+        while made.step < steps:
+            made.block(progress)
+            made.save(begun)
+        made.model.save_pretrained(out)
+        made.tokenizer.save_pretrained(out)
+        facts = made.facts()
+        replace_text(out / "build.json", json.dumps(facts, indent=2) + "\n")
+        begun.unlink()
+        begun.with_suffix(".part").unlink(missing_ok=True)
+        (out / LOCK).unlink()
     return facts

@@ -34,6 +34,7 @@ from msgrpo.models.trunk import trunk_and_head
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import best_actions
 from msgrpo.rollout import observation_of
+from msgrpo.run_log import LOCK, alone
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
 from msgrpo.train.nano.words import has_words, look
 
@@ -255,28 +256,35 @@ def teach(
     """
     begun = out / BEGUN
     part = begun.with_suffix(".part")
-    if out.exists() and set(out.iterdir()) - {part} and not begun.exists():
+    if out.exists() and set(out.iterdir()) - {part, out / LOCK} and not begun.exists():
         raise UsageError(f"--out {out} is not empty", fix="choose another --out")
-    teaching = Teaching(scenario, base, seed, steps, template, words)
-    if begun.exists():
-        teaching.restore(begun)
-    out.mkdir(parents=True, exist_ok=True)
+    with alone(out):
+        teaching = Teaching(scenario, base, seed, steps, template, words)
+        if begun.exists():
+            teaching.restore(begun)
+        _go_on(teaching, begun, progress)
+        facts = teaching.facts()
+        teaching.write(out)
+        replace_text(out / DONE, json.dumps(facts, indent=2) + "\n")
+        begun.unlink()
+        part.unlink(missing_ok=True)
+        (out / LOCK).unlink()
+    return facts
+
+
+def _go_on(teaching: Teaching, begun: Path, progress: Progress) -> None:
+    """Train to the last step, and write down in `begun` now and then what has been learned."""
     first, began, before = teaching.step, time.perf_counter(), teaching.seconds
     written = began
-    while teaching.step < steps:
+    while teaching.step < teaching.steps:
         for _ in teaching.block():
             now = time.perf_counter()
             teaching.seconds = before + now - began
             each = (now - began) / (teaching.step - first)
             recent = teaching.losses[-20:]
             loss = sum(recent) / len(recent)
-            progress(Pace(teaching.step, steps, loss, teaching.batch / each, each * (steps - teaching.step)))
-            if now - written > SAVE_S or teaching.step == steps:
+            left_s = each * (teaching.steps - teaching.step)
+            progress(Pace(teaching.step, teaching.steps, loss, teaching.batch / each, left_s))
+            if now - written > SAVE_S or teaching.step == teaching.steps:
                 teaching.save(begun)
                 written = now
-    facts = teaching.facts()
-    teaching.write(out)
-    replace_text(out / DONE, json.dumps(facts, indent=2) + "\n")
-    begun.unlink()
-    part.unlink(missing_ok=True)
-    return facts

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from msgrpo.episode import Turn
 from msgrpo.errors import UsageError
 from msgrpo.game import Game, Scenario
 from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
@@ -201,12 +200,6 @@ class Words:
     @property
     def looks_ahead(self) -> bool:
         return self.path is not None or self.chances is not None
-
-
-def looking_ahead(turns: Iterable[Turn]) -> float | None:
-    """The share of thoughts that look ahead, among those that have nano's form; None where none has."""
-    found = [words.looks_ahead for turn in turns if (words := Words.read(turn.answer or ""))]
-    return sum(found) / len(found) if found else None
 
 
 def _cell(text: str) -> Cell:

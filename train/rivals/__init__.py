@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from msgrpo.errors import nearest
 from msgrpo.train.rivals.contract import Rival
+from msgrpo.trust import CHOICES
 
 RIVALS: Mapping[str, Mapping[str, str]] = {
     "credit": {
@@ -47,7 +48,6 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
     },
     "loss": {"clip": "rivals.paper:Clip"},
 }
-FROM_OUTSIDE = ("credit", "select", "gate")
 
 
 def rival(kind: str, spec: str) -> Rival:
@@ -55,10 +55,10 @@ def rival(kind: str, spec: str) -> Rival:
 
     Raises ValueError for a name that is not there, or settings that it does not take.
     """
-    if re.match(r"[^(]+:", spec) and kind in FROM_OUTSIDE:
+    if is_outside(spec) and kind in CHOICES:
         from msgrpo.train.rivals.outside import OUTSIDE
 
-        return OUTSIDE[kind](spec=spec)
+        return OUTSIDE[kind](spec=spec.strip())
     name, settings = parsed(spec)
     if name not in RIVALS[kind]:
         raise ValueError(f"no {kind} is named {name!r}: {nearest(name, RIVALS[kind])}")
@@ -74,6 +74,11 @@ def rival(kind: str, spec: str) -> Rival:
             raise ValueError(f"{kind}={name} does not take {key}; it takes {takes}") from error
         given = f", not {fault['input']!r}" if fault["type"] != "missing" else ""
         raise ValueError(f"{kind}={name}: {key}: {fault['msg']}{given}; it takes {takes}") from error
+
+
+def is_outside(spec: str) -> bool:
+    """Whether it names a function outside: `file.py:function` or `module:function`."""
+    return re.search(r":[A-Za-z_]\w*\s*$", spec) is not None
 
 
 def parsed(spec: str) -> tuple[str, dict[str, Any]]:

@@ -139,8 +139,8 @@ class Select(Rival):
     """Which episodes of a group the update sees."""
 
     @abstractmethod
-    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
-        """The indices of the kept episodes; those that are drawn come in the order drawn."""
+    def kept(self, group: Group, learner: Learner) -> list[int]:
+        """The indices of the kept episodes, the same on every rank; those that are drawn come in the order drawn."""
 
 
 class Sampled(Select):

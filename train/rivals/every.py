@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from msgrpo.train.groups import Group
-from msgrpo.train.rivals.contract import Select
+from msgrpo.train.rivals.contract import Learner, Select
 
 
 class All(Select):
     name = "all"
 
-    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
+    def kept(self, group: Group, learner: Learner) -> list[int]:
         return list(range(len(group.turns)))

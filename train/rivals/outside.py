@@ -10,8 +10,10 @@ imported when the run begins, and asked by the first process of a run alone: it 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
@@ -41,11 +43,17 @@ def load(spec: str) -> Callable[..., Any]:
 
 
 def _module(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
+    name = f"msgrpo_outside_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None or not file.is_file():
         raise FileNotFoundError(f"there is no file {file}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # dataclasses look their own module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -87,7 +95,13 @@ class OutsideCredit(Function, Credit):
 class OutsideSelect(Function, Select):
     name = "select"
 
-    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
+    def kept(self, group: Group, learner: Learner) -> list[int]:
+        indices = self._of(group, learner.generator) if learner.ranks.first else []
+        indices, state = learner.ranks.broadcast((indices, learner.generator.get_state()))
+        learner.generator.set_state(state)  # the function may have drawn from it, on the first rank alone
+        return indices
+
+    def _of(self, group: Group, generator: torch.Generator) -> list[int]:
         answer = self.ask("select", group, generator)
         with users_code(f"select {self.spec!r} returned {_short(answer)}", fix="a select returns indices"):
             indices = [int(index) for index in answer]

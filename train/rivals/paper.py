@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -28,9 +27,9 @@ class AAW(Sampled):
 
     name = "aaw"
 
-    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
+    def kept(self, group: Group, learner: Learner) -> list[int]:
         keep = min(self.keep, len(group.turns))
-        drawn: list[int] = aaw_sample(group.advantages_G, keep, generator).tolist()
+        drawn: list[int] = aaw_sample(group.advantages_G, keep, learner.generator).tolist()
         return drawn
 
 

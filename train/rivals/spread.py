@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from msgrpo.train.groups import Group
-from msgrpo.train.rivals.contract import Sampled
+from msgrpo.train.rivals.contract import Learner, Sampled
 
 
 class Spread(Sampled):
     name = "spread"
 
-    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
+    def kept(self, group: Group, learner: Learner) -> list[int]:
         return largest_spread(group.returns_G, min(self.keep, len(group.turns)))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from msgrpo.train.groups import Group
-from msgrpo.train.rivals.contract import Sampled
+from msgrpo.train.rivals.contract import Learner, Sampled
 
 
 class Uniform(Sampled):
     name = "uniform"
 
-    def kept(self, group: Group, generator: torch.Generator) -> list[int]:
-        drawn: list[int] = torch.randperm(len(group.turns), generator=generator)[: self.keep].tolist()
+    def kept(self, group: Group, learner: Learner) -> list[int]:
+        drawn: list[int] = torch.randperm(len(group.turns), generator=learner.generator)[: self.keep].tolist()
         return drawn
