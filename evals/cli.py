@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from msgrpo.errors import UsageError
+from msgrpo.evals.options import Given, takes
 from msgrpo.output import Json, out, print_json, say
 from msgrpo.text import interval_text, printable
 
@@ -19,100 +20,21 @@ commands = typer.Typer()
 
 
 @commands.command("eval")
-def evaluate(
-    agents: Annotated[list[str] | None, typer.Argument(help="Agents, like nano, adapter:runs/fl, optimal.")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, ending in /v1.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name at --endpoint.")] = None,
-    suite: Annotated[str | None, typer.Option(help="paper (the default), all, transfer or semantic.")] = None,
-    scenario: Annotated[list[str] | None, typer.Option(help="A scenario in place of a suite; may repeat.")] = None,
-    episodes: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; 200 without.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False,
-    out_dir: Annotated[Path, typer.Option("--out", help="Records and tables; the same command goes on.")] = Path(
-        "runs/eval"
-    ),
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; 64 without.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
-    prompt: Annotated[
-        str | None, typer.Option(help="How models are asked: brief (as usual), none, free, or a file; see the docs.")
-    ] = None,
-    chat: Annotated[
-        str | None, typer.Option(help='JSON for the model\'s chat template, like {"enable_thinking": false}.')
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Episodes from each start.")] = 1,
-    name: Annotated[list[str] | None, typer.Option(help="AGENT=NAME, for tables; may repeat.")] = None,
-    max_tokens_total: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of all records together; then no episode begins.")
-    ] = None,
-    max_cost: Annotated[float | None, typer.Option(min=1e-9, help="The same in US$; needs --price.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="Requests a minute to the endpoint, at most.")] = None,
-    opponent: Annotated[
-        str | None, typer.Option(help="Who sits opposite, in a game of two; without, several agents all meet.")
-    ] = None,
-    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the endpoint; may repeat.")] = None,
-    body: Annotated[str | None, typer.Option(help="JSON merged into every request; null takes out.")] = None,
-    price: Annotated[str | None, typer.Option(help="US$ per million tokens at the endpoint: IN,OUT.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for one request; 600 without.")] = None,
-    retries: Annotated[
-        int | None, typer.Option(min=0, help="Further tries of one request; 10 without: four minutes.")
-    ] = None,
-    max_failures: Annotated[
-        int | None, typer.Option(min=0, help="Failed episodes that end the run; a quarter of them (and 10) without.")
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Play again the episodes that were given up.")
-    ] = False,
-    regret: Annotated[
-        bool, typer.Option("--regret", help="Judge every move: what it lost against the best one. Slow in Snake.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@takes(Given)
+def evaluate(given: Given) -> None:
     """Play the same episodes with every agent and print the leaderboard.
 
     An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on.
     """
     from msgrpo.evals import command
 
-    options = command.Options(
-        agents=agents or [],
-        endpoint=endpoint,
-        model=model,
-        suite=suite,
-        scenarios=scenario or [],
-        episodes=episodes,
-        quick=quick,
-        out=out_dir,
-        concurrency=concurrency,
-        temperature=temperature,
-        top_p=top_p,
-        max_tokens=max_tokens,
-        headers=header or [],
-        body=body,
-        price=price,
-        timeout_s=timeout,
-        retries=retries,
-        max_failures=max_failures,
-        retry_failed=retry_failed,
-        opponent=opponent,
-        regret=regret,
-        prompt=prompt,
-        chat=chat,
-        repeats=repeats,
-        names=name or [],
-        max_tokens_total=max_tokens_total,
-        max_cost=max_cost,
-        rate=rate,
-        line=command.line_of(sys.argv[1:]),
-    )
+    options = command.Options(**vars(given), line=command.line_of(sys.argv[1:]))
     if options.is_match():
         options.check_match()
-        _print_match(*command.run_match(options), out_dir, as_json)
+        _print_match(*command.run_match(options), options.out, options.as_json)
         return
-    _print_board(command.run(options), as_json)
-    say(f"tables and replays: {out_dir / 'leaderboard.html'}")
+    _print_board(command.run(options), options.as_json)
+    say(f"tables and replays: {options.out / 'leaderboard.html'}")
 
 
 @commands.command()

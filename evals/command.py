@@ -24,6 +24,7 @@ from msgrpo.agent import Agent, Sampling
 from msgrpo.errors import RecordError, UsageError, first_fault, nearest
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
+from msgrpo.evals.options import Given
 from msgrpo.evals.record import Price, folder_name
 from msgrpo.evals.run import EvalProgress, evaluate
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
@@ -42,37 +43,9 @@ LOG_EVERY_S = 10.0  # between lines where there is no terminal
 
 
 @dataclass
-class Options:
-    """The options of the command line, unchecked."""
+class Options(Given):
+    """The options of the command line, and what they mean. The checks are made when they are asked for."""
 
-    agents: Sequence[str] = ()
-    endpoint: str | None = None
-    model: str | None = None
-    suite: str | None = None
-    scenarios: Sequence[str] = ()
-    episodes: int | None = None
-    quick: bool = False
-    out: Path = Path("runs/eval")
-    concurrency: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int = 256
-    headers: Sequence[str] = ()
-    body: str | None = None
-    price: str | None = None
-    timeout_s: float | None = None
-    retries: int | None = None
-    max_failures: int | None = None
-    retry_failed: bool = False
-    opponent: str | None = None
-    regret: bool = False
-    prompt: str | None = None
-    chat: str | None = None
-    repeats: int = 1
-    max_tokens_total: int | None = None
-    max_cost: float | None = None
-    rate: float | None = None
-    names: Sequence[str] = ()
     line: str = ""  # the command itself, for the record
 
     def budget(self) -> Budget:

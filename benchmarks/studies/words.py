@@ -30,7 +30,7 @@ from msgrpo.game import Scenario, stream
 from msgrpo.games import SCENARIOS
 from msgrpo.models.loading import adapted, load_base, nano
 from msgrpo.models.local import LocalModel
-from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.prompt import Prompt, PromptTemplate, make_template
 from msgrpo.references import OptimalAgent
 from msgrpo.rollout import play_episode
 from msgrpo.train.nano.words import Sight, Words, follow, truth
@@ -48,8 +48,8 @@ def load(name: str) -> LocalModel:
 class Continued:
     """A model whose answers begin with words that are put into its mouth."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self._model = name, load(name)
+    def __init__(self, name: str, template: PromptTemplate | None = None) -> None:
+        self.name, self.template, self._model = name, template or PromptTemplate(), load(name)
         chat = self._model.chat
         self._head, self._tail = chat._head, chat._tail
         chat.ids = self._ids  # type: ignore[method-assign]
@@ -81,7 +81,7 @@ class Follower:
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         sight = Sight(view.game, view.player)
-        prompt = PromptTemplate().render(view.scenario, view.observation)
+        prompt = self.model.template.render(view.scenario, view.observation)
         answer = await self.model.answer(prompt, view.seed)
         words = Words.read(answer.text)
         if self.further and words is not None and not words.looks_ahead:
@@ -143,7 +143,9 @@ def truths(scenario: Scenario, episodes: list[Episode]) -> dict[str, Any]:
 
 def measured(model: Continued, scenario: Scenario, episodes: int, split: HeldOut) -> dict[str, Any]:
     """What it plays, what its words are worth, and how true they are: where it comes, and where a follower comes."""
-    own = play(LanguageAgent(model.name, load(model.name), SAMPLING), scenario, episodes, split)
+    own = play(
+        LanguageAgent(model.name, load(model.name), SAMPLING, template=model.template), scenario, episodes, split
+    )
     short = play(Follower(model, further=False), scenario, episodes, split)
     further = play(Follower(model, further=True), scenario, episodes, split)
     return {
@@ -162,11 +164,12 @@ def main() -> None:
     parser.add_argument("--scenario", action="append", default=[], help="default: all")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--split", choices=["val", "test"], default="test")
+    parser.add_argument("--prompt", default="brief", help="how it is asked: brief, none, free, or a file")
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
-    model = Continued(given.model)
+    model = Continued(given.model, make_template(given.prompt))
     result: dict[str, Any] = {"machine": facts(), "model": given.model, "episodes": given.episodes}
-    result |= {"split": given.split, "scenarios": {}}
+    result |= {"split": given.split, "prompt": given.prompt, "scenarios": {}}
     for name in given.scenario or SCENARIOS:
         found = measured(model, SCENARIOS[name], given.episodes, given.split)
         result["scenarios"][name] = found

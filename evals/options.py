@@ -1,0 +1,102 @@
+"""The options of `msgrpo eval`, each named once: they are the command's and the fields of what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from functools import wraps
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from msgrpo.output import Json
+
+T = TypeVar("T")
+
+
+@dataclass
+class Given:
+    """What a person gave, unchecked."""
+
+    agents: Annotated[list[str], typer.Argument(help="Agents, like nano, adapter:runs/fl, optimal.")] = field(
+        default_factory=list
+    )
+    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible URL, ending in /v1.")] = None
+    model: Annotated[str | None, typer.Option(help="The model's name at --endpoint.")] = None
+    suite: Annotated[str | None, typer.Option(help="paper (the default), all, transfer or semantic.")] = None
+    scenarios: Annotated[
+        list[str], typer.Option("--scenario", help="A scenario in place of a suite; may repeat.")
+    ] = field(default_factory=list)
+    episodes: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; 200 without.")] = (
+        None
+    )
+    quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False
+    out: Annotated[Path, typer.Option(help="Records and tables; the same command goes on.")] = Path("runs/eval")
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; 64 without.")] = None
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256
+    prompt: Annotated[
+        str | None, typer.Option(help="How models are asked: brief (as usual), none, free, or a file; see the docs.")
+    ] = None
+    chat: Annotated[
+        str | None, typer.Option(help='JSON for the model\'s chat template, like {"enable_thinking": false}.')
+    ] = None
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Episodes from each start.")] = 1
+    names: Annotated[list[str], typer.Option("--name", help="AGENT=NAME, for tables; may repeat.")] = field(
+        default_factory=list
+    )
+    max_tokens_total: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of all records together; then no episode begins.")
+    ] = None
+    max_cost: Annotated[float | None, typer.Option(min=1e-9, help="The same in US$; needs --price.")] = None
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Requests a minute to the endpoint, at most.")] = None
+    opponent: Annotated[
+        str | None, typer.Option(help="Who sits opposite, in a game of two; without, several agents all meet.")
+    ] = None
+    headers: Annotated[list[str], typer.Option("--header", help="NAME=VALUE for the endpoint; may repeat.")] = field(
+        default_factory=list
+    )
+    body: Annotated[str | None, typer.Option(help="JSON merged into every request; null takes out.")] = None
+    price: Annotated[str | None, typer.Option(help="US$ per million tokens at the endpoint: IN,OUT.")] = None
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for one request; 600 without.")] = None
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="Further tries of one request; 10 without: four minutes.")
+    ] = None
+    max_failures: Annotated[
+        int | None, typer.Option(min=0, help="Failed episodes that end the run; a quarter of them (and 10) without.")
+    ] = None
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Play again the episodes that were given up.")
+    ] = False
+    regret: Annotated[
+        bool, typer.Option("--regret", help="Judge every move: what it lost against the best one. Slow in Snake.")
+    ] = False
+    as_json: Json = False
+
+
+def takes(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Makes of `command(given)` a command with an option for every field of the dataclass `kind`."""
+    hints = get_type_hints(kind, include_extras=True)
+    parameters = [
+        Parameter(
+            one.name,
+            Parameter.KEYWORD_ONLY,
+            default=one.default if one.default_factory is MISSING else one.default_factory(),
+            annotation=hints[one.name],
+        )
+        for one in fields(kind)  # type: ignore[arg-type]
+    ]
+
+    def decorated(command: Callable[[T], None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            command(kind(**values))
+
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = hints
+        return run
+
+    return decorated
