@@ -13,10 +13,10 @@ from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS
 from msgrpo.train.groups import Advantages, Group, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
-from msgrpo.train.rivals import RIVALS, rival
+from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.contract import Credit
 from msgrpo.train.rivals.critic import Critic
-from msgrpo.train.rivals.returns import Discounted, returns_to_go
+from msgrpo.train.rivals.discounted import Discounted, returns_to_go
 from msgrpo.train.update import scaled_by_update
 from tests.train_helpers import learner
 
@@ -34,10 +34,10 @@ def credit(
     name: str, group: Trajectories = GROUP, values: Advantages | None = None, **settings: object
 ) -> Advantages:
     """What an estimator says of one group; of a critic's, with these values or without any. λ is 1 unless given."""
-    taken = type(rival("credit", name)).model_fields
+    taken = type(choose("credit", name)).model_fields
     given = {"lam": 1.0, **settings}
     spec = ", ".join(f"{key}={value}" for key, value in given.items() if key in taken)
-    chosen = rival("credit", f"{name}({spec})")
+    chosen = choose("credit", f"{name}({spec})")
     if isinstance(chosen, Critic):
         return chosen.of_values(group, values or [[0.0] * len(one) for one in group])
     returns_G = composite_returns(

@@ -18,7 +18,7 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
 from msgrpo.train.msgrpo import composite_returns
 from msgrpo.train.policy import Policy
-from msgrpo.train.rivals import paper, returns
+from msgrpo.train.rivals import discounted, paper
 from msgrpo.train.update import Sample, _accumulate, pick
 from tests.train_helpers import learner, played, samples_in
 
@@ -58,7 +58,7 @@ def test_a_default_update_computes_each_equation_once(monkeypatch: pytest.Monkey
 
         return counted
 
-    for module in (groups_module, paper, returns):
+    for module in (groups_module, paper, discounted):
         for name in EQUATIONS:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, counting(name, getattr(module, name)))

@@ -27,7 +27,7 @@ from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.rivals import RIVALS, rival
+from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.branch import Branch, disputed
 from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values
@@ -369,9 +369,9 @@ def test_a_run_with_it_goes_on_as_it_would_have(scenario: str, settings: list[st
 def test_what_a_choice_is_called_is_what_it_is_read_from() -> None:
     for kind, names in RIVALS.items():
         for name in names:
-            chosen = rival(kind, f"{name}{SETTINGS.get(name, '')}")
+            chosen = choose(kind, f"{name}{SETTINGS.get(name, '')}")
             assert chosen.name == name
-            assert rival(kind, str(chosen)) == chosen
+            assert choose(kind, str(chosen)) == chosen
 
 
 OUTSIDE = """

@@ -30,9 +30,9 @@ from msgrpo.games import get_scenario
 from msgrpo.models.paths import NANO, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
-from msgrpo.train.rivals import RIVALS, is_outside, parsed, rival
-from msgrpo.train.rivals.contract import Credit, Explore, Gate, Loss, Objectives, Rival, Select
-from msgrpo.train.rivals.paper import AAW, Clip, Episode
+from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed
+from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select
+from msgrpo.train.rivals.paper import AAW, Clip, WholeReturn
 
 MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")
@@ -43,8 +43,8 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
 
     def read(value: Any) -> Any:
         if isinstance(value, str):
-            return rival(kind, value)
-        if value is None or isinstance(value, Rival):
+            return choose(kind, value)
+        if value is None or isinstance(value, Choice):
             return value
         raise ValueError(f"give it as text: {kind}=name(key=value, …)")
 
@@ -73,7 +73,7 @@ class TrainConfig(BaseModel):
     groups: int = Field(16, ge=1, le=MANY, description="groups (starts) an update; [P] has one")
     group_size: int = Field(24, ge=2, le=MANY, description="G, episodes of a group")
     credit: Annotated[Credit, *_named("credit")] = Field(
-        Episode(), description="a turn's advantage: episode [P], or a rival of `msgrpo.train.rivals`"
+        WholeReturn(), description="a turn's advantage: episode [P], or a rival of `msgrpo.train.rivals`"
     )
     select: Annotated[Select, *_named("select")] = Field(
         AAW(), description="which episodes of a group the update sees: aaw(keep=8) [P], or a rival"
@@ -161,7 +161,7 @@ class TrainConfig(BaseModel):
             raise ValueError(f"opponent is 'optimal', and {without[0]} has no reference player")
 
     @property
-    def choices(self) -> list[Rival]:
+    def choices(self) -> list[Choice]:
         """The run's choices from `msgrpo.train.rivals`."""
         chosen = (self.credit, self.select, self.gate, self.objectives, self.explore, self.loss)
         return [one for one in chosen if one is not None]
@@ -350,7 +350,7 @@ def _carried(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
         if not isinstance(given[kind], str) or is_outside(given[kind]):
             continue
         name, own = parsed(given[kind])
-        takes = type(rival(kind, given[kind])).model_fields
+        takes = type(choose(kind, given[kind])).model_fields
         of_preset = {key: value for key, value in parsed(preset[kind])[1].items() if key in takes}
         settings = ", ".join(f"{key}={value}" for key, value in (of_preset | own).items())
         whole[kind] = f"{name}({settings})"

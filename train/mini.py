@@ -38,7 +38,7 @@ Taught = tuple[Completion, float]  # what the model wrote in one turn, and its a
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of `msgrpo train frozen-lake`."""
+    """The values of `msgrpo train frozen-lake`, which makes twice as many updates."""
 
     scenario: str = "frozen-lake"
     seed: int = 0

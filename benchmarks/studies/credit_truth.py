@@ -63,9 +63,9 @@ from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.rollout import derive_seed
 from msgrpo.train.groups import Advantages, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
-from msgrpo.train.rivals import RIVALS, rival
+from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.critic import Critic, left_out_values
-from msgrpo.train.rivals.returns import Discounted, returns_to_go
+from msgrpo.train.rivals.discounted import Discounted, returns_to_go
 from msgrpo.train.update import scaled_by_update
 
 ACTIONS = (*GYM_ACTION, None)  # None: no legal action, and the player stays
@@ -295,7 +295,7 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
 
 def credit_of(name: str, lam: float, scale: str, group: Trajectories, values: Advantages) -> Advantages:
     """What an estimator says of a group; `values` are those of a critic."""
-    chosen = rival("credit", f"{name}(scale={scale}{f', lam={lam}' if name in ('lambda', 'critic') else ''})")
+    chosen = choose("credit", f"{name}(scale={scale}{f', lam={lam}' if name in ('lambda', 'critic') else ''})")
     if isinstance(chosen, Critic):
         return chosen.of_values(group, values)
     rewards = [[step.reward for step in one] for one in group]  # a step's reward holds its shaping

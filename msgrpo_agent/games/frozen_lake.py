@@ -21,13 +21,13 @@ ROLES: dict[str, Role] = {"P": "own", "_": "ice", "O": "hole", "G": "goal"}
 MOVE = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}  # (row, column), row 0 on top
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _environment(desc: tuple[str, ...], slippery: bool) -> FrozenLakeEnv:
     """The transition table of a map takes a millisecond to build, and a group shares its map."""
     return FrozenLakeEnv(desc=list(desc), is_slippery=slippery)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def random_map(size: int, p_frozen: float, start_seed: int) -> tuple[str, ...]:
     """Gymnasium's generator: start top left, goal bottom right, redrawn until a path exists."""
     return tuple(generate_random_map(size=size, p=p_frozen, seed=start_seed))

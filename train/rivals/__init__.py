@@ -16,12 +16,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from msgrpo.errors import nearest
-from msgrpo.train.rivals.contract import Rival
+from msgrpo.train.rivals.contract import Choice
 from msgrpo.trust import CHOICES
 
 RIVALS: Mapping[str, Mapping[str, str]] = {
     "credit": {
-        "episode": "rivals.paper:Episode",
+        "episode": "rivals.paper:WholeReturn",
         "to-go": "rivals.to_go:ToGo",
         "state": "rivals.state:State",
         "state-action": "rivals.state_action:StateAction",
@@ -32,7 +32,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
         "aaw": "rivals.paper:AAW",
         "uniform": "rivals.uniform:Uniform",
         "spread": "rivals.spread:Spread",
-        "all": "rivals.every:All",
+        "all": "rivals.all:All",
     },
     "gate": {
         "true-words": "nano.gate:TrueWords",
@@ -50,7 +50,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def rival(kind: str, spec: str) -> Rival:
+def choose(kind: str, spec: str) -> Choice:
     """The choice that `spec` names: `name`, `name(key=value, …)`, or `file.py:function`.
 
     Raises ValueError for a name that is not there, or settings that it does not take.
@@ -63,7 +63,7 @@ def rival(kind: str, spec: str) -> Rival:
     if name not in RIVALS[kind]:
         raise ValueError(f"no {kind} is named {name!r}: {nearest(name, RIVALS[kind])}")
     module, _, class_name = RIVALS[kind][name].partition(":")
-    chosen: type[Rival] = getattr(import_module(f"msgrpo.train.{module}"), class_name)
+    chosen: type[Choice] = getattr(import_module(f"msgrpo.train.{module}"), class_name)
     try:
         return chosen.model_validate(settings)
     except ValidationError as error:

@@ -23,7 +23,7 @@ from msgrpo.game import Game, Scenario
 from msgrpo.rollout import replay
 from msgrpo.train.groups import Group, Trajectories, groups_of
 from msgrpo.train.rivals.contract import Explore, Further, Playing, Settings
-from msgrpo.train.rivals.returns import action_gains, by_state
+from msgrpo.train.rivals.discounted import action_gains, by_state
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Learner:
     generator: torch.Generator
 
 
-class Rival(BaseModel):
+class Choice(BaseModel):
     """A choice with its settings. `name` is what it is called in a setting."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -108,7 +108,7 @@ class Rival(BaseModel):
         return f"{self.name}({settings})" if settings else self.name
 
 
-class Credit(Rival):
+class Credit(Choice):
     """What each turn is worth.
 
     Each estimator divides by a spread of its own group, as the paper does: then a start where nearly all episodes end
@@ -135,7 +135,7 @@ class Credit(Rival):
         return token_weights(completion, tokenizer, self.words)
 
 
-class Select(Rival):
+class Select(Choice):
     """Which episodes of a group the update sees."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class Sampled(Select):
             raise ValueError(f"select keeps {self.keep} episodes (G′), more than group_size (G), {config.group_size}")
 
 
-class Gate(Rival):
+class Gate(Choice):
     """Which whole groups the update sees: what is rejected teaches nothing, however well it scored."""
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Gate(Rival):
         """The places of the groups that pass, in their order."""
 
 
-class Objectives(Rival):
+class Objectives(Choice):
     """What is compared beside the return."""
 
     @abstractmethod
@@ -177,7 +177,7 @@ class Further:
     episodes: list[Episode]  # with those that have no result
 
 
-class Explore(Rival):
+class Explore(Choice):
     """What the rollouts try beyond G episodes from each start."""
 
     def further(self, playing: Playing, episodes: Sequence[Episode]) -> Further:
@@ -189,7 +189,7 @@ class Explore(Rival):
         return current
 
 
-class Loss(Rival):
+class Loss(Choice):
     """The loss of a micro-batch of N turns, (N, T) tokens."""
 
     kl: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")

@@ -20,7 +20,7 @@ from msgrpo.models.trunk import evaluating
 from msgrpo.train.groups import Advantages, Group, Trajectories
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.contract import Credit, Learner, Trained
-from msgrpo.train.rivals.returns import generalized_advantages, returns_to_go, scaled
+from msgrpo.train.rivals.discounted import generalized_advantages, returns_to_go, scaled
 
 ROWS = 64  # prompts of one forward pass
 RIDGE = 1e-2  # λ of the fit, as a share of Σ h² over all turns, the mean over the features

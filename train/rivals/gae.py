@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from msgrpo.train.groups import Advantages, Trajectories
-from msgrpo.train.rivals.returns import Discounted, by_state, generalized_advantages, mean, returns_to_go, scaled
+from msgrpo.train.rivals.discounted import Discounted, by_state, generalized_advantages, mean, returns_to_go, scaled
 
 
 class Lambda(Discounted):

@@ -25,7 +25,7 @@ import torch
 
 from msgrpo.errors import UsageError, users_code
 from msgrpo.train.groups import Advantages, Group
-from msgrpo.train.rivals.contract import Credit, Gate, Learner, Rival, Select
+from msgrpo.train.rivals.contract import Choice, Credit, Gate, Learner, Select
 
 HOW = "name it as file.py:function, or module:function of what is installed"
 
@@ -57,7 +57,7 @@ def _module(file: Path) -> Any:
     return module
 
 
-class Function(Rival):
+class Function(Choice):
     """A function outside, by its name."""
 
     spec: str

@@ -12,7 +12,7 @@ from msgrpo.train.msgrpo import aaw_sample, policy_loss
 from msgrpo.train.rivals.contract import Credit, Learner, Loss, Sampled
 
 
-class Episode(Credit):
+class WholeReturn(Credit):
     """A_j on every turn of episode j: the whole return credits every turn alike."""
 
     name = "episode"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from msgrpo.train.groups import Advantages, Trajectories
-from msgrpo.train.rivals.returns import Discounted, by_state, centred, returns_to_go
+from msgrpo.train.rivals.discounted import Discounted, by_state, centred, returns_to_go
 
 
 class State(Discounted):

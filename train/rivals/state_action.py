@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgrpo.train.groups import Advantages, Trajectories
-from msgrpo.train.rivals.returns import Discounted, action_gains, scaled
+from msgrpo.train.rivals.discounted import Discounted, action_gains, scaled
 
 
 class StateAction(Discounted):
