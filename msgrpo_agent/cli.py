@@ -133,20 +133,18 @@ def check(
     from msgrpo.contract import examine
     from msgrpo.games import get_scenario
 
-    found = examine(get_scenario(scenario), plays=plays, name=scenario)
+    examined = examine(get_scenario(scenario), plays=plays, name=scenario)
     if as_json:
-        rows = [{"rule": one.rule, "breach": one.breach, "fix": one.fix} for one in found.findings]
-        print_json({"scenario": scenario, "rules": rows, "episode_s": found.episode_s})
+        rows = [{"rule": one.rule, "breach": one.breach, "fix": one.fix} for one in examined.findings]
+        print_json({"scenario": scenario, "rules": rows, "episode_s": examined.episode_s})
     else:
         table = Table("rule", "what was seen", "what mends it", box=None, pad_edge=False)
-        for one in found.findings:
+        for one in examined.findings:
             state = "[green]✓[/]" if one.breach is None else f"[red]✗[/] {escape(one.breach)}"
             table.add_row(one.rule, state, escape(one.fix or ""))
         out.print(table)
-        say(
-            f"{plays} random games; an episode, with all that is checked of it, takes {1000 * found.episode_s:.3g} ms"
-        )
-    if found.breaches:
+        say(f"{plays} random games; an episode with all its checks takes {1000 * examined.episode_s:.3g} ms")
+    if examined.breaches:
         raise typer.Exit(2)
 
 

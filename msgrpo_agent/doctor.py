@@ -39,8 +39,8 @@ def _extra(name: str) -> Finding:
     missing = [package for package in EXTRAS[name] if find_spec(package) is None]
     if missing:
         return Finding(name, False, f"missing: {', '.join(missing)}", install_command(name))
-    found = [f"{package} {_version(package)}" for package in EXTRAS[name]]
-    return Finding(name, True, ", ".join(found))
+    versions = [f"{package} {_version(package)}" for package in EXTRAS[name]]
+    return Finding(name, True, ", ".join(versions))
 
 
 def _version(package: str) -> str:
@@ -75,10 +75,12 @@ def _vllm() -> Finding:
 
 def _cache() -> Finding:
     """What GGUF files were converted into; the folder may be removed at any time."""
-    held = converted()
-    size = sum(model.bytes for model in held) / 2**30
-    names = ", ".join(f"{model.file} ({model.sha256[:12]})" for model in held)
-    state = f"{len(held)} converted, {size:.1f} GiB in {cache_folder()}: {names}" if held else "none was converted"
+    models = converted()
+    size = sum(model.bytes for model in models) / 2**30
+    names = ", ".join(f"{model.file} ({model.sha256[:12]})" for model in models)
+    state = (
+        f"{len(models)} converted, {size:.1f} GiB in {cache_folder()}: {names}" if models else "none was converted"
+    )
     return Finding("gguf models", True, state)
 
 

@@ -53,16 +53,16 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from ((key, name) for name in names)
 
 
-def check_named(settings: Mapping[str, Any], said: Mapping[str, Any], whose: str, command: str) -> None:
+def check_named(settings: Mapping[str, Any], given: Mapping[str, Any], whose: str, command: str) -> None:
     """Raise UsageError where `settings`, which come from `whose` file, name what a person has not.
 
-    `said` are the settings that a person gave themselves; `command` is what follows `msgrpo`, for the message.
+    `given` are the settings that a person gave themselves; `command` is what follows `msgrpo`, for the message.
     """
-    changed = "scenario" in said and said["scenario"] != settings.get("scenario")
+    changed = "scenario" in given and given["scenario"] != settings.get("scenario")
     names = [
         (key, name)
         for key, name in foreign(settings)
-        if not is_allowed(name) and (key not in said or (key == "scenario" and changed))
+        if not is_allowed(name) and (key not in given or (key == "scenario" and changed))
     ]
     if names:
         listed = ", ".join(f"{key} {name!r}" for key, name in names)

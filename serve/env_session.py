@@ -258,9 +258,9 @@ def _read(move: Move, game: Game, moving: Sequence[str]) -> dict[str, Parsed]:
     strangers = sorted(set(move.moves) - set(moving))
     if strangers:
         raise UsageError(f"{strangers[0]!r} is not to move; to move: {', '.join(moving)}")
-    said = {player: f"<action>{action}</action>" for player, action in move.moves.items()}
+    answers = {player: f"<action>{action}</action>" for player, action in move.moves.items()}
     if move.action or move.answer:
-        said.setdefault(moving[0], f"<action>{move.action}</action>" if move.action else move.answer)
+        answers.setdefault(moving[0], f"<action>{move.action}</action>" if move.action else move.answer)
     return {
-        player: parse_action(cleaned(said.get(player, "")), game.actions, game.legal(player)) for player in moving
+        player: parse_action(cleaned(answers.get(player, "")), game.actions, game.legal(player)) for player in moving
     }

@@ -33,8 +33,8 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
         )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
-    with log.open("w") as said:  # a group of its own: Ctrl-C reaches it once, through this process
-        training = subprocess.Popen([*PROGRAM, *arguments], stdout=said, stderr=subprocess.STDOUT, process_group=0)
+    with log.open("w") as output:  # a group of its own: Ctrl-C reaches it once, through this process
+        training = subprocess.Popen([*PROGRAM, *arguments], stdout=output, stderr=subprocess.STDOUT, process_group=0)
     with ending_as_interrupt():
         try:
             _watch(training, folder)

@@ -57,9 +57,9 @@ def save(run: Path, state: State) -> Path:
         for left in folder.parent.glob("step-*.part"):  # by a killed writer
             shutil.rmtree(left, ignore_errors=True)
         part.mkdir(parents=True)
-        held = {"progress": asdict(state.progress), "adapter": state.adapter, "optimizer": state.optimizer}
+        saved = {"progress": asdict(state.progress), "adapter": state.adapter, "optimizer": state.optimizer}
         with (part / "state.pt").open("wb") as file:
-            torch.save(held, file)
+            torch.save(saved, file)
             file.flush()
             os.fsync(file.fileno())
         replace_text(part / "sha256", digest(part / "state.pt"))
@@ -94,16 +94,16 @@ def load_latest(run: Path) -> tuple[State | None, list[Path]]:
     return None, damaged
 
 
-def _state(held: Any) -> State:
+def _state(saved: Any) -> State:
     """Raises ValueError, TypeError or KeyError for what is no state."""
-    if not isinstance(held, dict) or not all(isinstance(held[part], dict) for part in ("adapter", "optimizer")):
+    if not isinstance(saved, dict) or not all(isinstance(saved[part], dict) for part in ("adapter", "optimizer")):
         raise TypeError("a state holds progress, adapter and optimizer")
-    if not all(isinstance(tensor, torch.Tensor) for tensor in held["adapter"].values()):
+    if not all(isinstance(tensor, torch.Tensor) for tensor in saved["adapter"].values()):
         raise TypeError("an adapter is made of tensors")
-    return State(Progress(**held["progress"]), held["adapter"], held["optimizer"])
+    return State(Progress(**saved["progress"]), saved["adapter"], saved["optimizer"])
 
 
 def _folders(run: Path) -> list[Path]:
     """All checkpoints, in the order of their updates: a million comes after 999,999."""
-    found = [path for path in (run / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    folders = [path for path in (run / "checkpoints").glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")))

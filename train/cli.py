@@ -48,7 +48,7 @@ def train(
     with needs("msgrpo train", "train"):
         from msgrpo.models.paths import NANO
         from msgrpo.train.beside import train_and_watch
-        from msgrpo.train.config import TrainConfig, make_config, preset_for, said_settings
+        from msgrpo.train.config import TrainConfig, make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter
         from msgrpo.train.loop import train as run
         from msgrpo.train.ranks import launched_as
@@ -62,7 +62,7 @@ def train(
         return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
 
     folder = out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), resume)
-    said = said_settings(file=config_file, settings=settings or (), given=given)
+    said = settings_given(file=config_file, settings=settings or (), given=given)
     held = config_of(folder, said) if resume else None
     if resume and held is None and not (scenario or config_file):
         fix = f"begin one: msgrpo train frozen-lake --out {folder}"

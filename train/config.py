@@ -321,16 +321,16 @@ def make_config(
     values: dict[str, Any] = {} if held is None else held.model_dump()
     if preset is not None and preset not in PRESETS:
         raise UsageError(f"no preset is named {preset!r}", fix=nearest(preset, PRESETS))
-    said = said_settings(file=file, settings=settings, given=given)
+    by_person = settings_given(file=file, settings=settings, given=given)
     if held is None or preset:
-        base = str(said.get("base", NANO))
+        base = str(by_person.get("base", NANO))
         chosen = preset or preset_for(base)
         values |= PRESETS[chosen]
         if chosen == "nano" and base == NANO:
-            named = said.get("scenario", TrainConfig.model_fields["scenario"].default)
+            named = by_person.get("scenario", TrainConfig.model_fields["scenario"].default)
             values |= CHOSEN.get(names_of(str(named))[0], {})
-        said = _carried(values, said)
-    values |= said
+        by_person = _carried(values, by_person)
+    values |= by_person
     for key in values:
         if key not in TrainConfig.model_fields:
             raise UsageError(f"no setting is named {key!r}", fix=nearest(key, TrainConfig.model_fields))
@@ -357,7 +357,7 @@ def _carried(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     return whole
 
 
-def said_settings(
+def settings_given(
     *, file: Path | None = None, settings: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """What a person says of a run: JSON file, `key=value` settings, and the options given by name; later ones win."""

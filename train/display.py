@@ -168,8 +168,8 @@ def teaching(console: Console, *, silent: bool) -> Iterator[Callable[[Any], None
         task = bar.add_task("reading the game", total=None)
 
         def show(pace: Any) -> None:
-            said = f"loss {pace.loss:.3f}, {pace.rows_per_s:.1f} rows/s"
-            bar.update(task, completed=pace.step, total=pace.steps, description=said)
+            text = f"loss {pace.loss:.3f}, {pace.rows_per_s:.1f} rows/s"
+            bar.update(task, completed=pace.step, total=pace.steps, description=text)
 
         yield show
 

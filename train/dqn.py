@@ -124,8 +124,8 @@ def _go_on(
 
 def newest_checkpoint(out: Path) -> Path | None:
     """The complete checkpoint with the most steps; unfinished ones have another name."""
-    found = [path for path in (out / CHECKPOINTS).glob("*") if path.name.isdigit()]
-    return max(found, key=lambda path: int(path.name), default=None)
+    folders = [path for path in (out / CHECKPOINTS).glob("*") if path.name.isdigit()]
+    return max(folders, key=lambda path: int(path.name), default=None)
 
 
 def _publish(checkpoint: Path, out: Path) -> None:
@@ -138,8 +138,8 @@ def _check_same(out: Path, checkpoint: Path, card: dict[str, Any]) -> None:
     kept = read_card(checkpoint)
     different = [name for name in card if card[name] != kept[name]]
     if different:
-        said = "; ".join(f"{name} was {kept[name]}, now {card[name]}" for name in different)
-        raise RunError(f"{out} holds another run: {said}", fix="give another --out")
+        differences = "; ".join(f"{name} was {kept[name]}, now {card[name]}" for name in different)
+        raise RunError(f"{out} holds another run: {differences}", fix="give another --out")
 
 
 def _environments(scenario: Scenario, tuning: Tuning) -> VecMonitor:
@@ -176,15 +176,15 @@ def _load(model: DQN, checkpoint: Path) -> None:
     try:
         model.set_parameters(checkpoint / WEIGHTS, device="cpu")
         buffer = model.replay_buffer
-        with np.load(checkpoint / REPLAY) as held:
+        with np.load(checkpoint / REPLAY) as saved:
             for name in HELD:
-                getattr(buffer, name)[: len(held[name])] = held[name]
-            buffer.pos, full, model.num_timesteps, model._n_updates, model._n_calls = map(int, held["counters"])
+                getattr(buffer, name)[: len(saved[name])] = saved[name]
+            buffer.pos, full, model.num_timesteps, model._n_updates, model._n_calls = map(int, saved["counters"])
             buffer.full = bool(full)
     except Exception as error:  # a damaged zip raises nearly anything
-        said = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         raise RunError(
-            f"the checkpoint {checkpoint} is damaged: {said}", fix="start again in another --out"
+            f"the checkpoint {checkpoint} is damaged: {reason}", fix="start again in another --out"
         ) from error
 
 

@@ -104,10 +104,10 @@ class Evaluations:
         last, every = self._players.config.steps, self._players.config.eval_every
         left, due = last - step, -(-last // every) - (step - 1) // every  # the one after this update is to come
         whole = left * seconds + due * max((row["eval_s"] for row in self.done.values()), default=0.0)
-        said = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
+        duration = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
         return (
             f"the first update took {seconds:.1f} s and {peak_memory() / 2**30:.1f} GiB of memory: the other {left}, "
-            f"with {due} evaluations, will take about {said} (longer where better play lasts longer)"
+            f"with {due} evaluations, will take about {duration} (longer where better play lasts longer)"
         )
 
     def at(self, step: int, model: LanguageModel, report: Reporter) -> dict[str, Any]:

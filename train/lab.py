@@ -107,11 +107,11 @@ class Study(BaseModel):
 def load_study(file: Path) -> Study:
     """Raises UsageError for a file that is no study, with the key that is wrong."""
     try:
-        held = tomllib.loads(file.read_text(encoding="utf-8"))
-        for settings in (held, held.get("settings"), *_tables(held.get("arms"))):
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        for settings in (values, values.get("settings"), *_tables(values.get("arms"))):
             if isinstance(settings, dict):
                 check_named(settings, {}, str(file), f"lab {shlex.quote(str(file))}")
-        return Study.model_validate(held)
+        return Study.model_validate(values)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -124,9 +124,9 @@ def load_study(file: Path) -> Study:
         raise UsageError(f"{file}: {first_fault(error, 'the study')}") from error
 
 
-def _tables(found: Any) -> list[Any]:
+def _tables(values: Any) -> list[Any]:
     """The arms, whatever stands in their place."""
-    return list(found.values()) if isinstance(found, dict) else []
+    return list(values.values()) if isinstance(values, dict) else []
 
 
 @dataclass(frozen=True)
@@ -172,16 +172,16 @@ class Job:
         return [episode.score for _, episode in sorted(episodes.items())]
 
     def _points(self, opponent: str) -> list[float]:
-        found: dict[int, float] = {}
+        points_by_place: dict[int, float] = {}
         for file in self.test.glob("match/*.jsonl"):
             for episode in read_episodes(file):
                 mine = next((spec for spec in episode.agents.values() if spec != opponent), None)
                 if mine is not None:
                     starts = len(list(read_episodes(file)))
                     points, _ = points_of(file, (mine, opponent), self.config.scenarios[0], starts)
-                    found |= {number: sum(both) / 2 for number, both in points.items()}
+                    points_by_place |= {number: sum(both) / 2 for number, both in points.items()}
                     break
-        return [value for _, value in sorted(found.items())]
+        return [value for _, value in sorted(points_by_place.items())]
 
 
 def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
@@ -267,14 +267,16 @@ def _same_study(study: Study, out: Path) -> None:
         replace_text(file, json.dumps(fixed, indent=2) + "\n")
         return
     try:
-        held = from_json(read_regular(file))
-        names = {values["scenario"] for values in held["arms"].values()}
+        recorded = from_json(read_regular(file))
+        names = {values["scenario"] for values in recorded["arms"].values()}
         if not names <= {values["scenario"] for values in arms.values()}:
             raise KeyError("another scenario, which is not loaded to be compared")
-        was = {a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in held["arms"].items()}
+        was = {
+            a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in recorded["arms"].items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{file} holds no study of this version", fix="choose another --out") from error
-    if held | {"arms": was} != fixed or list(was) != list(study.arms):
+    if recorded | {"arms": was} != fixed or list(was) != list(study.arms):
         raise UsageError(
             f"{out} holds a study with other arms, another first one, other seeds or settings",
             fix="choose another --out",

@@ -53,8 +53,8 @@ def _crossed(values: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def _at(curves: Sequence[Curve], axis: str, limit: float) -> dict[str, Any]:
     """The validation score where `limit` answers or seconds were spent, between evaluations in a straight line."""
-    found = [float(np.interp(limit, one[axis], one["score"])) for one in curves]
-    return {"mean": float(np.mean(found)), "by_seed": found}
+    scores = [float(np.interp(limit, one[axis], one["score"])) for one in curves]
+    return {"mean": float(np.mean(scores)), "by_seed": scores}
 
 
 def curve(folder: Path, updates: int) -> dict[str, list[float]]:
@@ -97,26 +97,26 @@ COLUMNS = (
 def lines(report: Mapping[str, Any]) -> list[list[str]]:
     """The table: one line an arm."""
 
-    def span(found: Mapping[str, Any]) -> str:
-        return f"{np.mean(found['by_seed']):.3f} ({min(found['by_seed']):.3f} … {max(found['by_seed']):.3f})"
+    def span(interval: Mapping[str, Any]) -> str:
+        return f"{np.mean(interval['by_seed']):.3f} ({min(interval['by_seed']):.3f} … {max(interval['by_seed']):.3f})"
 
-    def shown(found: Mapping[str, Any] | None, sign: str = "") -> str:
-        if found is None:
+    def shown(interval: Mapping[str, Any] | None, sign: str = "") -> str:
+        if interval is None:
             return "–"
-        low, high = found["interval"]
-        return f"{found['mean']:{sign}.3f} {interval_text(low, high, f'{sign}.3f')}"
+        low, high = interval["interval"]
+        return f"{interval['mean']:{sign}.3f} {interval_text(low, high, f'{sign}.3f')}"
 
     return [
         [
             arm,
-            shown(found["test"]),
-            shown(found["difference"], "+"),
-            f"{min(found['by_seed']):.3f} … {max(found['by_seed']):.3f}",
-            f"{found['seeds_alike']:.3f}",
-            span(found["at_equal_answers"]),
-            span(found["at_equal_seconds"]),
+            shown(result["test"]),
+            shown(result["difference"], "+"),
+            f"{min(result['by_seed']):.3f} … {max(result['by_seed']):.3f}",
+            f"{result['seeds_alike']:.3f}",
+            span(result["at_equal_answers"]),
+            span(result["at_equal_seconds"]),
         ]
-        for arm, found in report["arms"].items()
+        for arm, result in report["arms"].items()
     ]
 
 
@@ -158,10 +158,10 @@ def draw(report: Mapping[str, Any], file: Path) -> None:
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("answers", "seconds"), strict=True):
-        for arm, found in report["arms"].items():
-            limit = min(one[axis][-1] for one in found["curves"])
+        for arm, result in report["arms"].items():
+            limit = min(one[axis][-1] for one in result["curves"])
             xs = np.linspace(0, limit, 60)
-            ys = np.stack([np.interp(xs, one[axis], one["score"]) for one in found["curves"]])
+            ys = np.stack([np.interp(xs, one[axis], one["score"]) for one in result["curves"]])
             (line,) = axes.plot(xs, ys.mean(axis=0), label=arm)
             axes.fill_between(xs, ys.min(axis=0), ys.max(axis=0), alpha=0.12, color=line.get_color())
         axes.set(xlabel=axis, ylabel="validation score")

@@ -36,13 +36,13 @@ class Ranks:
         low, high = (len(items) * (self.rank + i) // self.count for i in (0, 1))
         return items[low:high]
 
-    def gather(self, mine: Sequence[T]) -> list[T]:
+    def gather(self, items: Sequence[T]) -> list[T]:
         """All ranks' parts, in the order in which `share` dealt them."""
         if self.count == 1:
-            return list(mine)
+            return list(items)
         parts: list[Any] = [None] * self.count
         with _peers():
-            dist.all_gather_object(parts, list(mine))
+            dist.all_gather_object(parts, list(items))
         return [item for part in parts for item in part]
 
     def broadcast(self, value: T) -> T:
@@ -58,12 +58,12 @@ class Ranks:
         """Replace each parameter's gradient by its sum over the ranks: one all-reduce of all of them."""
         if self.count == 1:
             return
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([gradient.float().flatten() for gradient in found])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([gradient.float().flatten() for gradient in gradients])
         with _peers():
             dist.all_reduce(flat)
         for parameter, gradient, summed in zip(
-            parameters, found, torch.split_with_sizes(flat, [g.numel() for g in found]), strict=True
+            parameters, gradients, torch.split_with_sizes(flat, [g.numel() for g in gradients]), strict=True
         ):
             parameter.grad = summed.view_as(gradient).to(gradient.dtype)
 

@@ -32,17 +32,17 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
     if not out.exists() or all(entry.name in BEFORE_A_RUN or is_part(entry) for entry in out.iterdir()):
         return
-    held = config_of(out, config.model_dump())
-    if held is None:
+    recorded = config_of(out, config.model_dump())
+    if recorded is None:
         raise UsageError(f"--out {out} is not empty and holds no run", fix="choose another --out")
     if not resume:
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
-    there, wanted = held.model_dump(), config.model_dump()
+    there, wanted = recorded.model_dump(), config.model_dump()
     differing = [key for key in wanted if key not in MAY_CHANGE and there[key] != wanted[key]]
     if differing:
-        said = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
+        differences = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
         raise UsageError(
-            f"--out {out} holds a run with other settings: {said}",
+            f"--out {out} holds a run with other settings: {differences}",
             fix=f"go on by its own: {resume_command(out)}; or choose another --out",
         )
 
@@ -50,30 +50,30 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
 def resume_command(out: Path) -> str:
     """What goes on with the run in `out`, ready to be pasted; what only a person may name is named in it."""
     try:
-        held = from_json((out / CONFIG).read_bytes())
+        recorded = from_json((out / CONFIG).read_bytes())
     except (OSError, ValueError):
-        held = {}
-    named = [name for _, name in foreign(held)] if isinstance(held, dict) else []
+        recorded = {}
+    named = [name for _, name in foreign(recorded)] if isinstance(recorded, dict) else []
     allowed = "".join(f"--allow {shlex.quote(name)} " for name in named)
     return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}"
 
 
-def config_of(out: Path, said: Mapping[str, Any]) -> TrainConfig | None:
+def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
     """The settings of the run in `out`; None where there is none.
 
-    `said` are the settings that a person gave themselves. Raises UsageError for a damaged file, and for one that
+    `given` are the settings that a person gave themselves. Raises UsageError for a damaged file, and for one that
     names code or a server that nobody else has named.
     """
     file = out / CONFIG
     if not file.is_file():
         return None
     try:
-        held = from_json(file.read_bytes())
-        if isinstance(held, dict) and isinstance(held.get("prompt", {}), str):
+        recorded = from_json(file.read_bytes())
+        if isinstance(recorded, dict) and isinstance(recorded.get("prompt", {}), str):
             raise ValueError("prompt is a text, which would be the name of a file to read")
-        if isinstance(held, dict):
-            check_named(held, said, str(file), f"train --resume --out {shlex.quote(str(out))}")
-        return TrainConfig.model_validate(held)
+        if isinstance(recorded, dict):
+            check_named(recorded, given, str(file), f"train --resume --out {shlex.quote(str(out))}")
+        return TrainConfig.model_validate(recorded)
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
         raise UsageError(f"{file} is damaged, or of another version: {why}", fix="choose another --out") from error
@@ -107,5 +107,5 @@ def writing(out: Path) -> Iterator[None]:
             what, first = "a file cannot be read or written", "once the cause is gone, go on: "
         else:
             what, first = "the system has refused something", "once the cause is gone, go on: "
-        said = str(error) or type(error).__name__
-        raise RunError(f"{what} in the run {out}: {said}", fix=first + resume_command(out)) from error
+        reason = str(error) or type(error).__name__
+        raise RunError(f"{what} in the run {out}: {reason}", fix=first + resume_command(out)) from error

@@ -89,9 +89,9 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def _accumulate(
-    policy: Policy, part: Sequence[Sample], mine: Sequence[Sample], config: TrainConfig
+    policy: Policy, part: Sequence[Sample], own: Sequence[Sample], config: TrainConfig
 ) -> tuple[dict[str, float], float]:
-    """Backward through `mine`, this rank's share of the minibatch `part`, in micro-batches.
+    """Backward through `own`, this rank's share of the minibatch `part`, in micro-batches.
 
     The weights are those in the whole minibatch: the sum over micro-batches and ranks is its loss. Returns the sums,
     and the largest difference from the engine's log-probabilities.
@@ -99,7 +99,7 @@ def _accumulate(
     device = policy.model.device
     tokens = sum(len(sample.answer_ids) for sample in part)
     totals, furthest = dict.fromkeys(SUMS, 0.0), 0.0
-    for micro in micro_batches(mine, config.micro_batch_tokens, device) if mine else ():
+    for micro in micro_batches(own, config.micro_batch_tokens, device) if own else ():
         in_micro = sum(len(answer) for _, answer in micro.pairs)
         weight = in_micro / tokens if config.loss.over == "token" else len(micro.pairs) / len(part)
         reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.loss.kl else None

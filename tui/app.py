@@ -98,8 +98,8 @@ class PlayApp(App[None]):
         self.trouble = ""  # why an app that nobody looks at ended
 
     def get_driver_class(self) -> type[Driver]:
-        found = super().get_driver_class()
-        return TerminalDriver if found is LinuxDriver else found
+        driver = super().get_driver_class()
+        return TerminalDriver if driver is LinuxDriver else driver
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)

@@ -114,12 +114,12 @@ class Asking:
 
     def people(self) -> list[tuple[int, str, HumanAgent]]:
         """The people whose move is waited for."""
-        found = []
+        names = []
         for index, player in self._match.waiting():
             agent = self._match.sessions[index].agents[player]
             if isinstance(agent, HumanAgent) and agent.waiting:
-                found.append((index, player, agent))
-        return found
+                names.append((index, player, agent))
+        return names
 
     def only_people(self) -> bool:
         """Whether nobody but people is waited for; also where nobody is."""

@@ -102,10 +102,10 @@ def memory_file() -> Path:
 def remembered(file: Path | None) -> dict[str, str]:
     """What was chosen last, list -> entry; nothing where that cannot be read."""
     try:
-        found = from_json(file.read_bytes()) if file is not None else {}
+        values = from_json(file.read_bytes()) if file is not None else {}
     except (OSError, ValueError):
         return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in values.items()} if isinstance(values, dict) else {}
 
 
 def remember(file: Path | None, chosen: dict[str, str]) -> None:

@@ -37,7 +37,7 @@ def read_keys(path: Path | None = None) -> dict[str, str]:
     """The changed keys, name -> keys; empty without a file. Raises UsageError for a wrong file or name."""
     path = path or keys_file()
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        named = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -45,7 +45,7 @@ def read_keys(path: Path | None = None) -> dict[str, str]:
             f"{path} cannot be read: {error}", fix='write lines like  "play.pause" = "space,p"'
         ) from error
     known = bindings()
-    for name, keys in found.items():
+    for name, keys in named.items():
         if name not in known:
             raise UsageError(f"{path}: no key is named {name!r}", fix=nearest(name, known))
         if not isinstance(keys, str) or not keys:
@@ -53,8 +53,8 @@ def read_keys(path: Path | None = None) -> dict[str, str]:
         for key in keys.split(","):
             if not is_key(key):
                 raise UsageError(f"{path}: {name} names the key {key!r}, which there is not", fix=like(key))
-    _check_conflicts(path, found)
-    return found
+    _check_conflicts(path, named)
+    return named
 
 
 def is_key(name: str) -> bool:

@@ -60,8 +60,8 @@ def setup(
     if scenario is None:
         return None
     agent = agent or "nano"
-    found = get_scenario(scenario)
-    if live and not keeps_direction(found):
+    game = get_scenario(scenario)
+    if live and not keeps_direction(game):
         raise UsageError(
             f"--live is for a game that goes on by itself, and a player of {scenario} stands still who does nothing",
             fix=f"msgrpo play {scenario} --agent human",

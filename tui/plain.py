@@ -105,8 +105,8 @@ def explained(session: Session) -> str:
     """The rules, and what each sign means that stands for something."""
     board = session.game.board()
     signs = ", ".join(f"{sign} {meaning}" for sign, meaning in board.legend.items()) if board is not None else ""
-    said = f"{session.scenario.rules}\nSigns: {signs}" if signs else session.scenario.rules
-    return f"{said}\n⊥ is a turn in which no legal action was chosen."
+    text = f"{session.scenario.rules}\nSigns: {signs}" if signs else session.scenario.rules
+    return f"{text}\n⊥ is a turn in which no legal action was chosen."
 
 
 def ask_person(session: Session, player: str) -> str:
@@ -122,10 +122,10 @@ def ask_person(session: Session, player: str) -> str:
         if typed == "?":
             print(f"{explained(session)}\nmoves: {', '.join(legal)}")
             continue
-        found = meant(typed, legal)
-        if len(found) == 1:
-            return found[0]
-        print(f"{typed!r} is {'no move' if not found else 'more than one move'}: {', '.join(found or legal)}")
+        actions = meant(typed, legal)
+        if len(actions) == 1:
+            return actions[0]
+        print(f"{typed!r} is {'no move' if not actions else 'more than one move'}: {', '.join(actions or legal)}")
 
 
 def meant(typed: str, legal: Sequence[str]) -> list[str]:

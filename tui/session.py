@@ -217,13 +217,13 @@ class Session:
         with games_code(self.scenario.id):
             views = {player: self.view(player) for player in self.game.to_move}
         decisions = {player: self.answers[player] for player in self.game.to_move}
-        held = self.episode.model_copy(deep=True)
+        whole = self.episode.model_copy(deep=True)
         try:
             apply_turn(self.episode, game, views, decisions, NO_SHAPING)
             turns = {turn.player: turn for turn in self.episode.turns[-len(decisions) :]}
             self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
         except GameFaultError:  # the step has not happened: neither for the screen nor for the record
-            self.episode = held
+            self.episode = whole
             raise
         for agent in self.agents.values():
             self._settings[agent.spec] = agent.settings()

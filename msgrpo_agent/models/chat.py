@@ -62,20 +62,20 @@ class ChatFormat:
         texts = [self._text(prompt) for prompt in prompts]
         heads = [self._head_for(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
         rests = self._encoded([text[len(head.text) :] for text, head in zip(texts, heads, strict=True)])
-        found = [head.ids + rest for head, rest in zip(heads, rests, strict=True)]
+        rows = [head.ids + rest for head, rest in zip(heads, rests, strict=True)]
         for i, head in enumerate(heads):
             if head.to_prove:
                 head.to_prove -= 1
                 (whole,) = self._encoded([texts[i]])
-                if whole != found[i]:
+                if whole != rows[i]:
                     head.text, head.ids, head.to_prove = "", [], 0
                     return self.ids(prompts)
-        return found
+        return rows
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         if self._backend is None:
-            found: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            return found
+            encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            return encoded
         self._backend.no_truncation()
         self._backend.no_padding()
         return [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]

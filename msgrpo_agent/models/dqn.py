@@ -119,13 +119,13 @@ def read_card(folder: Path) -> dict[str, Any]:
             )
     try:
         card: dict[str, Any] = from_json((folder / CARD).read_bytes())
-        found = {name: card[name] for name in ("scenario", "glyphs", "shape", "steps", "seed", "tuning")}
-        if not all(isinstance(glyph, str) for glyph in found["glyphs"]):
+        needed = {name: card[name] for name in ("scenario", "glyphs", "shape", "steps", "seed", "tuning")}
+        if not all(isinstance(glyph, str) for glyph in needed["glyphs"]):
             raise TypeError("glyphs are texts")
-        planes, height, width = map(int, found["shape"])
-        layers = [int(layer) for layer in found["tuning"]["hidden"]]
+        planes, height, width = map(int, needed["shape"])
+        layers = [int(layer) for layer in needed["tuning"]["hidden"]]
         if not 0 < planes * height * width <= 1_000_000 or not all(0 < layer <= 8192 for layer in layers):
             raise ValueError("no board, and no network, has such a size")
-        return found
+        return needed
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / CARD} is damaged") from error

@@ -368,14 +368,14 @@ def check_body(body: Mapping[str, Any]) -> None:
         )
 
 
-def _names(held: Any) -> Iterator[str]:
+def _names(data: Any) -> Iterator[str]:
     """Every name in nested data of JSON."""
-    if isinstance(held, Mapping):
-        for name, value in held.items():
+    if isinstance(data, Mapping):
+        for name, value in data.items():
             yield str(name)
             yield from _names(value)
-    elif isinstance(held, list):
-        for value in held:
+    elif isinstance(data, list):
+        for value in data:
             yield from _names(value)
 
 
@@ -455,8 +455,8 @@ def checked(body: Any) -> dict[str, Any]:
 def _no_answer(error: Any, otherwise: str) -> _BadBodyError:
     """What a server says in place of an answer; OpenRouter's errors hold the status of its provider."""
     code = error.get("code") if isinstance(error, dict) else None
-    said = _shown(json.dumps(error)[:200]) if error else otherwise
-    return _BadBodyError(f"status 200, but no answer: {said}", code if isinstance(code, int) else None)
+    reason = _shown(json.dumps(error)[:200]) if error else otherwise
+    return _BadBodyError(f"status 200, but no answer: {reason}", code if isinstance(code, int) else None)
 
 
 def completion(body: Mapping[str, Any], latency_s: float, retries: int, actions: Sequence[str]) -> Completion:
@@ -491,8 +491,8 @@ def _completion(body: Mapping[str, Any], latency_s: float, retries: int, actions
 
 def _served(body: Mapping[str, Any]) -> str | None:
     """Which model the server says has answered, and its fingerprint of the system."""
-    said = [text for name in ("model", "system_fingerprint") if (text := _text(body.get(name)).strip())]
-    return printable(" ".join(said)[:LONGEST_NAME]) or None
+    names = [text for name in ("model", "system_fingerprint") if (text := _text(body.get(name)).strip())]
+    return printable(" ".join(names)[:LONGEST_NAME]) or None
 
 
 def _dicts(given: Any) -> list[dict[str, Any]]:
@@ -589,9 +589,9 @@ def classify(error: Exception) -> Failure:
     return Failure("connection", f"connection failed: {error}")
 
 
-def speaks_of_context(said: str) -> bool:
+def speaks_of_context(text: str) -> bool:
     """Whether a server says that a prompt is longer than its model's context."""
-    return _CONTEXT.search(said[:LONGEST_SAID]) is not None
+    return _CONTEXT.search(text[:LONGEST_SAID]) is not None
 
 
 def _said(text: str) -> str:
@@ -610,9 +610,9 @@ def _redirect(response: Response) -> Failure:
     return Failure("bad_address", message, retry=False, fatal=True, fix="give the endpoint's own URL")
 
 
-def _of_status(status: int, said: str, wait: float | None) -> Failure:
-    message = f"status {status}: {said}" if said else f"status {status}"
-    if status == 403 and _RATE.search(said):
+def _of_status(status: int, text: str, wait: float | None) -> Failure:
+    message = f"status {status}: {text}" if text else f"status {status}"
+    if status == 403 and _RATE.search(text):
         return Failure("rate_limit", message, retry_after_s=wait)
     if status in (405, 410):
         fix = "check the URL: it usually ends in /v1"
@@ -620,13 +620,13 @@ def _of_status(status: int, said: str, wait: float | None) -> Failure:
     if status in (401, 403):
         keys = " or ".join(KEY_VARIABLES)
         return Failure("auth", message, retry=False, fatal=True, fix=f"export the endpoint's key as {keys}")
-    if status == 404 or (status == 400 and _NO_MODEL.search(said)):
+    if status == 404 or (status == 400 and _NO_MODEL.search(text)):
         return Failure("unknown_model", message, retry=False, fatal=True)
-    if status == 402 or (status == 429 and wait is None and _NO_QUOTA in said):
+    if status == 402 or (status == 429 and wait is None and _NO_QUOTA in text):
         return Failure("quota", message, retry=False, fatal=True, fix="the account has no quota left")
-    if status == 413 or (status in (400, 422) and speaks_of_context(said)):
+    if status == 413 or (status in (400, 422) and speaks_of_context(text)):
         return Failure("context_length", message, retry=False)
-    if status == 400 and _FILTER.search(said):
+    if status == 400 and _FILTER.search(text):
         return Failure("content_filter", message, retry=False)
     if status == 429:
         return Failure("rate_limit", message, retry_after_s=wait)

@@ -89,17 +89,17 @@ class Batch:
         longest = max(len(text) for _, texts, *_ in asked for text in texts) + self._mask.shape[1]
         if longest > window(self._trunk):  # then distances count, and there are gaps between a row's keys
             return {place: self._from_the_beginning(texts) for place, texts in endings.items()}
-        found: dict[int, list[float]] = {}
+        logprobs: dict[int, list[float]] = {}
         size = max(1, TOKENS // (longest * max(len(texts) for texts in endings.values())))
         for at in range(0, len(asked), size):
-            found |= self._continued(asked[at : at + size])
-        return found
+            logprobs |= self._continued(asked[at : at + size])
+        return logprobs
 
     def _known(self, place: int, texts: list[list[int]]) -> tuple[int, int]:
         """How many of a row's tokens its texts can go on from, and how many the texts have in common."""
         row, common = self.rows[place], common_prefix_length(texts)
-        held = (row.prompt + row.tokens[:-1])[: common - 1]  # the last common token is computed: the next follows
-        agree = next((i for i, token in enumerate(held) if token != texts[0][i]), len(held))
+        cached = (row.prompt + row.tokens[:-1])[: common - 1]  # the last common token is computed: the next follows
+        agree = next((i for i, token in enumerate(cached) if token != texts[0][i]), len(cached))
         return max(agree, len(self._prefix_ids)), common
 
     def _continued(self, asked: Sequence[tuple[int, list[list[int]], int, int]]) -> dict[int, list[float]]:
@@ -109,8 +109,8 @@ class Batch:
         ends = [start + known for start, (_, _, known, _) in zip(starts, asked, strict=True)]
         places = [place for place, texts, *_ in asked for _ in texts]
         cache = DynamicCache()
-        for layer, held in enumerate(self._cache.layers):
-            cache.update(held.keys[places, :, : max(ends)], held.values[places, :, : max(ends)], layer)
+        for layer, cached in enumerate(self._cache.layers):
+            cache.update(cached.keys[places, :, : max(ends)], cached.values[places, :, : max(ends)], layer)
         mask = self._mask[places, : max(ends)]
         cut = torch.tensor([end for end, (_, texts, *_) in zip(ends, asked, strict=True) for _ in texts])
         mask = mask * (torch.arange(max(ends)) < cut[:, None]).to(mask)

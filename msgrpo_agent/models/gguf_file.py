@@ -308,10 +308,10 @@ class Converted:
 
 def converted() -> list[Converted]:
     """The models in the cache."""
-    found = []
+    models = []
     for facts in sorted(cache_folder().glob(f"*/{FACTS}")):
         with suppress(OSError, ValueError, KeyError, TypeError):  # somebody's own folder
-            held = from_json(facts.read_bytes())
+            values = from_json(facts.read_bytes())
             size = sum(file.stat().st_size for file in facts.parent.iterdir())
-            found.append(Converted(facts.parent, str(held["file"]), str(held["sha256"]), size))
-    return found
+            models.append(Converted(facts.parent, str(values["file"]), str(values["sha256"]), size))
+    return models

@@ -117,22 +117,24 @@ def adapter_arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
     """
     tensors = [name for name in tensor_shapes(folder / ADAPTER_WEIGHTS) if ".lora_" in name]
     named = {name.rsplit(".lora_", 1)[0].removeprefix("base_model.model.") for name in tensors}
-    said = {key: config[key] for key in PLAIN if key in config}
+    settings = {key: config[key] for key in PLAIN if key in config}
     odd = [key for key in NOT_PLAIN if config.get(key)] + [
-        key for key, kind in PLAIN.items() if key in said and not (isinstance(said[key], kind) and _fits(said[key]))
+        key
+        for key, kind in PLAIN.items()
+        if key in settings and not (isinstance(settings[key], kind) and _fits(settings[key]))
     ]
     inits = config.get("init_lora_weights")
     if config.get("peft_type", "LORA") != "LORA":
         odd.append("peft_type")
     if isinstance(inits, str) and inits.lower().startswith(CHANGES_BASE):
         odd.append("init_lora_weights")
-    if odd or "r" not in said or not named:
+    if odd or "r" not in settings or not named:
         seen = ", ".join(f"{key}={str(config.get(key))[:60]}" for key in odd) or "no rank, or no layer"
         raise ModelError(
             f"the adapter {folder} is no plain LoRA of this project's kind: {seen}",
             fix="train one, or merge it into its base with the tool that made it",
         )
-    return said | {"target_modules": sorted(named), "task_type": "CAUSAL_LM", "init_lora_weights": False}
+    return settings | {"target_modules": sorted(named), "task_type": "CAUSAL_LM", "init_lora_weights": False}
 
 
 # A LoRA's own settings and their types; settings that make it something else; inits that change the base's weights.
@@ -166,7 +168,7 @@ def _fits(value: Any) -> bool:
     if isinstance(value, bool):
         return True
     if isinstance(value, dict):
-        return all(re.fullmatch(r"[\w.]{1,200}", key) and _fits(held) for key, held in value.items())
+        return all(re.fullmatch(r"[\w.]{1,200}", key) and _fits(nested) for key, nested in value.items())
     return isinstance(value, (int, float)) and 0 < value <= LARGEST
 
 
@@ -213,7 +215,7 @@ def template_of(folder: Path) -> PromptTemplate | None:
 def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
     """A setting of the adapter's training that is an object; empty for one that was trained elsewhere."""
     try:
-        held = from_json((folder / "config.json").read_bytes())
+        config = from_json((folder / "config.json").read_bytes())
     except OSError:
         return {}
     except ValueError as error:
@@ -221,8 +223,8 @@ def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
             f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {error}",
             fix="copy the run again; or remove the file to have it asked as usual",
         ) from error
-    found = held.get(setting, {}) if isinstance(held, dict) else {}
-    return found if isinstance(found, dict) else {}
+    value = config.get(setting, {}) if isinstance(config, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _digest(file: Path) -> str:

@@ -147,11 +147,11 @@ class LocalModel:
 
         Raises EndpointError for a prompt that is longer than the model's context.
         """
-        found = self._completed(prompts, sampling, seeds, actions=actions)
-        for one in found:
+        completions = self._completed(prompts, sampling, seeds, actions=actions)
+        for one in completions:
             if isinstance(one, EndpointError):
                 raise one
-        return [one for one in found if isinstance(one, Completion)]
+        return [one for one in completions if isinstance(one, Completion)]
 
     @property
     def context(self) -> int:

@@ -126,9 +126,9 @@ def shareable_length(trunk: Any, common: int, longest: int) -> int:
 
 def window(trunk: Any) -> int:
     """The tokens that every layer looks back on; by the modules where they say it, by the config too."""
-    found = [getattr(module, "sliding_window", None) for module in trunk.modules()]
-    found += [getattr(trunk.config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min((width for width in found if isinstance(width, int) and width > 0), default=sys.maxsize)
+    windows = [getattr(module, "sliding_window", None) for module in trunk.modules()]
+    windows += [getattr(trunk.config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((width for width in windows if isinstance(width, int) and width > 0), default=sys.maxsize)
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -198,8 +198,8 @@ class _BufferLayer(DynamicLayer):  # type: ignore[misc]
     def copy_rows(self, chosen: slice | list[int], rows: int, room: int) -> None:
         """Go on in new buffers, which hold the chosen rows."""
         old, self.buffers = self.buffers, tuple(_room(buffer, rows, room) for buffer in self.buffers)
-        for buffer, held in zip(self.buffers, old, strict=True):
-            buffer[:, :, : self.used] = held[chosen, :, : self.used]
+        for buffer, kept in zip(self.buffers, old, strict=True):
+            buffer[:, :, : self.used] = kept[chosen, :, : self.used]
 
     def select(self, rows: list[int]) -> None:
         if len(rows) > len(self.buffers[0]):
@@ -267,9 +267,9 @@ def answer_logprobs(
         hidden = run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -targets.shape[1] :]
     else:
         hidden = _answer_after_prompt(trunk, prefix_ids, prompts, row_of, targets, answered, pad_id)
-    said = answered.bool()
-    found = token_logprobs(head, hidden[said], targets[said], temperature)
-    return torch.zeros(targets.shape, device=trunk.device).masked_scatter(said, found), answered
+    is_answer = answered.bool()
+    logprobs = token_logprobs(head, hidden[is_answer], targets[is_answer], temperature)
+    return torch.zeros(targets.shape, device=trunk.device).masked_scatter(is_answer, logprobs), answered
 
 
 def last_hidden(trunk: Any, prefix_ids: Sequence[int], rests: Sequence[Sequence[int]], pad_id: int) -> Tensor:
@@ -289,17 +289,17 @@ def token_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature:
     rows = max(1, LOGITS // head.vocabulary)
     if len(hidden_MD) <= rows:
         return _part_logprobs(head, hidden_MD, targets_M, temperature)
-    found = [
+    parts = [
         checkpoint(_part_logprobs, head, hidden, targets, temperature, use_reentrant=False)
         for hidden, targets in zip(_parts(hidden_MD, rows), _parts(targets_M, rows), strict=True)
     ]
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def _part_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
     logits = head(hidden_MD[None])[0].float() / temperature
-    found: Tensor = logits.gather(1, targets_M[:, None])[:, 0] - logits.logsumexp(-1)
-    return found
+    logprobs: Tensor = logits.gather(1, targets_M[:, None])[:, 0] - logits.logsumexp(-1)
+    return logprobs
 
 
 def _parts(tensor: Tensor, rows: int) -> list[Tensor]:
@@ -323,10 +323,10 @@ def _answer_after_prompt(
     if targets_NT.shape[1] == 1:
         return first
     cache.batch_select_indices(rows)
-    said = answered_NT[:, :-1]
-    given, seen = targets_NT[:, :-1].masked_fill(said == 0, pad_id), torch.cat([mask[rows], said], dim=1)
+    follows = answered_NT[:, :-1]
+    given, seen = targets_NT[:, :-1].masked_fill(follows == 0, pad_id), torch.cat([mask[rows], follows], dim=1)
     later = run(trunk, given, seen, prefix_ids, prefix, cache)
-    starts = answered_NT[:, 1:] > said  # in these columns an answer begins after its padding
+    starts = answered_NT[:, 1:] > follows  # in these columns an answer begins after its padding
     later = torch.where(starts[:, :, None], first, later)
     return torch.cat([first, later], dim=1)
 

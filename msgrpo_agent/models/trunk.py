@@ -114,8 +114,8 @@ def plain_logprobs(model: Any, prompt: list[int], answer: list[int], temperature
     """log p (T) of an answer's tokens by `model(ids).logits`: no shared prefix, no padding, no cache."""
     ids = torch.tensor([[*prompt, *answer]], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float() / temperature
-    found: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
-    return found
+    logprobs: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+    return logprobs
 
 
 def _gap(model: Any, rows: list[tuple[list[int], list[int]]], truth: Tensor) -> float:

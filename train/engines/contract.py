@@ -61,15 +61,16 @@ def canary_sampling(temperature: float) -> Sampling:
 
 
 def check(policy: Policy, who: str, generated: Sequence[Completion], previous: State | None = None) -> float:
-    """Compare three witnesses of the same tokens, and two that must not agree better than they.
+    """Fail unless engine, trainer and a plain forward pass agree on the log-probabilities of the same tokens.
 
-    `generated` are the engine's answers to `canary_prompts`. The answers are cut to different lengths, so that
-    padding and the selection of rows are seen too. The trainer computes them in a padded batch after the shared
-    prefix; the model's own forward computes each row alone, with nothing of ours around it. Beside these stand the
-    base and the version before (`previous`): an engine that is clearly closer to one of them plays with its weights.
-    What two computations with the same weights differ by, model's and trainer's, is rounding and accuses nobody: in
-    float32 differences far below the tolerance show, in bfloat16 those above its rounding. One rounded logit moves a
-    token's log p by up to (1 - p) times the logit's spacing, so an uncertain token alone can look like an update.
+    `generated` are the engine's answers to `canary_prompts`. They are cut to different lengths, so that errors of
+    padding and of the selection of rows show too. The trainer computes them in a padded batch after the shared
+    prefix; the plain forward pass computes each row alone, by the model's own code. An engine that is clearly closer
+    to the base, or to the version before (`previous`), than to the trainer plays with those weights, and fails too.
+
+    How far trainer and plain forward are apart is taken for rounding. One rounded logit moves a token's log p by up
+    to (1 - p) times the logit's spacing, so in bfloat16 an uncertain token alone can look like an update; in float32
+    differences far below the tolerance are seen.
     Returns the largest difference in log-probability; raises RunError if it is more than the tolerance.
     """
     answers = [
@@ -93,8 +94,8 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
             f"those, by {far:.3g} from the current ones"
         )
     tolerance = TOLERANCE[policy.model.dtype]
-    witnesses = {who: engine, "the model's own forward": plain}
-    gaps = {name: float((ours - theirs).abs().max()) for name, theirs in witnesses.items()}  # NaN stays NaN
+    computed = {who: engine, "the model's own forward": plain}
+    gaps = {name: float((ours - theirs).abs().max()) for name, theirs in computed.items()}  # NaN stays NaN
     for name, gap in gaps.items():
         if not gap <= tolerance:
             raise RunError(
@@ -109,8 +110,8 @@ def _trainer_logprobs(policy: Policy, answers: Sequence[Completion]) -> Tensor:
     """log pθ of all answers' tokens, one after another, as the update computes them."""
     shared = common_prefix_length([list(answer.prompt_ids) for answer in answers])
     pairs = [(list(answer.prompt_ids[shared:]), list(answer.token_ids)) for answer in answers]
-    found, mask = policy.logprobs(list(answers[0].prompt_ids[:shared]), pairs)
-    return found[mask.bool()].cpu()
+    logprobs, mask = policy.logprobs(list(answers[0].prompt_ids[:shared]), pairs)
+    return logprobs[mask.bool()].cpu()
 
 
 def _plain(policy: Policy, answers: Sequence[Completion]) -> Tensor:

@@ -125,11 +125,11 @@ def rows_of(scenario: Scenario, seed: int, *, further: float, cells: int = 0) ->
         game = scenario.new(start, int(generator.integers(2**31)))
         while game.outcome is Outcome.PLAYING:
             for player in game.players:
-                said = [look(game, player, further=bool(generator.random() < further))]
-                said += lessons(game, player, generator, cells, further)
+                thoughts = [look(game, player, further=bool(generator.random() < further))]
+                thoughts += lessons(game, player, generator, cells, further)
                 action = pick(scenario, game, player, generator, *PLAY[scenario.family])
                 prompt = template.render(scenario, game.observe(player))
-                yield Row(prompt, f"{' '.join(reversed(said))}<action>{action}</action>")
+                yield Row(prompt, f"{' '.join(reversed(thoughts))}<action>{action}</action>")
             game.step({player: pick(scenario, game, player, generator, *TOUR) for player in game.players})
 
 
@@ -381,26 +381,26 @@ class Build:
 
     def save(self, file: Path) -> None:
         """All that the next block needs, whole or not at all."""
-        held = {"planned": self.planned, "step": self.step, "rows": self.rows, "recent": self.recent}
-        held |= {"seconds": self.seconds, "model": self.model.state_dict()}
+        saved = {"planned": self.planned, "step": self.step, "rows": self.rows, "recent": self.recent}
+        saved |= {"seconds": self.seconds, "model": self.model.state_dict()}
         part = file.with_suffix(".part")
-        torch.save(held | {"optimizers": [o.state_dict() for o in self.optimizers]}, part)
+        torch.save(saved | {"optimizers": [o.state_dict() for o in self.optimizers]}, part)
         sync_file(part)
         part.replace(file)
         sync_folder(file.parent)
 
     def restore(self, file: Path) -> None:
         """Raises UsageError if another build was begun there."""
-        held = torch.load(file, weights_only=True)
-        planned = held.get("planned", "settings of another version")
+        saved = torch.load(file, weights_only=True)
+        planned = saved.get("planned", "settings of another version")
         if planned != self.planned:
             raise UsageError(
                 f"{file.parent} holds the beginning of a build with {planned}",
                 fix="the same settings go on; or choose another --out",
             )
-        self.step, self.rows, self.recent, self.seconds = (held[k] for k in ("step", "rows", "recent", "seconds"))
-        self.model.load_state_dict(held["model"])
-        for optimizer, state in zip(self.optimizers, held["optimizers"], strict=True):
+        self.step, self.rows, self.recent, self.seconds = (saved[k] for k in ("step", "rows", "recent", "seconds"))
+        self.model.load_state_dict(saved["model"])
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
 
 

@@ -87,11 +87,11 @@ def rows_of(
         while game.outcome is Outcome.PLAYING:
             for player in game.to_move:
                 prompt = template.render(scenario, observation_of(game, player))
-                said = _words(scenario, game, player) if words else ""
+                thought = _words(scenario, game, player) if words else ""
                 best = None if scenario.reference is None else best_actions(scenario, game, player)
-                actions = [chosen(game, player, *answering) for _ in range(1 if said else ANSWERS)]
+                actions = [chosen(game, player, *answering) for _ in range(1 if thought else ANSWERS)]
                 yield [
-                    Row(prompt, f"{said}<action>{action}</action>", None if best is None else action in best)
+                    Row(prompt, f"{thought}<action>{action}</action>", None if best is None else action in best)
                     for action in actions
                 ]
             moves = {player: chosen(game, player, *walking) for player in game.to_move}
@@ -167,11 +167,11 @@ class Teaching:
 
     def save(self, file: Path) -> None:
         """All that the next step needs, whole or not at all."""
-        held = {name: getattr(self, name) for name in ("planned", *COUNTS)}
-        held["weights"] = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+        saved = {name: getattr(self, name) for name in ("planned", *COUNTS)}
+        saved["weights"] = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
         part = file.with_suffix(".part")
         try:
-            torch.save(held | {"optimizer": self.optimizer.state_dict()}, part)
+            torch.save(saved | {"optimizer": self.optimizer.state_dict()}, part)
             sync_file(part)
             part.replace(file)
             sync_folder(file.parent)
@@ -184,8 +184,8 @@ class Teaching:
     def restore(self, file: Path) -> None:
         """Raises UsageError if something else was being taught there, RunError where the file is damaged."""
         try:
-            held = torch.load(file, weights_only=True, map_location="cpu")
-            planned = held["planned"]
+            saved = torch.load(file, weights_only=True, map_location="cpu")
+            planned = saved["planned"]
         except Exception as error:  # whatever a file holds that somebody changed
             raise RunError(f"{file} is damaged: {type(error).__name__}", fix="begin anew in another --out") from error
         if planned != self.planned:
@@ -193,17 +193,17 @@ class Teaching:
                 f"{file.parent} holds a teaching that was begun with {planned}",
                 fix="the same settings go on; or choose another --out",
             )
-        if held["step"] > self.steps:
+        if saved["step"] > self.steps:
             raise UsageError(
-                f"{file.parent} has {held['step']} steps already", fix=f"--steps {held['step']}, or more"
+                f"{file.parent} has {saved['step']} steps already", fix=f"--steps {saved['step']}, or more"
             )
         for name in COUNTS:
-            setattr(self, name, held[name])
+            setattr(self, name, saved[name])
         own = dict(self.model.named_parameters())
         with torch.no_grad():
-            for name, weights in held["weights"].items():
+            for name, weights in saved["weights"].items():
                 own[name].copy_(weights)
-        self.optimizer.load_state_dict(held["optimizer"])
+        self.optimizer.load_state_dict(saved["optimizer"])
 
     def facts(self) -> dict[str, Any]:
         """What was done."""

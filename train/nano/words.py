@@ -87,15 +87,15 @@ class Sight:
     def ways(self) -> dict[Cell, Cell]:
         """For each cell that can be reached around what is deadly or costs something: the cell before it (breadth
         first, so its chain of cells before is a shortest way)."""
-        found, queue, blocked = {self.at: self.at}, deque([self.at]), self.blocked
+        steps, queue, blocked = {self.at: self.at}, deque([self.at]), self.blocked
         while queue:
             cell = queue.popleft()
             for action in DELTA:
                 following = ahead(cell, action)
-                if following not in found and self.inside(following) and following not in blocked:
-                    found[following] = cell
+                if following not in steps and self.inside(following) and following not in blocked:
+                    steps[following] = cell
                     queue.append(following)
-        return found
+        return steps
 
     def way_to(self, target: Cell) -> list[Cell]:
         """The cells of a shortest way, without the first."""
@@ -133,13 +133,13 @@ def look(game: Game, player: str, *, further: bool = False, at: Cell | None = No
         words.append(
             f"{action} {_place(cell)} {sight.seen(cell)}" if sight.inside(cell) else f"{action} {sight.outside}"
         )
-    said = " ".join(words) + "."
+    thought = " ".join(words) + "."
     if sight.nearest is None:
-        said += " nothing good."
+        thought += " nothing good."
     else:
         name, cell = sight.nearest
-        said += f" {name} {_place(cell)}{towards(sight.at, cell)}."
-    return said + further_words(sight) if further else said
+        thought += f" {name} {_place(cell)}{towards(sight.at, cell)}."
+    return thought + further_words(sight) if further else thought
 
 
 def further_words(sight: Sight) -> str:
@@ -185,17 +185,17 @@ class Words:
     @classmethod
     def read(cls, answer: str) -> Words | None:
         """The thought before the action; None where it has another form."""
-        found = _THOUGHT.match(answer.strip())
-        if found is None:
+        form = _THOUGHT.match(answer.strip())
+        if form is None:
             return None
-        beside = {a: (_cell(place) if place else None, seen) for a, place, seen in _BESIDE.findall(found["beside"])}
-        name = found["name"]
-        target = (name, _cell(found["target"]), found["way"].strip()) if name else None
-        path = None if found["path"] is None else tuple(_cells(found["path"]))
-        chances = None if found["chances"] is None else {a: int(n) for a, n in _CHANCE.findall(found["chances"])}
+        beside = {a: (_cell(place) if place else None, seen) for a, place, seen in _BESIDE.findall(form["beside"])}
+        name = form["name"]
+        target = (name, _cell(form["target"]), form["way"].strip()) if name else None
+        path = None if form["path"] is None else tuple(_cells(form["path"]))
+        chances = None if form["chances"] is None else {a: int(n) for a, n in _CHANCE.findall(form["chances"])}
         if set(beside) != set(DELTA) or (chances is not None and set(chances) != set(DELTA)):
             return None
-        return cls((int(found[1]), int(found[2])), beside, target, path, chances)
+        return cls((int(form[1]), int(form[2])), beside, target, path, chances)
 
     @property
     def looks_ahead(self) -> bool:
@@ -207,7 +207,7 @@ def _cell(text: str) -> Cell:
 
 
 def _cells(text: str) -> Iterator[Cell]:
-    return (_cell(found) for found in re.findall(r"\(\d,\d\)", text))
+    return (_cell(place) for place in re.findall(r"\(\d,\d\)", text))
 
 
 def has_words(scenario: Scenario) -> bool:

@@ -131,9 +131,9 @@ class BoardView(Widget):
             return ""
         rows = self.rows - self.size.height + 1  # the warning takes a line
         parts = [f"{n} {name}" for n, name in ((rows, "rows"), (columns, "columns")) if n > 0]
-        said = f"{' and '.join(parts)} hidden"
-        longer = f"{said}: enlarge the window"
-        return next((text for text in (longer, said) if len(text) <= self.size.width), "too small")
+        summary = f"{' and '.join(parts)} hidden"
+        longer = f"{summary}: enlarge the window"
+        return next((text for text in (longer, summary) if len(text) <= self.size.width), "too small")
 
     def _margins(self) -> tuple[int, int]:
         """(columns, rows) of empty space before the board, so that it stands in the middle."""

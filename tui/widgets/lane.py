@@ -60,9 +60,9 @@ class Lane(Vertical):
     def show(self, worth: str) -> None:
         session, frame = self._session, self._session.frame
         self.board.show(frame.board, frame.seen)
-        paid = [roles for player, roles in zip(session.players, HEADS, strict=False) if _reward(frame, player)]
-        if session.cursor == self._shown + 1 and paid:
-            self.board.flash(chain.from_iterable(paid))
+        rewarded = [roles for player, roles in zip(session.players, HEADS, strict=False) if _reward(frame, player)]
+        if session.cursor == self._shown + 1 and rewarded:
+            self.board.flash(chain.from_iterable(rewarded))
         self._shown = session.cursor
         first = session.players[0]
         whose = f" · {session.name(first)}" if self._several else ""

@@ -99,5 +99,5 @@ def turns(run: Learning, session: Session) -> Content:
 def words(run: Learning, session: Session) -> Content:
     """What the model said before the move that is shown."""
     turn = session.frame.turns.get(run.shown.player) if run.shown else None
-    said = thought(turn.answer or "") if turn is not None else ""
-    return Content.styled(f"“{said}”", "italic") if said else Content("")
+    thought_of_turn = thought(turn.answer or "") if turn is not None else ""
+    return Content.styled(f"“{thought_of_turn}”", "italic") if thought_of_turn else Content("")
