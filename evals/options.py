@@ -82,12 +82,12 @@ def takes(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]
     hints = get_type_hints(kind, include_extras=True)
     parameters = [
         Parameter(
-            one.name,
+            option.name,
             Parameter.KEYWORD_ONLY,
-            default=one.default if one.default_factory is MISSING else one.default_factory(),
-            annotation=hints[one.name],
+            default=option.default if option.default_factory is MISSING else option.default_factory(),
+            annotation=hints[option.name],
         )
-        for one in fields(kind)  # type: ignore[arg-type]
+        for option in fields(kind)  # type: ignore[arg-type]
     ]
 
     def decorated(command: Callable[[T], None]) -> Callable[..., None]:

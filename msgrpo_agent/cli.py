@@ -91,11 +91,11 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
 
     chosen = [*SCENARIOS.values(), *map(get_scenario, offered())]
     if as_json:
-        print_json([_facts(one) for one in chosen])
+        print_json([_facts(scenario) for scenario in chosen])
         return
     table = Table("scenario", "players", "steps", "source", box=None, pad_edge=False)
-    for one in chosen:
-        table.add_row(one.id, str(len(one.players)), str(one.step_limit), escape(one.source))
+    for scenario in chosen:
+        table.add_row(scenario.id, str(len(scenario.players)), str(scenario.step_limit), escape(scenario.source))
     out.print(table)
     say("settings after [V] Verlog, [F] FastSnake, [G] Gymnasium")
     say("msgrpo games NAME shows the rules; msgrpo play NAME plays; msgrpo games new my_game.py begins your own")
@@ -135,13 +135,13 @@ def check(
 
     examined = examine(get_scenario(scenario), plays=plays, name=scenario)
     if as_json:
-        rows = [{"rule": one.rule, "breach": one.breach, "fix": one.fix} for one in examined.findings]
+        rows = [{"rule": finding.rule, "breach": finding.breach, "fix": finding.fix} for finding in examined.findings]
         print_json({"scenario": scenario, "rules": rows, "episode_s": examined.episode_s})
     else:
         table = Table("rule", "what was seen", "what mends it", box=None, pad_edge=False)
-        for one in examined.findings:
-            state = "[green]✓[/]" if one.breach is None else f"[red]✗[/] {escape(one.breach)}"
-            table.add_row(one.rule, state, escape(one.fix or ""))
+        for finding in examined.findings:
+            state = "[green]✓[/]" if finding.breach is None else f"[red]✗[/] {escape(finding.breach)}"
+            table.add_row(finding.rule, state, escape(finding.fix or ""))
         out.print(table)
         say(f"{plays} random games; an episode with all its checks takes {1000 * examined.episode_s:.3g} ms")
     if examined.breaches:

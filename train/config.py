@@ -164,7 +164,7 @@ class TrainConfig(BaseModel):
     def choices(self) -> list[Choice]:
         """The run's choices from `msgrpo.train.rivals`."""
         chosen = (self.credit, self.select, self.gate, self.objectives, self.explore, self.loss)
-        return [one for one in chosen if one is not None]
+        return [choice for choice in chosen if choice is not None]
 
     @property
     def scenarios(self) -> list[Scenario]:

@@ -62,7 +62,7 @@ class Group:
 
     def trajectories(self) -> list[list[Step]]:
         """The turns as far as credit goes."""
-        return [[Step(_asked(turn), turn.action, turn.paid + turn.shaping) for turn in one] for one in self.turns]
+        return [[Step(_asked(turn), turn.action, turn.paid + turn.shaping) for turn in turns] for turns in self.turns]
 
     def of_episodes(self, scale: str) -> list[float]:
         """A_j = (C_j − mean C) / std C of each episode; with scale=update in units of reward, C_j − mean C."""

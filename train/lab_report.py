@@ -29,7 +29,7 @@ def reported(
     """
     first = next(iter(values))
     budget = {
-        axis: min(float(one[axis][-1]) for of_arm in curves.values() for one in of_arm)
+        axis: min(float(curve[axis][-1]) for of_arm in curves.values() for curve in of_arm)
         for axis in ("answers", "seconds")
     }
     arms: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def reported(
         arms[arm] = {
             "test": _crossed(values[arm]),
             "difference": None if arm == first else _crossed(difference),
-            "by_seed": [float(np.mean(one)) for one in values[arm]],
+            "by_seed": [float(np.mean(curve)) for curve in values[arm]],
             "seeds_alike": seeds_alike(values[arm], seed=0),
             "values": values[arm],
             "curves": curves[arm],
@@ -53,7 +53,7 @@ def _crossed(values: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def _at(curves: Sequence[Curve], axis: str, limit: float) -> dict[str, Any]:
     """The validation score where `limit` answers or seconds were spent, between evaluations in a straight line."""
-    scores = [float(np.interp(limit, one[axis], one["score"])) for one in curves]
+    scores = [float(np.interp(limit, curve[axis], curve["score"])) for curve in curves]
     return {"mean": float(np.mean(scores)), "by_seed": scores}
 
 
@@ -124,7 +124,7 @@ def caption(report: Mapping[str, Any]) -> str:
     study, budget, first = report["study"], report["budget"], report["arms"][report["first"]]
     done = len(first["by_seed"])
     seeds = study["seeds"] if done == study["seeds"] else f"{done} of {study['seeds']}"
-    updates = {tuple(one["updates"]) for arm in report["arms"].values() for one in arm["curves"]}
+    updates = {tuple(curve["updates"]) for arm in report["arms"].values() for curve in arm["curves"]}
     after = f" (after {', '.join(f'{step:.0f}' for step in updates.pop())} updates)" if len(updates) == 1 else ""
     return (
         f"{study['scenario']}, {seeds} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
@@ -159,9 +159,9 @@ def draw(report: Mapping[str, Any], file: Path) -> None:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     for axes, axis in zip(figure.subplots(1, 2, sharey=True), ("answers", "seconds"), strict=True):
         for arm, result in report["arms"].items():
-            limit = min(one[axis][-1] for one in result["curves"])
+            limit = min(curve[axis][-1] for curve in result["curves"])
             xs = np.linspace(0, limit, 60)
-            ys = np.stack([np.interp(xs, one[axis], one["score"]) for one in result["curves"]])
+            ys = np.stack([np.interp(xs, curve[axis], curve["score"]) for curve in result["curves"]])
             (line,) = axes.plot(xs, ys.mean(axis=0), label=arm)
             axes.fill_between(xs, ys.min(axis=0), ys.max(axis=0), alpha=0.12, color=line.get_color())
         axes.set(xlabel=axis, ylabel="validation score")

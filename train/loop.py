@@ -139,7 +139,7 @@ class Trainer:
             passing = ranks.broadcast(config.gate.passing(groups) if ranks.first else [])
             groups = [groups[place] for place in passing]
         picked = pick(groups, config, learner)
-        samples = [sample for one in picked for sample in one.samples(config, policy.tokenizer)]
+        samples = [sample for of_group in picked for sample in of_group.samples(config, policy.tokenizer)]
         learning = f"{self.now(step)}: learning from {len(samples)} turns"
         self.report.doing(learning)
 

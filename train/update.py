@@ -198,7 +198,9 @@ def advantages(groups: Sequence[Group], config: TrainConfig, learner: Learner) -
     if config.credit.scale == "update":
         credits = scaled_by_update(credits)
     if config.objectives is not None:
-        credits = [config.objectives.combined(one, group) for one, group in zip(credits, groups, strict=True)]
+        credits = [
+            config.objectives.combined(of_group, group) for of_group, group in zip(credits, groups, strict=True)
+        ]
     return credits
 
 
@@ -207,9 +209,15 @@ def scaled_by_update(groups: Sequence[Advantages]) -> list[Advantages]:
 
     Zeros stay zeros; a group whose credits are small beside the others' keeps them small.
     """
-    flat = torch.tensor([value for group in groups for one in group for value in one], dtype=torch.float64)
+    flat = torch.tensor(
+        [value for group in groups for of_episode in group for value in of_episode], dtype=torch.float64
+    )
     root = float(flat.square().mean().sqrt()) if len(flat) else 0.0
-    return [[[value / root for value in one] for one in group] for group in groups] if root else list(groups)
+    return (
+        [[[value / root for value in of_episode] for of_episode in group] for group in groups]
+        if root
+        else list(groups)
+    )
 
 
 def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:

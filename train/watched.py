@@ -14,7 +14,7 @@ GROUPS, WHOLE = 16, 3  # groups that are listed; those of them whose best and wo
 def watched(step: int, rollouts: Rollouts, picked: Sequence[Picked]) -> Update:
     """What is kept of the update's rollouts; `picked` are the groups that taught."""
     episode_of = {id(turn): episode for episode in rollouts.all_episodes for turn in episode.turns}
-    taught = {id(one.group): one for one in picked}
+    taught = {id(choice.group): choice for choice in picked}
     listed = sorted(rollouts.groups, key=lambda group: id(group) not in taught)[:GROUPS]
     rows, samples = [], list[Sample]()
     for number, group in enumerate(listed):

@@ -78,7 +78,7 @@ class ChatFormat:
             return encoded
         self._backend.no_truncation()
         self._backend.no_padding()
-        return [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _head_for(self, prompt: Prompt, text: str) -> _Head:
         """The lines that the prompt has in common with the others of its prefix, if it has.

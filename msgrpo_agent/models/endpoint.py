@@ -497,7 +497,7 @@ def _served(body: Mapping[str, Any]) -> str | None:
 
 def _dicts(given: Any) -> list[dict[str, Any]]:
     """The objects of a list; nothing where it is none: a server's chunks have every shape."""
-    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
 
 
 def _whole(digits: str) -> int:

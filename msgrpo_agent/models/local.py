@@ -148,10 +148,10 @@ class LocalModel:
         Raises EndpointError for a prompt that is longer than the model's context.
         """
         completions = self._completed(prompts, sampling, seeds, actions=actions)
-        for one in completions:
-            if isinstance(one, EndpointError):
-                raise one
-        return [one for one in completions if isinstance(one, Completion)]
+        for completion in completions:
+            if isinstance(completion, EndpointError):
+                raise completion
+        return [completion for completion in completions if isinstance(completion, Completion)]
 
     @property
     def context(self) -> int:

@@ -84,7 +84,7 @@ class Branch(Explore):
             if states:
                 _, j, t, i = max(states)
                 turn = groups[i].turns[j][t]
-                episode = next(one for one in of_start if any(turn is other for other in one.turns))
+                episode = next(candidate for candidate in of_start if any(turn is other for other in candidate.turns))
                 forks.append(Fork(scenario, start_seed, replay(scenario, episode, turn.step), place, seats))
         return forks
 

@@ -89,7 +89,7 @@ def centred(returns: Sequence[float], divided: bool) -> Tensor:
 
 def like(flat: Tensor, shape: Advantages) -> Advantages:
     """The values of a flat tensor in the shape [j][t]."""
-    return [part.tolist() for part in torch.split(flat, [len(one) for one in shape])]
+    return [part.tolist() for part in torch.split(flat, [len(of_episode) for of_episode in shape])]
 
 
 def scaled(values: Advantages, trajectories: Trajectories, divided: bool) -> Advantages:
@@ -97,8 +97,8 @@ def scaled(values: Advantages, trajectories: Trajectories, divided: bool) -> Adv
 
     Zeros stay zeros, and what is rounding beside the rewards becomes zero.
     """
-    flat = torch.tensor([value for one in values for value in one], dtype=torch.float64)
-    least = 1e-9 * max(1.0, max(sum(abs(step.reward) for step in one) for one in trajectories))
+    flat = torch.tensor([value for of_episode in values for value in of_episode], dtype=torch.float64)
+    least = 1e-9 * max(1.0, max(sum(abs(step.reward) for step in of_episode) for of_episode in trajectories))
     root = flat.square().mean().sqrt()
     if root <= least:
         return like(torch.zeros_like(flat), values)

@@ -15,4 +15,4 @@ class ToGo(Discounted):
 
     def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
         returns = returns_to_go(trajectories, self.gamma)
-        return like(centred([value for one in returns for value in one], self.divided), returns)
+        return like(centred([value for of_episode in returns for value in of_episode], self.divided), returns)

@@ -237,8 +237,8 @@ def joined(board: Board, place: Place) -> frozenset[str]:
     """The sides of a cell to which its chain goes on."""
     sides = set()
     for chain in board.chains:
-        for one, other in pairwise(chain):
-            for here, there in ((one, other), (other, one)):
+        for cell, other in pairwise(chain):
+            for here, there in ((cell, other), (other, cell)):
                 if here == place:
                     step = (there[1] - here[1], there[0] - here[0])
                     sides |= {side for side, way in WAY.items() if way == step}
