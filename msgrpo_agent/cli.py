@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from msgrpo import __version__
 from msgrpo.errors import MsgrpoError
-from msgrpo.game import Scenario
+from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, err, out, print_json, say
 
 commands = typer.Typer()
@@ -118,7 +118,9 @@ def show(scenario: Annotated[str, typer.Argument(help="A scenario.")], as_json: 
         print_json([_facts(one)])
         return
     players = f"{len(one.players)} player{'s' if len(one.players) > 1 else ''}"
-    typer.echo(f"{one.id}: {players}, actions {', '.join(one.actions)}, {one.step_limit} steps, source {one.source}")
+    own_words = "your own words" if isinstance(one.actions, AnyText) else "those that the state names"
+    actions = ", ".join(one.actions) or own_words
+    typer.echo(f"{one.id}: {players}, actions {actions}, {one.step_limit} steps, source {one.source}")
     game = one.new(0, 0)
     typer.echo(f"\n{one.rules}\n\nWhat a player sees at the start:\n\n{observation_of(game, game.to_move[0])}")
 

@@ -21,7 +21,7 @@ from typing import get_args
 import numpy as np
 
 from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
-from msgrpo.game import SPLITS, Game, Outcome, Role, Scenario, stream
+from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, stream
 from msgrpo.limits import GAME_S, is_interrupt, within
 from msgrpo.references import best_actions
 from msgrpo.rollout import observation_of
@@ -201,7 +201,7 @@ def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> Non
     )
     named = game.players == scenario.players and game.actions == scenario.actions
     _require(named, "actions", f"the game has {game.players} and {game.actions}, not those of its scenario")
-    distinct = len(set(game.actions)) == len(game.actions) != 1
+    distinct = len(set(game.actions)) == len(game.actions) != 1 or isinstance(game.actions, AnyText)
     _require(distinct, "actions", "actions are not two or more distinct names")
     texts = [action for action in game.actions if action != action.strip() or not action or "<" in action]
     _require(not texts, "actions", f"{texts} cannot stand in <action>…</action>")
@@ -233,7 +233,8 @@ def _check_state(scenario: Scenario, game: Game) -> None:
                 bool(description.strip()) and "<action>" not in description, "describe", f"it says {description!r}"
             )
     _check_board(game)
-    for wrong in ({}, dict.fromkeys(moving, "no such action")):
+    nonsense = "" if isinstance(game.actions, AnyText) else "no such action"
+    for wrong in ({}, dict.fromkeys(moving, nonsense)):
         twin = game.copy()
         _require(_refuses(twin, wrong), "refusals", f"step takes {wrong}")
 

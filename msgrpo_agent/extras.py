@@ -16,6 +16,7 @@ EXTRAS = {
     "web": ("textual_serve",),
     "minigrid": ("minigrid",),
     "openspiel": ("pyspiel",),
+    "textarena": ("textarena", "nltk"),
     "openenv": ("openenv", "websockets"),
     "wandb": ("wandb",),
     "trackio": ("trackio",),

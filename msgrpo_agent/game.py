@@ -29,12 +29,24 @@ PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW di
 MOST_POINTS = 1e12  # of one reward: sums and squares of larger ones are no numbers any more
 MISTAKE, BLUNDER = 0.1, 0.3  # points of the return that a move loses
 MOVES = ("up", "down", "left", "right")
+LONGEST_ACTION = 4096  # characters of an action of the player's own words
 # What a cell is to the one who looks, which a screen turns into a sign and a colour; `won` and `lost` say where
 # a player stood when the game ended so.
 Role = Literal[
     "own", "own-body", "other", "other-body", "good", "bad", "wall", "hole", "goal", "floor", "ice", "won", "lost",
     "thing",
 ]  # fmt: skip
+
+
+class AnyText(tuple[str, ...]):
+    """The actions of a game that takes any text: every text is one of them, and those that are listed are examples.
+
+    A game that takes the player's own words has `actions = AnyText()`, and examples in what `legal` returns, which
+    players that choose from a list choose from.
+    """
+
+    def __contains__(self, text: object) -> bool:
+        return isinstance(text, str) and len(text.strip()) > 0 and len(text) <= LONGEST_ACTION
 
 
 class Outcome(StrEnum):
@@ -262,7 +274,8 @@ class Scenario:
 
     `make(start_seed, chance_seed)`: two seeds, because a group shares its *start* and not its luck.
     `family` says which game it is (`frozen-lake`, `snake`); `players` and `actions` are those of its games; a game
-    with too many actions to list has none here, and each state names its legal ones;
+    with too many actions to list has none here, and each state names its legal ones; one that takes the player's own
+    words has `AnyText()`;
     `one_start` says that every start is the same, `goal` that a game has a goal: success pays, failure does not;
     `luck_in_start` that what a player sees first depends on the luck as well; `hidden` that players see different
     things (hands of cards). Both leave nothing to hold out: see `holds_out`.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo.errors import UsageError, first_fault, nearest
-from msgrpo.game import Scenario
+from msgrpo.game import AnyText, Scenario
 from msgrpo.text import Clean
 
 ASK = "You are playing a text game. Look at the state{how}"
@@ -72,13 +72,9 @@ class Prompt:
 
 
 @lru_cache(maxsize=256)
-def _filled(instructions: str, rules: str, actions: tuple[str, ...]) -> tuple[str, str]:
+def _filled(instructions: str, rules: str, actions: str, example: str) -> tuple[str, str]:
     """The instructions of a scenario, before the state and after it: the same for every turn."""
-    values = {
-        "rules": rules,
-        "actions": ", ".join(actions) or "those that the state names as legal",
-        "example": actions[0] if actions else "…",
-    }
+    values = {"rules": rules, "actions": actions, "example": example}
     before, _, after = instructions.partition("{state}")
     fill = partial(re.sub, r"\{(rules|actions|example)\}", lambda match: values[match[1]])
     return fill(before), fill(after)
@@ -101,8 +97,11 @@ class PromptTemplate(BaseModel):
 
     def render(self, scenario: Scenario, observation: str, past: Sequence[Past] = ()) -> Prompt:
         """The prompt of a turn; `past` are the player's turns before it, the last one last."""
-        actions = tuple(scenario.actions) if len(scenario.actions) <= MOST_LISTED else ()
-        before, after = _filled(self.instructions, scenario.rules, actions)
+        actions = scenario.actions if len(scenario.actions) <= MOST_LISTED else ()
+        own_words = isinstance(scenario.actions, AnyText)
+        unlisted = "your own words" if own_words else "those that the state names as legal"
+        example = actions[0] if actions else "…"
+        before, after = _filled(self.instructions, scenario.rules, ", ".join(actions) or unlisted, example)
         label = before.rpartition("\n")[2]
         shown = "".join(f"{example.state}\n{example.answer}\n{label}" for example in self.examples)
         history = [

@@ -10,7 +10,7 @@ from itertools import count
 from msgrpo.agent import Agent, Decision, OnText, View
 from msgrpo.episode import Episode, Turn, versions
 from msgrpo.errors import EndpointError, GameFaultError
-from msgrpo.game import Game, Outcome, Scenario
+from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past
 from msgrpo.rewards import Shaping
@@ -62,7 +62,8 @@ def observation_of(game: Game, player: str) -> str:
     if len(seen) > LONGEST_STATE:
         reason = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
         raise GameFaultError(reason, rule="text")
-    return printable(seen if legal == game.actions or not legal else f"{seen}\nLegal now: {', '.join(legal)}.")
+    whole = legal == game.actions or not legal or isinstance(legal, AnyText)
+    return printable(seen if whole else f"{seen}\nLegal now: {', '.join(legal)}.")
 
 
 def outcome_of(game: Game) -> Outcome:

@@ -33,7 +33,7 @@ def is_allowed(name: str) -> bool:
 def names_code(name: str) -> bool:
     """Whether to load the scenario of this name is to run code that is neither ours nor a library's."""
     # of a library's game a retelling may follow; its parameters may not, since they can name files
-    return ":" in name and re.fullmatch(r"(gym|spiel):[\w.-]+(~[\w-]+)*", name) is None
+    return ":" in name and re.fullmatch(r"(gym|spiel|ta):[\w.-]+(~[\w-]+)*", name) is None
 
 
 def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@
     NAME                            what an installed package offers: an entry point of the group `msgrpo.scenarios`
     gym:BabyAI-GoToObj-v0           any level of MiniGrid and BabyAI
     spiel:tic_tac_toe               any game of OpenSpiel
+    ta:TicTacToe-v0                 a game of TextArena
 
 The attribute is a `Scenario`, or a function without arguments that returns one. Whatever name a scenario was asked
 for by becomes its id, so that a record's `scenario` finds it again.
@@ -70,7 +71,7 @@ def find(name: str) -> Scenario | None:
 
 def runs_code(name: str) -> bool:
     """Whether looking at this game would run a person's own file or module, which has not been loaded before."""
-    return ":" in name and name.partition(":")[0] not in ("gym", "spiel") and name not in _loaded
+    return ":" in name and name.partition(":")[0] not in ("gym", "spiel", "ta") and name not in _loaded
 
 
 def _found(name: str) -> Scenario | None:
@@ -84,6 +85,10 @@ def _found(name: str) -> Scenario | None:
         with needs(f"the game {name!r}", "openspiel"):
             from msgrpo.games.spiel_game import spiel_scenario
         return spiel_scenario(rest)
+    if kind == "ta":
+        with needs(f"the game {name!r}", "textarena"):
+            from msgrpo.games.textarena_game import arena_scenario
+        return arena_scenario(rest)
     if ":" in name:
         where, _, attribute = name.rpartition(":")
         module = _from_file(Path(where), name) if where.endswith(".py") else _imported(where, name)
