@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from msgrpo.agent import Agent, LanguageAgent
@@ -322,6 +322,12 @@ async def _play_all(
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
     counts = [0, 0]  # ended, failed
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
+    places = min(concurrency, progress.planned)
+    first: list[_Job | None] = []
+    for job in islice(jobs, places):  # a start is looked for among many: not all in one go, which holds up the loop
+        first.append(job)
+        await asyncio.sleep(0)
+    jobs = chain(first, jobs)
     admission = asyncio.Lock()  # episodes begin in the suite's order, also where they wait for room in the budget
 
     async def admitted() -> object:
@@ -343,7 +349,7 @@ async def _play_all(
             counts[1] += episode.error is not None
             _stop_if_hopeless(agent, counts, episode, max_failures)
 
-    workers = [asyncio.create_task(work()) for _ in range(min(concurrency, progress.planned))]
+    workers = [asyncio.create_task(work()) for _ in range(places)]
     try:
         await asyncio.gather(*workers)
     finally:
