@@ -16,18 +16,23 @@ def ending_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP act as SIGINT within the block; one that is ignored (nohup) stays ignored.
 
     The signal is passed on as SIGINT, so that asyncio's own handler cancels its main task in good order. A shell
-    starts what it puts into the background with SIGINT ignored: then there is nobody to pass it on to before.
+    starts what it puts into the background with SIGINT ignored, and asyncio handles no ignored signal: within the
+    block SIGINT is held back instead of ignored, and let through when it is passed on.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if ignored:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         signal.raise_signal(signal.SIGINT)
 
     before = {number: signal.getsignal(number) for number in ENDING}
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, interrupt)
@@ -36,3 +41,6 @@ def ending_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was held back is forgotten
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
