@@ -22,7 +22,7 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
 from msgrpo.game import Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
-from msgrpo.rollout import GAME_FAULT, new_episode, play_on
+from msgrpo.rollout import GAME_FAULT, computed, new_episode, place_for, play_on
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -194,6 +194,7 @@ async def evaluate(
     more than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
     """
     progress = progress or EvalProgress()
+    _check_repeatable(scenarios)
     with ExitStack() as stack:
         plan: list[tuple[Agent, list[tuple[Scenario, Record, Partial]]]] = []
         with changing_run(out) as run:
@@ -242,6 +243,17 @@ async def evaluate(
                     begun.close(ended=ended)
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
+
+
+def _check_repeatable(scenarios: Sequence[Scenario]) -> None:
+    """Refuse games of a server that gives another game for the same seed: nothing could be compared by pairs."""
+    for scenario in scenarios:
+        if scenario.remote is not None and not scenario.remote.repeats:
+            raise UsageError(
+                f"{scenario.id} gave another game when it was asked for the same seed again, so no two agents would "
+                "play the same episodes",
+                fix="its reset(seed) has to seed all that it draws; training and play do not need it",
+            )
 
 
 def record_name(agent: Agent, scenario: Scenario) -> str:
@@ -365,14 +377,15 @@ async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -
     try:
         agents = dict.fromkeys(job.scenario.players, agent)
         episode = new_episode(job.scenario, agents, *job.seeds)
-        try:
-            game = job.scenario.new(job.seeds.start, job.seeds.chance)
-            with games_code(job.scenario.id):
-                job.partial.take_up(job.seeds, game, episode)
-        except GameFaultError as fault:
-            episode.error, episode.error_message = GAME_FAULT, fault.message
-        else:
-            await play_on(game, episode, job.scenario, agents, after_step=partial(_after_step, job, progress))
+        async with place_for(job.scenario):
+            try:
+                game = await computed(job.scenario, job.scenario.new, job.seeds.start, job.seeds.chance)
+                with games_code(job.scenario.id):
+                    job.partial.take_up(job.seeds, game, episode)
+            except GameFaultError as fault:
+                episode.error, episode.error_message = GAME_FAULT, fault.message
+            else:
+                await play_on(game, episode, job.scenario, agents, after_step=partial(_after_step, job, progress))
         if regret and job.scenario.judge is not None and episode.error is None:
             await add_regrets(job.scenario, episode)
     finally:

@@ -16,6 +16,7 @@ from msgrpo.evals.record import run_of, seeds_of
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
+from msgrpo.games.outside import on_server
 from msgrpo.judge import judged
 from msgrpo.limits import games_code
 from msgrpo.parse import parse_action
@@ -168,6 +169,8 @@ def first_difference(episode: Episode) -> str | None:
 
 
 def _differences(episode: Episode) -> Iterator[str]:
+    if on_server(episode.scenario):
+        raise RecordError(f"{episode.scenario} was played on a server, and cannot be simulated again here")
     scenario = recorded_scenario(episode.scenario)
     try:
         game = scenario.new(episode.start_seed, episode.chance_seed)

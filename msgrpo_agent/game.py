@@ -269,6 +269,19 @@ Judge = Callable[[Any, str], Judgement]  # of (game, player)
 
 
 @dataclass(frozen=True)
+class Remote:
+    """What the server of a scenario can do, whose games are played there and not in this process.
+
+    `sessions` are the games that it plays at the same time; `repeats` says that a seed and the same actions give the
+    same game again, `copies` that a game can be brought to the state of another one.
+    """
+
+    sessions: int
+    repeats: bool
+    copies: bool
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A named, fixed setting of a game, and the source of its numbers.
 
@@ -282,7 +295,8 @@ class Scenario:
     `reference(game, player)` gives the best actions that are known, for the agent `optimal`; `describe(game, player)`
     says something true about the state, for a model to learn from (`msgrpo teach`); `judge(game, player)` says
     what every action is worth (`judge.py`). `plain` names
-    the scenario of which this one is a retelling (`games/retold.py`).
+    the scenario of which this one is a retelling (`games/retold.py`). `remote` is there where games are played on a
+    server.
     """
 
     id: str
@@ -301,6 +315,7 @@ class Scenario:
     describe: Callable[[Any, str], str] | None = field(default=None, repr=False)
     judge: Judge | None = field(default=None, repr=False)
     plain: str | None = None
+    remote: Remote | None = None
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
         """A fresh game. Raises GameFaultError, with file and line, where its own code fails."""
@@ -319,8 +334,11 @@ class Scenario:
     def start_key(self, start_seed: int) -> str:
         """A hash of the board that a seed draws: the same for all scenarios of a family that draw the same one.
 
-        Without a board it is that of the text that the first player sees.
+        Without a board it is that of the text that the first player sees; of games on a server it is that of the
+        seed, so that to divide the starts is to ask nobody.
         """
+        if self.remote is not None:
+            return hashlib.sha256(f"{SALT}{self.family}\n{start_seed}".encode()).hexdigest()
         game = self.new(start_seed, 0)
         with games_code(self.id):
             board = game.board()

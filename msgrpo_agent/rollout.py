@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
+from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from msgrpo.agent import Agent, Decision, OnText, View
 from msgrpo.episode import Episode, Turn, versions
@@ -16,6 +19,8 @@ from msgrpo.prompt import Past
 from msgrpo.rewards import Shaping
 from msgrpo.text import printable
 
+P = ParamSpec("P")
+T = TypeVar("T")
 NO_SHAPING = Shaping()
 GAME_FAULT = "game_fault"  # the kind of an episode's error
 LONGEST_STATE = 100_000  # characters of an observation
@@ -137,6 +142,25 @@ async def decide(
         raise
 
 
+_rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def place_for(scenario: Scenario) -> AsyncIterator[None]:
+    """A place for one more game of this scenario, where a server plays only so many at the same time."""
+    if scenario.remote is None:
+        yield
+        return
+    rooms = _rooms.setdefault(asyncio.get_running_loop(), {})
+    async with rooms.setdefault(scenario.id, asyncio.Semaphore(scenario.remote.sessions)):
+        yield
+
+
+async def computed(scenario: Scenario, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a call into a game gives; where a server is asked, in a thread, so that other episodes go on meanwhile."""
+    return call(*args, **kwargs) if scenario.remote is None else await asyncio.to_thread(call, *args, **kwargs)
+
+
 async def play_episode(
     scenario: Scenario,
     agents: Mapping[str, Agent],
@@ -152,13 +176,13 @@ async def play_episode(
     set and has no result. A fatal one (wrong key, unknown model) is raised.
     """
     episode = new_episode(scenario, agents, start_seed, chance_seed, sampling_seed)
-    try:
-        with games_code(scenario.id):
-            game = scenario.new(start_seed, chance_seed)
-    except GameFaultError as fault:
-        episode.error, episode.error_message = GAME_FAULT, fault.message
-        return episode
-    await play_on(game, episode, scenario, agents, shaping)
+    async with place_for(scenario):
+        try:
+            game = await computed(scenario, scenario.new, start_seed, chance_seed)
+        except GameFaultError as fault:
+            episode.error, episode.error_message = GAME_FAULT, fault.message
+            return episode
+        await play_on(game, episode, scenario, agents, shaping)
     return episode
 
 
@@ -186,7 +210,7 @@ async def play_on(
             # An agent that answers at once must not keep others, and a Ctrl-C, from their turn.
             await asyncio.sleep(0)
             decisions = await decide(agents, views)
-            apply_turn(episode, game, views, decisions, shaping)
+            await computed(scenario, apply_turn, episode, game, views, decisions, shaping)
             after_step(episode)
     except EndpointError as error:
         if error.fatal:

@@ -27,6 +27,7 @@ from msgrpo.agent import Sampling
 from msgrpo.errors import UsageError, first_fault, nearest
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
+from msgrpo.games.outside import on_server
 from msgrpo.models.paths import NANO, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
@@ -149,6 +150,9 @@ class TrainConfig(BaseModel):
             raise ValueError("rollouts by servers need --set adapters=DIR, the folder that trainer and servers share")
         if self.ahead and self.rollouts == "hf":
             raise ValueError("ahead=1 needs rollouts by vLLM: in this process both would wait for the same cores")
+        if self.explore is not None and self.explore.name == "branch":
+            for name in filter(on_server, names_of(self.scenario)):
+                raise ValueError(f"explore=branch copies games in mid-play, and those of {name} are on a server")
         return self
 
     def _check_opponent(self, opponent: str) -> None:

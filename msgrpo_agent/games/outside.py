@@ -6,6 +6,7 @@
     gym:BabyAI-GoToObj-v0           any level of MiniGrid and BabyAI
     spiel:tic_tac_toe               any game of OpenSpiel
     ta:TicTacToe-v0                 a game of TextArena
+    openenv:http://host:8000        the environment of an OpenEnv server
 
 The attribute is a `Scenario`, or a function without arguments that returns one. Whatever name a scenario was asked
 for by becomes its id, so that a record's `scenario` finds it again.
@@ -69,6 +70,11 @@ def find(name: str) -> Scenario | None:
     return scenario
 
 
+def on_server(name: str) -> bool:
+    """Whether the games of this name are played on a server."""
+    return name.startswith("openenv:")
+
+
 def runs_code(name: str) -> bool:
     """Whether looking at this game would run a person's own file or module, which has not been loaded before."""
     return ":" in name and name.partition(":")[0] not in ("gym", "spiel", "ta") and name not in _loaded
@@ -85,6 +91,10 @@ def _found(name: str) -> Scenario | None:
         with needs(f"the game {name!r}", "openspiel"):
             from msgrpo.games.spiel_game import spiel_scenario
         return spiel_scenario(rest)
+    if on_server(name):
+        from msgrpo.games.openenv_game import openenv_scenario
+
+        return openenv_scenario(rest)
     if kind == "ta":
         with needs(f"the game {name!r}", "textarena"):
             from msgrpo.games.textarena_game import arena_scenario

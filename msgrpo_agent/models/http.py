@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -127,6 +127,14 @@ class Client:
         async with response:
             yield response, _pieces(response, session)
 
+    async def socket(self, url: str, longest: int) -> aiohttp.ClientWebSocketResponse:
+        """An open websocket, which a message of more than `longest` bytes ends. Raises what `ask` raises."""
+        session = self._here().session
+        try:
+            return await session.ws_connect(url, max_msg_size=longest, proxy=self._proxy)
+        except Exception as error:
+            raise _fault(error, session) from error
+
     def _request(
         self, session: aiohttp.ClientSession, method: str, url: str, body: bytes | None
     ) -> aiohttp.client._RequestContextManager:
@@ -150,9 +158,23 @@ class Client:
                 auto_decompress=False,
                 max_line_size=LONGEST_HEADER,
                 max_field_size=LONGEST_HEADER,
+                trace_configs=[_no_redirects()],
             )
             self._open[loop] = _Open(session, asyncio.Semaphore(most_in_flight(1)))
         return self._open[loop]
+
+
+def _no_redirects() -> aiohttp.TraceConfig:
+    """Ends what would follow a redirect: aiohttp has no other way for websockets to say so."""
+
+    async def refuse(
+        session: aiohttp.ClientSession, context: SimpleNamespace, redirect: aiohttp.TraceRequestRedirectParams
+    ) -> None:
+        raise NoAnswerError("it redirects to another address; no redirect is followed")
+
+    traced = aiohttp.TraceConfig()
+    traced.on_request_redirect.append(refuse)
+    return traced
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
@@ -179,6 +201,8 @@ async def _pieces(response: aiohttp.ClientResponse, session: aiohttp.ClientSessi
 
 def _fault(error: Exception, session: aiohttp.ClientSession) -> BaseException:
     """What an exception of the transport, or of its parsers, which some bodies raise, means for the request."""
+    if isinstance(error, NoAnswerError):
+        return error
     if isinstance(error, TimeoutError):
         return NoAnswerError("no answer in time", late=True)
     if session.closed:  # by its owner, who waits for no answer any more
