@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from msgrpo import __version__
 from msgrpo.errors import MsgrpoError
 from msgrpo.game import AnyText, Scenario
-from msgrpo.output import Json, err, out, print_json, say
+from msgrpo.output import Json, out, print_json, say, say_error
 
 commands = typer.Typer()
 
@@ -186,8 +186,7 @@ def main() -> None:
     try:
         make_app()()
     except MsgrpoError as error:
-        err.print("[bold red]error:[/] ", end="")
-        say(error.message)
+        say_error(error.message)
         if error.fix is not None:
             say("  " + error.fix)
         sys.exit(2)

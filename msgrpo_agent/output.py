@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from msgrpo.text import as_json
 
@@ -22,3 +23,9 @@ def print_json(value: Any) -> None:
 def say(text: str) -> None:
     """Write one line to standard error as it is: not wrapped, and no part of it read as markup."""
     err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_error(message: str) -> None:
+    """Write an error; on a terminal its lines end between words. What is to be copied is `say`'s."""
+    line = Text.assemble(("error: ", "bold red"), message)
+    err.print(line, highlight=False, soft_wrap=not err.is_terminal)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import gethostname
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import from_json
@@ -22,9 +22,11 @@ from msgrpo.errors import RecordError, RunError, UsageError, first_fault
 from msgrpo.files import read_regular, replace_text
 from msgrpo.text import Clean, printable
 
-CONFIG, METRICS, UPDATES, LOCK = "config.json", "metrics.jsonl", "updates", ".lock"
+CONFIG, METRICS, UPDATES, FILM, LOCK = "config.json", "metrics.jsonl", "updates", "film", ".lock"
 LOCK_TRIES, LOCK_RETRY_S = 20, 0.05  # a watcher holds the lock briefly, so retry before giving up
 LATEST, EVERY = 100, 10  # updates that are kept: the latest hundred, and every tenth before them
+Kept = TypeVar("Kept", bound=BaseModel)
+MOST_SCENES = 200  # of a film: where there would be more, every second one goes
 
 
 class Member(BaseModel):
@@ -74,6 +76,13 @@ class Update(BaseModel):
             if len(sample.credits) != len(sample.episode.turns_of(sample.player)):
                 raise ValueError("a sample has not one credit a turn")
         return self
+
+
+class Scene(BaseModel):
+    """The film's starts as they were played after so many updates, always with the same luck and the same dice."""
+
+    step: int = Field(ge=0)
+    episodes: list[Episode]
 
 
 @contextmanager
@@ -169,24 +178,54 @@ def write_update(run: Path, update: Update) -> None:
         (folder / f"{old:06d}.json").unlink(missing_ok=True)
 
 
+def write_scene(run: Path, scene: Scene) -> None:
+    """Write the scene's file, in one move; a film that grows too long loses every second scene but its ends."""
+    folder = run / FILM
+    folder.mkdir(exist_ok=True)
+    replace_text(folder / f"{scene.step:06d}.json", scene.model_dump_json())
+    kept = scenes(run)
+    if len(kept) > MOST_SCENES:
+        for step in kept[1:-1:2]:
+            (folder / f"{step:06d}.json").unlink(missing_ok=True)
+
+
 def forget_after(run: Path, step: int) -> None:
-    """Remove the updates that a resumed run makes again."""
-    for number in steps(run):
-        if number > step:
-            (run / UPDATES / f"{number:06d}.json").unlink(missing_ok=True)
+    """Remove the updates and scenes that a resumed run makes again."""
+    for folder in (UPDATES, FILM):
+        for number in _numbered(run / folder):
+            if number > step:
+                (run / folder / f"{number:06d}.json").unlink(missing_ok=True)
 
 
 def steps(run: Path) -> list[int]:
     """The numbers of the updates that are kept."""
-    return sorted(int(file.stem) for file in (run / UPDATES).glob("*.json") if re.fullmatch("[0-9]+", file.stem))
+    return _numbered(run / UPDATES)
+
+
+def scenes(run: Path) -> list[int]:
+    """After how many updates there is a scene of the film."""
+    return _numbered(run / FILM)
+
+
+def _numbered(folder: Path) -> list[int]:
+    return sorted(int(file.stem) for file in folder.glob("*.json") if re.fullmatch("[0-9]+", file.stem))
 
 
 def read_update(run: Path, step: int) -> Update:
     """Read an update. Raises RecordError if it is missing or damaged."""
-    file = run / UPDATES / f"{step:06d}.json"
+    return _read(run / UPDATES / f"{step:06d}.json", Update)
+
+
+def read_scene(run: Path, step: int) -> Scene:
+    """Read a scene of the film. Raises RecordError if it is missing or damaged."""
+    return _read(run / FILM / f"{step:06d}.json", Scene)
+
+
+def _read(file: Path, kind: type[Kept]) -> Kept:
     try:
-        return Update.model_validate_json(read_regular(file))
+        return kind.model_validate_json(read_regular(file))
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise RecordError(f"{file} is no update: {first_fault(error, 'the file')}") from error
+        what = f"no {kind.__name__.lower()}"
+        raise RecordError(f"{file} is {what}: {first_fault(error, 'the file')}") from error

@@ -19,7 +19,10 @@ from msgrpo.agent import Completion, LanguageAgent, Sampling
 from msgrpo.errors import EndpointError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import (
+    ALWAYS_READ,
+    LONGEST_LINE,
     LONGEST_WAIT_S,
+    MOST_A_TOKEN,
     EndpointModel,
     Timeouts,
     action_probabilities,
@@ -111,7 +114,6 @@ async def test_the_seed_is_sent_in_31_bits_and_the_same_seed_again() -> None:
         pytest.param(send(b"", close=True), id="closed without an answer"),
         pytest.param(send(http(200, b'{"choices": [', length=500), close=True), id="cut off on 200"),
         pytest.param(send(http(200, b'{"choices": [')), id="broken JSON on 200"),
-        pytest.param(reply(200, "<html>login</html>", {"content-type": "text/html"}), id="HTML on 200"),
         pytest.param(reply(200, [1]), id="a list on 200"),
         pytest.param(reply(200, {"choices": None}), id="choices null"),
         pytest.param(reply(200, {"choices": []}), id="choices empty"),
@@ -373,6 +375,56 @@ async def test_a_broken_stream_is_asked_again(broken: Behaviour) -> None:
     async with FakeServer([broken, streamed(piece("up", "stop"))]) as server:
         got = await Client(server).ask(on_text=lambda text: None)
     assert (got.text, got.retries) == ("up", 1)
+
+
+@pytest.mark.parametrize("on_text", [None, lambda text: None], ids=["whole", "streamed"])
+async def test_a_web_page_is_no_answer_and_is_not_asked_again(on_text: Any) -> None:
+    page = reply(200, "<!doctype html><title>login</title>", {"content-type": "text/html; charset=utf-8"})
+    async with FakeServer([], then=page) as server:
+        with pytest.raises(EndpointError, match="a web page: this address has no such API") as caught:
+            await Client(server).ask(on_text=on_text)
+    assert (caught.value.kind, caught.value.fatal, len(server.requests)) == ("bad_address", True, 1)
+
+
+async def test_a_stream_that_is_done_without_a_reason_is_called_that_and_not_asked_again() -> None:
+    async with FakeServer([], then=streamed(piece("Go up"))) as server:
+        with pytest.raises(EndpointError, match=r"ended with \[DONE\] and gave no finish_reason") as caught:
+            await Client(server).ask(on_text=lambda text: None)
+    assert (caught.value.kind, len(server.requests)) == ("bad_response", 1)
+
+
+LONG = "a" * (ALWAYS_READ // 4)
+
+
+@pytest.mark.parametrize(
+    ("sent", "on_text"),
+    [
+        (streamed(*[piece(LONG)] * 6, piece("", "stop")), lambda text: None),
+        (streamed(*[piece(None, reasoning=LONG)] * 6, piece("", "stop")), lambda text: None),
+        (answer(LONG * 6), None),
+    ],
+    ids=["streamed", "reasoning", "whole"],
+)
+async def test_an_answer_far_beyond_max_tokens_is_a_named_error(sent: Behaviour, on_text: Any) -> None:
+    async with FakeServer([], then=sent) as server:
+        with pytest.raises(EndpointError, match="characters already, and 256 tokens were asked for") as caught:
+            await Client(server).ask(on_text=on_text)
+    assert (caught.value.kind, len(server.requests)) == ("bad_response", 1)
+
+
+async def test_an_answer_may_be_as_long_as_its_tokens() -> None:
+    tokens = 6 * len(LONG) // MOST_A_TOKEN
+    async with FakeServer([streamed(*[piece(LONG)] * 6, piece("", "stop"))]) as server:
+        got = await Client(server, body={"max_tokens": tokens}).ask(on_text=lambda text: None)
+    assert len(got.text) == 6 * len(LONG)
+
+
+async def test_a_line_without_end_is_a_named_error() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\ndata: "
+    async with FakeServer([], then=send(head + b"a" * (LONGEST_LINE + 1), close=True)) as server:
+        with pytest.raises(EndpointError, match="a line of the stream has more than 1 MiB") as caught:
+            await Client(server).ask(on_text=lambda text: None)
+    assert (caught.value.kind, len(server.requests)) == ("bad_response", 1)
 
 
 def token(text: str, **alternatives: float) -> dict[str, Any]:

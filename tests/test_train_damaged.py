@@ -36,6 +36,7 @@ TINY = [
     "select=aaw(keep=2)",
     "minibatches=1",
     "eval_episodes=2",
+    "film=0",
     "steps=2",
     "checkpoint_every=1",
 ]

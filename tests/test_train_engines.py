@@ -46,6 +46,7 @@ TINY = [
     "group_size=4",
     "select=aaw(keep=2)",
     "eval_episodes=4",
+    "film=0",
     "checkpoint_every=1",
     "eval_every=2",
 ]

@@ -22,7 +22,15 @@ from msgrpo.train.rivals import discounted, paper
 from msgrpo.train.update import Sample, _accumulate, pick
 from tests.train_helpers import learner, played, samples_in
 
-TINY = ["groups=3", "group_size=6", "select=aaw(keep=3)", "minibatches=2", "eval_episodes=2", "loss=clip(kl=0)"]
+TINY = [
+    "groups=3",
+    "group_size=6",
+    "select=aaw(keep=3)",
+    "minibatches=2",
+    "eval_episodes=2",
+    "film=0",
+    "loss=clip(kl=0)",
+]
 EQUATIONS = ("composite_returns", "group_advantages", "aaw_sample", "policy_loss")
 
 

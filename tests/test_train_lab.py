@@ -35,6 +35,7 @@ groups = 2
 group_size = 4
 select = "aaw(keep=2)"
 eval_episodes = 4
+film = 0
 eval_every = 1
 [arms.aaw]
 [arms.uniform]

@@ -119,6 +119,14 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(finished: Path, tmp_path
     }
 
 
+def test_the_film_changes_no_byte_of_the_adapter(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "without"
+    subprocess.run(command(out, "--set", "film=0"), cwd=ROOT, capture_output=True, check=True)
+    assert not (out / run_log.FILM).exists()
+    assert run_log.scenes(finished)[0] == 0
+    assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
+
+
 def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: Path, tmp_path: Path) -> None:
     """The last checkpoint was whole, and what stands after it was not, or is an earlier update's."""
     out = tmp_path / "run"

@@ -38,7 +38,7 @@ from msgrpo.train.rollouts import Players, RolloutSource
 from tests.train_helpers import played
 
 LAKE = get_scenario("frozen-lake")
-TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "steps=2"]
+TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "film=0", "steps=2"]
 
 
 def config(*settings: str, scenario: str | None = None) -> TrainConfig:

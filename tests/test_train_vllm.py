@@ -30,6 +30,7 @@ TINY = [
     "group_size=6",
     "select=aaw(keep=3)",
     "eval_episodes=4",
+    "film=0",
     "checkpoint_every=1",
     "eval_every=3",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -12,17 +14,26 @@ import sys
 import threading
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from msgrpo import run_log
-from msgrpo.errors import MsgrpoError, RecordError, UsageError
-from msgrpo.run_log import GroupRow, Member, Update
+from msgrpo.errors import MsgrpoError, RecordError, RunError, UsageError
+from msgrpo.evals.suites import episode_seeds
+from msgrpo.games import get_scenario
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.rollout import play_episode
+from msgrpo.run_log import GroupRow, Member, Scene, Update
+from msgrpo.tui import launch
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.learning import SIGNS, Learning, duration, sign
-from msgrpo.tui.screens.learn import LOOK_S, LearnScreen
+from msgrpo.tui.screens.learn import FILM_SPEED, LOOK_S, LearnScreen
 from msgrpo.tui.session import Session
-from tests.tui_helpers import NARROWEST, ManualClock, footer_width
+from msgrpo.tui.widgets.keyline import KeyLine
+from msgrpo.tui.widgets.learning import Groups
+from tests.tui_helpers import NARROWEST, ManualClock
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -83,6 +94,29 @@ def test_each_update_is_written_with_its_groups_and_a_few_whole_episodes(trained
                     assert sum(turn.paid + turn.shaping for turn in own) == pytest.approx(member.total)
                     if member.kept:  # credit=episode: the whole advantage on every turn
                         assert sample.credits == [pytest.approx(member.advantage)] * len(own)
+
+
+def test_the_same_starts_are_played_before_and_after_with_the_same_luck(trained: Path) -> None:
+    steps = run_log.scenes(trained)
+    assert (steps[0], steps[-1]) == (0, 3)
+    played = [
+        [(one.start_seed, one.chance_seed, one.sampling_seed) for one in run_log.read_scene(trained, step).episodes]
+        for step in steps
+    ]
+    wanted = episode_seeds(get_scenario("frozen-lake"), 3, "val")
+    assert played == [[tuple(seeds) for seeds in wanted]] * len(steps)
+    first, last = (run_log.read_scene(trained, step).episodes[0] for step in (0, 3))
+    assert (first.turns[0].model, last.turns[0].model) == ("policy-v000000", "policy-v000003")
+
+
+def test_a_long_film_keeps_its_ends_and_every_second_scene(tmp_path: Path) -> None:
+    for step in range(run_log.MOST_SCENES + 1):
+        run_log.write_scene(tmp_path, Scene(step=step, episodes=[]))
+    assert run_log.scenes(tmp_path) == [*range(0, run_log.MOST_SCENES + 1, 2)]
+    run_log.forget_after(tmp_path, 6)
+    assert run_log.scenes(tmp_path) == [0, 2, 4, 6]
+    with pytest.raises(RecordError, match=r"000007\.json cannot be read"):
+        run_log.read_scene(tmp_path, 7)
 
 
 def test_old_updates_are_thinned_out_and_resuming_forgets_what_comes_again(tmp_path: Path) -> None:
@@ -227,7 +261,8 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
         text = shown(app)
         for word in ("success", "validation starts", "update 3", "advantage", "KL", "playing"):
             assert word in text, word
-        assert footer_width(app) <= NARROWEST
+        hints = screen.hints()
+        assert screen.query_one(KeyLine).fitting(NARROWEST)[-1] == hints[-1]
         await pilot.press("left", "n", "n")
         assert screen.run.step == 2
         assert isinstance(screen.session, Session)
@@ -284,6 +319,39 @@ def test_a_broken_newest_update_costs_the_groups_and_not_the_curve(run: Path) ->
     assert watched.step == 2
 
 
+async def test_why_nothing_is_shown_stays_on_the_screen(run: Path) -> None:
+    """A message that goes away left a finished run with `nothing measured yet`."""
+    for file in (run / run_log.UPDATES).glob("*.json"):
+        file.write_text("{")
+    app = PlayApp(lambda spec: pytest.fail(spec), run=Learning.of(run), clock=ManualClock())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        app.clear_notifications()
+        await pilot.pause()
+        assert "is no update" in str(app.screen.query_one(Groups).render())
+        assert "nothing measured" not in shown(app)
+
+
+def test_who_only_looks_at_damaged_metrics_is_not_sent_to_train_again(run: Path) -> None:
+    (run / run_log.METRICS).write_text("{\n{}\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl:1 is damaged") as refused:
+        Learning.of(run)
+    assert "--out" not in str(refused.value)
+
+
+async def test_of_several_runs_one_is_chosen(run: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("first", "second"):
+        shutil.copytree(run, runs / name)
+    app = PlayApp(lambda spec: pytest.fail(spec), clock=ManualClock(), runs=runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("w")
+        await pilot.press("f", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, LearnScreen)
+        assert app.screen.run.folder == runs / "first"
+
+
 def test_run_and_replay_are_one_or_the_other(trained: Path) -> None:
     both = command("play", "--run", str(trained), "--replay", str(trained / "transcripts.jsonl"), "--plain")
     done = subprocess.run(both, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -296,7 +364,101 @@ def test_run_and_replay_are_one_or_the_other(trained: Path) -> None:
     assert (done.returncode, "--replay" in done.stderr) == (2, True)
 
 
+# ── the film ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def filmed(run: Path, *, scenario: str = "frozen-lake", steps: tuple[int, ...] = (0, 1, 3)) -> Path:
+    """The run with a film in which the start is played at random at first, and then as well as can be."""
+    game = get_scenario(scenario)
+    for step in steps:
+        agent = OptimalAgent() if step > 1 else RandomAgent()
+        episodes = [
+            asyncio.run(play_episode(game, {"player": agent}, start_seed=start, chance_seed=luck, sampling_seed=step))
+            for start, luck, _ in episode_seeds(game, 3, "val")
+        ]
+        run_log.write_scene(run, Scene(step=step, episodes=episodes))
+    return run
+
+
+@pytest.fixture
+def film(run: Path) -> Learning:
+    return Learning.of(filmed(run))
+
+
+async def test_space_plays_the_film_on_one_board_beside_the_growing_curve(film: Learning) -> None:
+    clock = ManualClock()
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=film, clock=clock)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("space")
+        screen = app.screen
+        assert isinstance(screen, LearnScreen)
+        starts, curve = set(), []
+        while screen.pace.playing:
+            assert isinstance(screen.session, Session)
+            starts.add(screen.session.seed)
+            curve.append((screen.run.film.step, screen.run.updates_shown))
+            clock.tick(1 / FILM_SPEED)
+            await pilot.pause()
+        assert len(starts) == 1
+        assert all(step == shown for step, shown in curve)
+        assert sorted({step for step, _ in curve}) == [0, 1, 3]
+        text = shown(app)
+        for word in ("after 3 updates", "★", "×", "missed", "goal reached"):
+            assert word in text, word
+        await pilot.press("left")  # paused: the end of the scene before, on the same board
+        assert (screen.run.film.step, screen.session.live) == (1, True)
+        assert "after 1 update" in shown(app)
+        await pilot.press("tab")
+        assert screen.session.seed not in starts
+        await pilot.press("g")
+        assert not screen.run.filming
+        assert "update 3" in shown(app)
+
+
+async def test_e_saves_the_screen_and_six_scenes(film: Learning, tmp_path: Path) -> None:
+    plays = tmp_path / "plays"
+    app = PlayApp(lambda spec: pytest.fail(spec), run=film, clock=ManualClock(), plays=plays)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("e")
+        await pilot.pause()
+    assert sorted(file.name for file in plays.iterdir()) == ["run-after-3.svg", "run-film.svg"]
+    text = "".join(ElementTree.parse(plays / "run-film.svg").getroot().itertext())
+    assert "after 0 updates" in text
+    assert "after 1 update" in text
+    assert "after 3 updatesgoal reached" in text
+
+
+def test_a_film_is_recorded_without_a_terminal_and_what_has_none_is_refused_first(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msgrpo.tui.launch.has_screen", lambda: False)
+    monkeypatch.setattr("msgrpo.tui.screens.learn.FILM_SPEED", 60.0)
+    said = Console(file=io.StringIO(), width=200)
+
+    def record(name: str) -> Path:
+        file = tmp_path / name
+        launch.start(
+            lambda spec: pytest.fail(spec), None,
+            replay=None, episode=None, run=run, games=1, plain=False, record=file, console=said,
+        )  # fmt: skip
+        return file
+
+    filmed(run, steps=(0, 3))
+    cast = record("film.cast").read_text()
+    for words in ("after 0 updates", "after 3 updates", "goal reached"):
+        assert words in cast
+    assert "after 3 updates" in record("film.svg").read_text()
+    with pytest.raises(UsageError, match=r"none of \.gif, \.cast and \.svg"):
+        record("film.png")
+    shutil.rmtree(run / run_log.FILM)
+    with pytest.raises(UsageError, match="keeps no film"):
+        record("film.cast")
+    assert "six scenes of the run" in said.file.getvalue()  # type: ignore[attr-defined]
+
+
 HOSTILE = {
+    "film/000003.json": [b"{", b'{"step": 3, "episodes": []}', b'{"step": -1, "episodes": [7]}'],
     "updates/000003.json": [
         b'{"step": 3, "groups": [], "samples": []}',
         b'{"step": 3, "groups": [{"scenario": "s", "start_seed": 1, "player": "p", "members": '
@@ -334,9 +496,10 @@ async def test_a_foreign_run_folder_is_shown_or_refused_and_never_ends_the_app(
 
 async def shown_and_walked(watched: Learning) -> None:
     assert "\x1b" not in watched.title() + watched.score
-    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=watched, clock=ManualClock())
+    clock, plays = ManualClock(), watched.folder / "plays"
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=watched, clock=clock, plays=plays)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("down", "up", "tab", "left", "n", "right", "end")
+        await pilot.press("down", "up", "tab", "left", "n", "right", "end", "space", "right", "tab", "e", "n")
         await pilot.pause()
         assert app.is_running
 

@@ -52,6 +52,15 @@ def test_two_agents_with_one_short_name_have_their_whole_ones(evaluated: Path) -
     assert [records.line(place)[2] for place in range(3)] == [*specs[:2], "seed-1"]
 
 
+def test_columns_that_say_nothing_are_left_out_and_ends_are_words(evaluated: Path) -> None:
+    records = Records.read(evaluated)
+    names, lines = records.table()
+    assert ("lost a move" in names, "invalid" in names) == (True, False)  # what the optimal agent lost was judged
+    assert {line[names.index("end")] for line in lines.values()} <= {"goal", "lost", "out of steps"}
+    records.agent = next(spec for spec in (e.agents["player"] for e in records.episodes) if spec != "optimal")
+    assert records.table()[0] == ["#", "scenario", "who", "return", "end", "steps", "seed"]
+
+
 async def test_filters_words_and_agents_narrow_the_list(evaluated: Path) -> None:
     app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated), clock=ManualClock())
     async with app.run_test(size=(120, 30)) as pilot:

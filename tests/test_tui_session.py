@@ -115,6 +115,10 @@ async def test_a_replay_shows_every_frame_and_refuses_a_changed_record() -> None
     session = Session.replay(record)
     assert session.cursor == 0
     assert [f.board for f in session.frames] == [f.board for f in played.frames]
+    record.turns[1].state = "another text"
+    with pytest.raises(RecordError, match=r"step 1 of .* differs .*: what the player read then is another text"):
+        Session.replay(record)
+    record.turns[1].state = played.episode.turns[1].state
     record.turns[1].reward = 7.0
     with pytest.raises(RecordError, match="step 1 of the record differs"):
         Session.replay(record)

@@ -112,6 +112,15 @@ class TrainConfig(BaseModel):
     eval_episodes: int = Field(
         200, ge=1, le=MANY, description="validation starts: no update plays them, no leaderboard either"
     )
+    film: int = Field(
+        3,
+        ge=0,
+        le=20,
+        description="validation starts that are played again while it learns, for the film of `msgrpo play --run`",
+    )
+    film_share: float = Field(
+        0.018, ge=0, le=1, description="of the time that the film may take; 1: a scene after every update"
+    )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")

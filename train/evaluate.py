@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from msgrpo.agent import LanguageModel
+from msgrpo.episode import Episode
 from msgrpo.errors import RunError
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
@@ -55,20 +56,30 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def evaluate(model: LanguageModel, players: Players, ended: Ended = silent) -> Evaluation:
-    """Play the fixed validation starts of the run's first scenario with the training's own sampling; no shaping."""
-    config, scenario = players.config, players.config.scenarios[0]
+def validation_episodes(model: LanguageModel, players: Players, n: int, ended: Ended = silent) -> list[Episode]:
+    """The first `n` validation starts of the run's first scenario, with the training's own sampling; no shaping."""
+    scenario = players.config.scenarios[0]
     plays = [
         Play(scenario, *seeds, players.seats(scenario, i))
-        for i, seeds in enumerate(episode_seeds(scenario, config.eval_episodes, "val"))
+        for i, seeds in enumerate(episode_seeds(scenario, n, "val"))
     ]
-    playing = players.play(model, config.sampling, plays, Shaping(), ended)
-    episodes = players.ranks.gather(asyncio.run(playing))
+    playing = players.play(model, players.config.sampling, plays, Shaping(), ended)
+    return players.ranks.gather(asyncio.run(playing))
+
+
+def evaluate(model: LanguageModel, players: Players, ended: Ended = silent) -> Evaluation:
+    """Play the run's fixed validation starts."""
+    config, scenario = players.config, players.config.scenarios[0]
+    episodes = validation_episodes(model, players, config.eval_episodes, ended)
     turns = own_turns(whole(episodes))
     values: list[float | None] = [
         # against an opponent what the policy's seat got: the mean of both would be 0, and success is nobody's
-        None if one.error is not None else one.score if config.opponent is None else one.returns[play.seats[0]]
-        for play, one in zip(plays, episodes, strict=True)
+        None
+        if one.error is not None
+        else one.score
+        if config.opponent is None
+        else one.returns[players.seats(scenario, i)[0]]
+        for i, one in enumerate(episodes)
     ]
     invalid = sum(turn.failure is not None for turn in turns) / max(len(turns), 1)
     return Evaluation("success" if scenario.goal and config.opponent is None else "return", values, invalid)

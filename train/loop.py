@@ -21,6 +21,7 @@ from msgrpo.train.advice import advice
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import open_engine
 from msgrpo.train.evaluate import Evaluations, finish
+from msgrpo.train.film import Film
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.metrics import describe, left_out
 from msgrpo.train.policy import Policy
@@ -66,7 +67,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str]) -> dict[str, Any]:
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         if ranks.first:
             run.rewrite_adapter()
-        first_update = run.step
+        first_update, film = run.step, Film(out, trainer.players)
         with closing(sinks), closing(RolloutSource(trainer.players)) as source, stop_requests(report) as stop:
             while stop.asked is None:
                 step, first_start = run.step, run.progress.next_start
@@ -75,6 +76,9 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str]) -> dict[str, Any]:
                         with stop.abandonable():
                             row = evaluations.at(step, model, report)
                         sinks.evaluation(step, row)
+                    if film.due(step):
+                        with stop.abandonable():
+                            film.play(step, model, report)
                     if step == config.steps:
                         break
                     with stop.abandonable():

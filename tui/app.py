@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,10 @@ from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import Match, Session, Setup, Sitting, new_match, points
 from msgrpo.tui.showcase import Showcase
+from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
+
+SWITCH_S = 0.0005  # for so long a thread that judges or thinks keeps the interpreter from keys and pictures; not 5 ms
 
 
 class PlayApp(App[None]):
@@ -103,6 +107,8 @@ class PlayApp(App[None]):
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)
+        self._switched_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):  # leave the terminal as it was
             loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
@@ -142,6 +148,7 @@ class PlayApp(App[None]):
         return NIGHT.variables
 
     async def on_unmount(self) -> None:
+        sys.setswitchinterval(self._switched_s)
         await self.table.close()
 
     # ── screens ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -290,6 +297,17 @@ class PlayApp(App[None]):
         if self._deliver(picture, self.export_screenshot(title=title).encode()):
             where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
             self.notify(f"{where}: {name}.jsonl and {picture}")
+
+    def export_run(self, run: Learning) -> None:
+        """Save a picture of the screen, and of a run with a film six of its scenes."""
+        name = export.safe_stem(f"{run.folder.resolve().name}-after-{run.film.step if run.filming else run.step}")
+        pictures = {f"{name}.svg": self.export_screenshot(title=f"msgrpo play --run {run.folder}")}
+        if len(run.film):
+            pictures[f"{export.safe_stem(run.folder.resolve().name)}-film.svg"] = still(run.film)
+        if all(self._deliver(file, picture.encode()) for file, picture in pictures.items()):
+            where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
+            moving = f"   moving: msgrpo play --run {run.folder} --record film.gif" if len(run.film) else ""
+            self.notify(f"{where}: {' and '.join(pictures)}{moving}")
 
     def _deliver(self, filename: str, data: bytes) -> bool:
         """Write a file, or offer it to the browser; False, and said why, where it cannot be written."""

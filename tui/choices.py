@@ -115,10 +115,10 @@ def remember(file: Path | None, chosen: dict[str, str]) -> None:
         replace_text(file, json.dumps(chosen))
 
 
-def latest_run(runs: Path) -> Path | None:
-    """The training run that wrote last, finished or going on."""
+def training_runs(runs: Path) -> list[Path]:
+    """The training runs, finished or going on; the one that wrote last is the first."""
     written = {file: file.stat().st_mtime for file in runs.glob(f"*/{METRICS}")}
-    return max(written, key=lambda file: written[file]).parent if written else None
+    return [file.parent for file in sorted(written, key=lambda file: written[file], reverse=True)]
 
 
 def agent_choices(runs: Path = RUNS) -> list[Choice]:

@@ -17,8 +17,12 @@ LONGEST_STEM = 100  # file systems take names of 255 bytes
 def file_stem(session: Session) -> str:
     """`snake-nano-seed7`: scenario, who played, start seed."""
     names = "-vs-".join(session.name(player) for player in session.players)
-    clean = re.sub(r"[^A-Za-z0-9.-]+", "_", f"{session.scenario.id}-{names}")
-    return f"{clean[:LONGEST_STEM]}-seed{session.seed}"
+    return f"{safe_stem(f'{session.scenario.id}-{names}')}-seed{session.seed}"
+
+
+def safe_stem(name: str) -> str:
+    """The name without what a file's name may not hold."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name)[:LONGEST_STEM]
 
 
 def episode_line(episode: Episode) -> str:

@@ -38,7 +38,9 @@ BLOCKS: dict[str, tuple[int, int, int, int]] = {
     **{chr(0x2580 + n): (0, 8 - n, 8, 8) for n in range(1, 9)},  # ▁ … █
     **{chr(0x2590 - n): (0, 0, n, 8) for n in range(1, 8)},  # ▏ … ▉
 }
+DOTS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3))  # (column, row) of the bits of U+2800 …
 KINDS = (".gif", ".cast")
+STILL = ".svg"  # of a run: six scenes beside each other
 
 
 @dataclass
@@ -102,17 +104,22 @@ class Film:
 
     def write(self, file: Path, title: str) -> None:
         """Write the file whole or not at all, by its suffix. Raises MsgrpoError where it cannot be written."""
-        data = self.gif() if file.suffix == ".gif" else self.asciicast(title).encode()
-        try:
-            replace_bytes(file, data)
-        except OSError as error:
-            raise MsgrpoError(f"{file} cannot be written: {error.strerror}", fix="give another --record") from error
+        write_whole(file, self.gif() if file.suffix == ".gif" else self.asciicast(title).encode())
 
 
-def check(file: Path) -> None:
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a recording in one move. Raises MsgrpoError where it cannot be written."""
+    try:
+        replace_bytes(file, data)
+    except OSError as error:
+        raise MsgrpoError(f"{file} cannot be written: {error.strerror}", fix="give another --record") from error
+
+
+def check(file: Path, *, of_run: bool = False) -> None:
     """Raise, before anything is played, where a recording could not be written there."""
-    if file.suffix not in KINDS:
-        raise UsageError(f"--record {file} ends in neither .gif nor .cast", fix="--record game.gif")
+    if file.suffix not in (*KINDS, *([STILL] if of_run else [])):
+        kinds = "is none of .gif, .cast and .svg" if of_run else "ends in neither .gif nor .cast"
+        raise UsageError(f"--record {file} {kinds}", fix="--record game.gif")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"--record {file}: there is no folder {file.parent}", fix=f"mkdir -p {file.parent}")
     if file.is_dir():
@@ -182,6 +189,12 @@ class _Draw:
             across, down = self.across / 8, self.down / 8
             box = (left + round(x1 * across), round(y1 * down), left + round(x2 * across) - 1, round(y2 * down) - 1)
             pen.rectangle(box, fill=ink)
+        elif 0x2800 <= ord(character) < 0x2900:  # braille, in which curves are drawn; the font has none
+            across, down = self.across / 2, self.down / 4
+            for bit, (x, y) in enumerate(DOTS):
+                if ord(character) >> bit & 1:
+                    middle, top = left + (x + 0.5) * across, (y + 0.5) * down
+                    pen.ellipse((middle - 1.2, top - 1.2, middle + 1.2, top + 1.2), fill=ink)
         elif not character.isspace():
             pen.text((left, 0), character, font=_font(bold=bold), fill=ink)
 

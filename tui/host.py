@@ -10,6 +10,7 @@ from textual.screen import Screen
 from msgrpo.episode import Episode
 from msgrpo.tui.clock import Clock
 from msgrpo.tui.film import Film
+from msgrpo.tui.learning import Learning
 from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import Match, Session, Setup, Sitting
@@ -70,6 +71,10 @@ class Host(Protocol):
 
     def export(self, match: Match) -> None:
         """Save the game that is shown."""
+        ...
+
+    def export_run(self, run: Learning) -> None:
+        """Save the screen that shows a run, and six scenes of its film as one picture."""
         ...
 
     def filmed(self, film: Film) -> None:

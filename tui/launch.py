@@ -26,10 +26,12 @@ from msgrpo.tui.agents import HUMAN, Resolve
 from msgrpo.tui.choices import memory_file, missing_extra
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import SIGNS, Learning, sign
-from msgrpo.tui.records import COLUMNS, FILTERS, Records
+from msgrpo.tui.records import FILTERS, Records
+from msgrpo.tui.scenes import scale_of, scene_sign, scenes_mean
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Session, Setup
 from msgrpo.tui.showcase import Showcase
+from msgrpo.tui.still import still
 
 PIPED = 160  # columns of a list that goes into a pipe or a file
 UNSEEN = (120, 40)  # columns and rows of a recording that is made without a terminal
@@ -112,7 +114,11 @@ def start(
     if records is not None and episode is not None:
         records.choose(episode)
     if record is not None:
-        _check_record(record, wanted, records, plain=plain)
+        _check_record(record, wanted, records, watched, plain=plain)
+        if watched is not None and record.suffix == film.STILL:
+            film.write_whole(record, still(watched.film).encode())
+            console.print(f"six scenes of the run: {record}", highlight=False, markup=False, soft_wrap=True)
+            return
     if plain or not (has_screen() or record):
         if watched is not None:
             print_run(watched, console)
@@ -161,9 +167,10 @@ def filtered(folder: Path, only: str, agent: str, words: str, best: bool) -> Rec
 def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console) -> None:
     """The list of episodes in the app, or as text."""
     if plain or not has_screen():
-        table = RichTable(*COLUMNS, title=f"{records.name}: {records.told}", title_justify="left")
-        for place in records.listed():
-            table.add_row(*map(Text, records.line(place)))
+        columns, listed = records.table()
+        table = RichTable(*columns, title=f"{records.name}: {records.told}", title_justify="left")
+        for line in listed.values():
+            table.add_row(*map(Text, line))
         wide = console if console.is_terminal else Console(file=console.file, width=PIPED)
         wide.print(table)
         return
@@ -192,11 +199,15 @@ def write_page(folder: Path, file: Path, episodes: int) -> None:
         raise MsgrpoError(f"{file} cannot be written: {error.strerror}", fix="--html page.html") from error
 
 
-def _check_record(file: Path, wanted: Setup | None, records: Records | None, *, plain: bool) -> None:
-    film.check(file)
+def _check_record(
+    file: Path, wanted: Setup | None, records: Records | None, run: Learning | None, *, plain: bool
+) -> None:
+    film.check(file, of_run=run is not None)
     if plain:
         raise UsageError("--record writes what the app shows, and --plain leaves it out; give one of them")
-    if has_screen():
+    if run is not None:
+        still(run.film)  # without a film there is nothing to record
+    if has_screen() or run is not None:
         return
     if wanted is None and (records is None or not (records.chosen or len(records.episodes) == 1)):
         raise UsageError(
@@ -209,7 +220,7 @@ def _check_record(file: Path, wanted: Setup | None, records: Records | None, *, 
 def write_film(taken: Film, file: Path, trouble: str, console: Console) -> None:
     """Write what was recorded and say so. Raises MsgrpoError where there is nothing, or the game was not finished."""
     if not taken.pictures:
-        raise MsgrpoError("no game was shown, so nothing is recorded", fix="play one before you leave")
+        raise MsgrpoError("no game and no run was shown, so nothing is recorded", fix="play one before you leave")
     taken.write(file, "msgrpo play")
     console.print(f"{len(taken.pictures)} pictures: {file}", highlight=False, markup=False, soft_wrap=True)
     if trouble:
@@ -258,7 +269,7 @@ def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, game
 
 
 def print_run(run: Learning, console: Console) -> None:
-    """The run as text: where it stands, its evaluations, the newest update's groups."""
+    """The run as text: where it stands, its evaluations, the newest update's groups, its film in one line."""
     lines = [run.title()]
     for step, mean, low, high in run.evaluations:
         lines.append(f"  after {step} updates: {run.score} {mean:.3f} [{low:.3f}, {high:.3f}]")
@@ -268,6 +279,11 @@ def print_run(run: Learning, console: Console) -> None:
             members = "".join(map(sign, sorted(row.members, key=lambda member: -member.advantage)))
             lines.append(f"  {row.start_seed:>8}  {members}")
         lines.append(SIGNS)
+    if len(run.film):
+        results = [one for _, one in run.film.results()]
+        signs = "".join(scene_sign(one, *scale_of(results))[0] for one in results)
+        after = ", ".join(map(str, run.film.steps))
+        lines.append(f"film: one start after {after} updates: {signs}   {scenes_mean(results)}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo import run_log
-from msgrpo.errors import MsgrpoError, RecordError
+from msgrpo.errors import MsgrpoError, RecordError, RunError
 from msgrpo.run_log import GroupRow, Member, Sample, Update
 from msgrpo.text import printable
+from msgrpo.tui.scenes import Scenes
 from msgrpo.tui.session import Session, short_name
 
 SUMMARY = "summary.json"
@@ -27,7 +28,7 @@ FACTS = {
     "update/clip_share": "clipped",
     "rollout/flat_groups": "flat groups",
 }
-PARTS = {"time/rollout": "playing", "time/update": "learning", "time/wait": "waiting"}
+PARTS = {"time/rollout": "playing", "time/update": "learning"}
 
 
 @dataclass
@@ -43,6 +44,10 @@ class Learning:
     group: int = 0
     sample: int = 0
     trouble: str = ""  # why the update that should be shown is not
+    filming: bool = False  # the film is shown in place of an update's groups
+
+    def __post_init__(self) -> None:
+        self.film = Scenes(self.folder)
 
     @classmethod
     def of(cls, folder: Path) -> Learning:
@@ -53,8 +58,12 @@ class Learning:
 
     def look(self) -> bool:
         """Read what is new; whether there was anything."""
-        rows, steps = run_log.read_rows(self.folder), run_log.steps(self.folder)
-        new = (len(rows), steps) != (len(self.rows), self.steps)
+        try:
+            rows = run_log.read_rows(self.folder)
+        except RunError as error:  # who trains has to begin anew, who only looks has not
+            raise RunError(error.message, fix="without it there is no curve; the adapter is another file") from error
+        steps = run_log.steps(self.folder)
+        new = self.film.look() or (len(rows), steps) != (len(self.rows), self.steps)
         self.rows, self.steps = rows, steps
         if self.steps and (self.update is None or self.following) and self.steps[-1] != self.step:
             try:
@@ -112,8 +121,15 @@ class Learning:
         member = self.member
         return self.update.samples[member.sample] if self.update and member and member.sample is not None else None
 
+    @property
+    def updates_shown(self) -> int:
+        """Up to which update the curve is drawn."""
+        return self.film.step if self.filming else self.settings["steps"]
+
     def session(self) -> Session | str:
         """The episode on its board, or why it cannot be shown."""
+        if self.filming:
+            return self.film.session()
         sample = self.shown
         if sample is None:
             if self.update:
@@ -169,16 +185,21 @@ class Learning:
             return f"stopped? wrote nothing for {duration(silent)}"
         return f"{duration(left)} left"
 
-    def title(self) -> str:
+    def title(self, width: int | None = None) -> str:
+        """What is trained, how far it is and where; in so many columns, the parts that have room."""
         base = short_name(str(self.settings.get("base", "")))
-        return (
-            f"{self.done} of {self.settings['steps']} updates · {self.state()} · "
-            f"{base} on {self.settings.get('scenario')} · {self.folder}"
-        )
+        done = f"{self.done} of {self.settings['steps']} updates · {self.state()}"
+        what, where = f"{base} on {self.settings.get('scenario')}", str(self.folder)
+        whole = f"{done} · {what} · {where}"
+        if width is None or len(whole) <= width:
+            return whole
+        short = f"{done} · {what} · {self.folder.name}"
+        return short if len(short) <= width else f"{done} · {self.folder.name}"
 
     def facts(self) -> list[tuple[str, str]]:
         """What the update that is shown measured."""
-        row: dict[str, Any] = next((row for row in self.train_rows if row["step"] == self.step), {})
+        step = self.film.step if self.filming else self.step
+        row: dict[str, Any] = next((row for row in self.train_rows if row["step"] == step), {})
         found = [(name, f"{value:.3g}") for key, name in FACTS.items() if (value := measured(row, key)) is not None]
         parts = [f"{name} {value:.1f} s" for key, name in PARTS.items() if (value := measured(row, key))]
         return [*found, ("time", ", ".join(parts))] if parts else found

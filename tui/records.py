@@ -25,6 +25,7 @@ FILTERS: dict[str, Callable[[Episode], bool]] = {
     "broken off": lambda episode: episode.error is not None,
 }
 COLUMNS = ("#", "scenario", "who", "return", "end", "steps", "lost a move", "invalid", "seed")
+SOME = ("lost a move", "invalid")  # columns that many records have nothing to say in
 EVERYBODY = ""
 
 
@@ -159,11 +160,19 @@ class Records:
             self.place = others[0] if by > 0 else others[-1]
         return bool(others)
 
+    def table(self) -> tuple[list[str], dict[int, list[str]]]:
+        """The names of the columns, and of each listed episode, by its place, what they say; empty columns are left
+        out, so that the others have room.
+        """
+        lines = {place: self.line(place) for place in self.listed()}
+        used = [i for i, name in enumerate(COLUMNS) if name not in SOME or any(line[i] for line in lines.values())]
+        return [COLUMNS[i] for i in used], {place: [line[i] for i in used] for place, line in lines.items()}
+
     def line(self, place: int) -> tuple[str, ...]:
         """What the list says of one episode, by COLUMNS."""
         episode = self.episodes[place]
         turns = episode.turns
-        result = episode.error or ("success" if episode.success else episode.outcome.value)
+        result = episode.error or how_it_ended(episode)
         regrets = [turn.regret for turn in turns if turn.regret is not None]
         return (
             str(place + 1),
@@ -176,6 +185,15 @@ class Records:
             str(sum(turn.failure is not None for turn in turns) or ""),
             str(episode.start_seed),
         )
+
+
+def how_it_ended(episode: Episode) -> str:
+    """In words that hold for every game: the goal, out of steps, lost, over, or not finished."""
+    if episode.success:
+        return "goal"
+    if episode.outcome is Outcome.TERMINATED:
+        return "over" if episode.success is None else "lost"
+    return "out of steps" if episode.outcome is Outcome.TRUNCATED else "not finished"
 
 
 def reached(episode: Episode, agent: str = EVERYBODY) -> float:

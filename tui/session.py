@@ -148,10 +148,14 @@ class Session:
         except GameError as error:
             raise RecordError(f"step {step} of the record cannot be played: {error.message}") from error
         for player, turn in turns.items():
-            if states[player] != turn.state or rewards[player] != turn.reward:
+            differs = ""
+            if states[player] != turn.state:
+                differs = "what the player read then is another text in the game"
+            elif rewards[player] != turn.reward:
+                differs = f"reward {turn.reward:g} recorded, {rewards[player]:g} played"
+            if differs:
                 raise RecordError(
-                    f"step {step} of the record differs from the game for {player}: "
-                    f"reward {turn.reward:g} recorded, {rewards[player]:g} played",
+                    f"step {step} of the record differs from the game for {player}: {differs}",
                     fix="the record was changed, or comes from another version of the game",
                 )
         self._append(game, turns, {player: self.episode.agents[player] for player in turns})

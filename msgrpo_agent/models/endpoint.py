@@ -40,6 +40,9 @@ LONGEST_SAID = 4096  # characters of an error's body that are looked at
 LONGEST_NAME = 200  # characters of what a server calls itself
 _SECRET = re.compile(r"key|token|secret|sig|pass|auth|code", re.IGNORECASE)  # in a name of the URL's query
 _SECRET_FIELD = re.compile(r"(api[_-]?)?key|secret|password|authorization|(access|auth)[_-]?token", re.IGNORECASE)
+MOST_A_TOKEN, ALWAYS_READ = 64, 2**18  # characters of an answer: for each token that it may have, and in any case
+LIMITS = ("max_tokens", "max_completion_tokens")  # the fields of a request that say how many tokens
+LONGEST_LINE = 2**20  # bytes of a stream's line: one chunk, with its alternatives, is a few thousand
 MOST_MODELS = 20  # of a server that are named in an error
 FIRST_RETRIES = 5  # of a connection to a server that has never answered: about 15 s
 REFUSED_BODY = ("messages", "model", "prompt", "stream", "stream_options", "n")  # not to be changed
@@ -85,11 +88,15 @@ class Failure:
 
 
 class _BadBodyError(Exception):
-    """A response with status 200 that holds no chat completion."""
+    """A response with status 200 that holds no chat completion. `retry`: another try may bring one."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, *, retry: bool = True) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry = status, retry
+
+
+class _WebPageError(Exception):
+    """A web page in place of an answer: the address is not that of the API."""
 
 
 class _StatusError(Exception):
@@ -178,7 +185,9 @@ class EndpointModel:
                         answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
                 self._answered = True
                 return completion(answer, time.perf_counter() - began, tries, wanted)
-            except (_StatusError, _BadBodyError, NoAnswerError, BodyError, TimeoutError) as error:
+            except (
+                _StatusError, _BadBodyError, _WebPageError, NoAnswerError, BodyError, TimeoutError
+            ) as error:  # fmt: skip
                 failure = classify(error)
             if wanted and failure.kind == "bad_request" and "logprob" in failure.message:
                 self._gives_logprobs = False  # this server has none: the answer matters more
@@ -262,7 +271,18 @@ class EndpointModel:
         response = await self._client.ask("POST", self._chat, self._body(request))
         if not _is_success(response.status):
             raise _StatusError(response)
-        return checked(_json(response.text, "the body"))
+        if response.body.lstrip()[:1] == b"<":
+            raise _WebPageError
+        answer = checked(_json(response.text, "the body"))
+        message = answer["choices"][0].get("message") or {}
+        self._check_length(request, len(_text(message.get("content"))) + len(_reasoning(message) or ""))
+        return answer
+
+    def _check_length(self, request: dict[str, Any], characters: int) -> None:
+        """Raise TooLongError for an answer that goes on far beyond the tokens that were asked for."""
+        asked = [value for name in LIMITS if isinstance(value := (request | self.body).get(name), int)]
+        if asked and characters > max(ALWAYS_READ, MOST_A_TOKEN * max(asked)):
+            raise TooLongError(f"it has {characters:,} characters already, and {max(asked)} tokens were asked for")
 
     async def _stream(self, request: dict[str, Any], on_text: OnText) -> dict[str, Any]:
         """The same answer, put together from its pieces; `on_text` gets the text so far, now and then."""
@@ -275,17 +295,31 @@ class EndpointModel:
             if not _is_success(response.status):
                 whole = b"".join([piece async for piece in pieces])
                 raise _StatusError(Response(response.status, response.headers, whole))
+            if response.content_type == "text/html":
+                raise _WebPageError
+            characters, ended = 0, False
             async for chunk in _chunks(pieces):
+                if chunk is None:
+                    ended = True
+                    break
                 usage = chunk.get("usage") or usage
                 served |= {name: chunk[name] for name in ("model", "system_fingerprint") if chunk.get(name)}
                 for choice in _dicts(chunk.get("choices")):
                     (delta,) = _dicts([choice.get("delta")]) or [{}]
-                    reasoning.add(_reasoning(delta) or "")
+                    new = (_reasoning(delta) or "", _text(delta.get("content")))
+                    characters += sum(map(len, new))
+                    self._check_length(request, characters)
+                    reasoning.add(new[0])
                     finish = choice.get("finish_reason") or finish
                     failed = choice.get("error") or failed
                     for known in _dicts([choice.get("logprobs")]):
                         logprobs += _dicts(known.get("content"))
-                    text.add(_text(delta.get("content")))
+                    text.add(new[1])
+        if finish is None and ended:
+            said = (
+                "the stream ended with [DONE] and gave no finish_reason, so nobody knows whether the answer is whole"
+            )
+            raise _BadBodyError(said, retry=False)
         if finish is None:
             raise _BadBodyError("the stream ended before the answer did")
         text.tell()
@@ -391,10 +425,11 @@ def _is_success(status: int) -> bool:
     return 200 <= status < 300
 
 
-async def _chunks(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events, up to `[DONE]`."""
+async def _chunks(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any] | None]:
+    """The objects of a stream of server-sent events, up to `[DONE]`, which is None."""
     async for data in _events(pieces):
         if data.startswith(b"[DONE]"):
+            yield None
             return
         chunk = _json(data.decode("utf-8", "replace"), "a chunk")
         if not isinstance(chunk, dict):
@@ -418,13 +453,16 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Whole lines without their end. A line is put together once, however small the pieces are that it comes in."""
-    begun: list[bytes] = []
+    begun, length = list[bytes](), 0
     async for piece in pieces:
         first, *others = piece.split(b"\n")
         begun.append(first)
+        length += len(first)
+        if length > LONGEST_LINE:
+            raise TooLongError(f"a line of the stream has more than {LONGEST_LINE // 2**20} MiB and no end")
         for start in others:
             yield b"".join(begun).removesuffix(b"\r")
-            begun = [start]
+            begun, length = [start], len(start)
 
 
 def _json(text: str, what: str) -> Any:
@@ -579,7 +617,13 @@ def classify(error: Exception) -> Failure:
     if isinstance(error, _BadBodyError):
         if error.status is not None and error.status >= 400:
             return _of_status(error.status, str(error), None)
-        return Failure("bad_response", str(error))
+        return Failure("bad_response", str(error), retry=error.retry)
+    if isinstance(error, _WebPageError):
+        message, fix = (
+            "status 200, and a web page: this address has no such API",
+            "check the URL: it usually ends in /v1",
+        )
+        return Failure("bad_address", message, retry=False, fatal=True, fix=fix)
     if isinstance(error, TooLongError):
         return Failure("bad_response", f"the answer is not read to its end: {error}", retry=False)
     if isinstance(error, BodyError):

@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
 from msgrpo.tui.host import host
-from msgrpo.tui.records import COLUMNS, Records
+from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import Ask, Help
 
 
@@ -38,19 +38,20 @@ class RecordsScreen(Screen[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one(DataTable).add_columns(*COLUMNS)
         self.show_list()
 
     def on_screen_resume(self) -> None:
         self.show_list()
 
     def show_list(self) -> None:
-        table, listed = self.query_one(DataTable), self.records.listed()
-        table.clear()
-        for place in listed:
-            table.add_row(*map(Text, self.records.line(place)), key=str(place))
+        table = self.query_one(DataTable)
+        columns, listed = self.records.table()
+        table.clear(columns=True)
+        table.add_columns(*columns)
+        for place, line in listed.items():
+            table.add_row(*map(Text, line), key=str(place))
         if self.records.place in listed:
-            table.move_cursor(row=listed.index(self.records.place))
+            table.move_cursor(row=list(listed).index(self.records.place))
         count = f"{len(listed)} of {len(self.records.episodes)} episodes: {self.records.told}"
         self.query_one("#title", Static).update(Content.styled(f" msgrpo   {count} · {self.records.name}", "bold"))
 

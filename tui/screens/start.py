@@ -26,16 +26,16 @@ from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.choices import (
     Choice,
     game_choices,
-    latest_run,
     recent_games,
     remember,
     remembered,
+    training_runs,
     with_recent,
 )
 from msgrpo.tui.clock import Cancel, once_drawn
 from msgrpo.tui.host import host
 from msgrpo.tui.pace import SPEEDS, neighbour
-from msgrpo.tui.screens.dialogs import Ask, Help, Pick
+from msgrpo.tui.screens.dialogs import Ask, Choose, Help, Pick
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.options import Options
@@ -308,13 +308,17 @@ class StartScreen(Screen[None]):
         self.temperature = next(found, self.temperature)
         self.show_game()
 
-    def action_watch_run(self) -> None:
-        """Watch the training run that wrote last."""
-        latest = latest_run(host(self).runs)
-        if latest is None:
+    @work(group="dialog")
+    async def action_watch_run(self) -> None:
+        """Watch a training run; of several, one that is chosen, the one that wrote last being the first."""
+        folders = training_runs(host(self).runs)
+        if not folders:
             self.notify(f"No run below {host(self).runs}/ yet. Start one: msgrpo train frozen-lake", timeout=10)
-        else:
-            host(self).open_run(latest)
+            return
+        names = [folder.name for folder in folders]
+        name = names[0] if len(names) == 1 else await self.app.push_screen_wait(Choose("watch a run", names))
+        if name is not None:
+            host(self).open_run(folders[names.index(name)])
 
     def action_seed(self, by: int) -> None:
         self.seed = max(0, self.seed + by)

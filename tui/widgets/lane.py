@@ -66,7 +66,8 @@ class Lane(Vertical):
         self._shown = session.cursor
         first = session.players[0]
         whose = f" · {session.name(first)}" if self._several else ""
-        self._titles(escape(f"{session.scenario.id}{whose}"), escape(ending(session, frame)))
+        end = ending(session, frame)  # where it has no room, the panel says it
+        self._titles(escape(f"{session.scenario.id}{whose}"), escape(end if len(end) <= self.size.width else ""))
         how = mood(session, first) if frame.ending else None
         for kind in get_args(Mood):
             self.set_class(how == kind, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textual.color import Color
 from textual.content import Content
 from textual.widget import Widget
 from textual_plotext import PlotextPlot
@@ -9,26 +10,32 @@ from textual_plotext import PlotextPlot
 from msgrpo.parse import thought
 from msgrpo.run_log import Member
 from msgrpo.tui.learning import Learning, measured, sign
+from msgrpo.tui.scenes import learner_of, scale_of, scene_sign, scenes_mean
 from msgrpo.tui.session import Session, points
 
 NOTHING_YET = "nothing measured yet"
+FLAT = "  flat"
 
 
 def draw_curve(curve: PlotextPlot, run: Learning) -> None:
-    """The training score of every update, and the evaluations with their 95 % intervals."""
-    plot = curve.plt
+    """The training score of every update, and the evaluations with their 95 % intervals.
+
+    A film shows both as far as they were known then, on axes that stay.
+    """
+    plot, colours = curve.plt, curve.app.theme_variables
+    line, interval = (Color.parse(colours[name]).rgb for name in ("primary", "success"))
     plot.clear_data()
     key = f"rollout/{run.score}"
     played = [(row["step"], value) for row in run.train_rows if (value := measured(row, key)) is not None]
-    if played:
-        plot.plot(*zip(*played, strict=True), marker="braille")
-    for step, _, low, high in run.evaluations:
-        plot.plot([step, step], [low, high], marker="│", color="green+")
-    if run.evaluations:
-        plot.scatter(
-            *zip(*((step, mean) for step, mean, *_ in run.evaluations), strict=True), marker="┼", color="green+"
-        )
-    if run.step:
+    shown = [(step, value) for step, value in played if step <= run.updates_shown]
+    if shown:
+        plot.plot(*zip(*shown, strict=True), marker="braille", color=line)
+    evaluations = [row for row in run.evaluations if row[0] <= run.updates_shown]
+    for step, _, low, high in evaluations:
+        plot.plot([step, step], [low, high], marker="│", color=interval)
+    if evaluations:
+        plot.scatter(*zip(*((step, mean) for step, mean, *_ in evaluations), strict=True), marker="┼", color=interval)
+    if run.step and not run.filming:
         plot.vline(run.step)
     updates = run.settings["steps"]
     plot.xlim(0, updates)
@@ -36,36 +43,79 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
     if run.score == "success":
         plot.ylim(0, 1)
         plot.yticks([0, 0.5, 1])
+    elif played:
+        values = [*(value for _, value in played), *(end for _, _, *ends in run.evaluations for end in ends)]
+        plot.ylim(min(values), max(values))
     curve.refresh()
 
 
 class Groups(Widget):
-    """One line a group, one sign an episode, the best first."""
+    """One line a group, one sign an episode, the best first; while the film is shown, its scenes."""
 
     def __init__(self) -> None:
         super().__init__(id="groups")
         self._run: Learning | None = None
+        self._lines = 1
 
     def show(self, run: Learning) -> None:
         self._run = run
-        self.refresh(layout=True)
+        shown = self._content(max(1, self.size.width))
+        height = len(shown.wrap(max(1, self.size.width)))
+        self.refresh(layout=height != self._lines)
+        self._lines = height
 
     def get_content_height(self, container: object, viewport: object, width: int) -> int:
-        return len(self._run.update.groups) if self._run and self._run.update else 1
+        return len(self._content(width).wrap(max(1, width)))
 
     def render(self) -> Content:
-        run = self._run
-        if run is None or run.update is None:
-            return Content.styled(NOTHING_YET, "$text-muted")
-        largest = max((abs(m.advantage) for row in run.update.groups for m in row.members), default=1.0) or 1.0
-        lines = []
-        for number, row in enumerate(run.update.groups):
-            here = number == run.group
-            line = Content.styled(f"{'▸' if here else ' '}{row.start_seed:>8} ", "bold $accent" if here else "")
-            for member in sorted(row.members, key=lambda member: -member.advantage):
+        return self._content(self.size.width)
+
+    def _content(self, width: int) -> Content:
+        if self._run is None:
+            return Content("")
+        return scenes(self._run, width) if self._run.filming else groups(self._run, width)
+
+
+def groups(run: Learning, width: int) -> Content:
+    """The groups of the update that is shown, each on one line."""
+    if run.update is None:
+        return Content.styled(run.trouble or NOTHING_YET, "$error" if run.trouble else "$text-muted")
+    largest = max((abs(m.advantage) for row in run.update.groups for m in row.members), default=1.0) or 1.0
+    digits = max((len(str(row.start_seed)) for row in run.update.groups), default=1)
+    lines = [Content.styled("start".rjust(digits + 1), "$text-muted")]
+    for number, row in enumerate(run.update.groups):
+        here = number == run.group
+        line = Content.styled(f"{'▸' if here else ' '}{row.start_seed:>{digits}} ", "bold $accent" if here else "")
+        room = width - line.cell_length - (len(FLAT) if row.flat else 0)
+        members = sorted(row.members, key=lambda member: -member.advantage)
+        for member in members if len(members) <= room else ends(members, room):
+            if member is None:
+                line += Content.styled("…", "$text-muted")
+            else:
                 line += Content.styled(sign(member), paint(member, largest, chosen=here and member is run.member))
-            lines.append(line + Content.styled("  flat" if row.flat else "", "$text-muted"))
-        return Content("\n").join(lines)
+        lines.append(line + Content.styled(FLAT if row.flat else "", "$text-muted"))
+    if run.trouble:
+        lines.append(Content.styled(run.trouble, "$error"))
+    return Content("\n").join(lines)
+
+
+def ends(members: list[Member], room: int) -> list[Member | None]:
+    """The best and the worst that have room, and None for those between them."""
+    half = max(1, (room - 1) // 2)
+    return [*members[:half], None, *members[-half:]]
+
+
+def scenes(run: Learning, width: int) -> Content:
+    """How the start of the film went after so many updates: one sign a scene, the one that is shown marked."""
+    results = [one for _, one in run.film.results()]
+    low, high = scale_of(results)
+    line = Content("")
+    for place, one in enumerate(results):
+        sign, colour = scene_sign(one, low, high)
+        line += Content.styled(sign, f"{'reverse ' if place == run.film.place else ''}{colour}")
+    means = scenes_mean(results)
+    title = f"start {run.film.start + 1} of {run.film.starts}: {means}"
+    return Content.styled(title + "\n", "$text-muted") + line
 
 
 def paint(member: Member, largest: float, *, chosen: bool) -> str:
@@ -78,26 +128,56 @@ def paint(member: Member, largest: float, *, chosen: bool) -> str:
     return f"{colour} {round(40 + 60 * abs(member.advantage) / largest)}%"
 
 
+def facts(run: Learning, width: int) -> Content:
+    """What the update that is shown measured, in lines of so many columns; no fact is cut in two."""
+    lines = [Content("")]
+    for name, value in run.facts():
+        fact = Content.styled(f"{name} ", "$text-muted") + Content(value)
+        if lines[-1] and lines[-1].cell_length + 2 + fact.cell_length > width:
+            lines.append(fact)
+        else:
+            lines[-1] += Content("  ") + fact if lines[-1] else fact
+    return Content("\n").join(lines)
+
+
+def film_turns(session: Session) -> Content:
+    """The moves up to the one that is shown, and what each was paid."""
+    player = learner_of(session.episode)
+    lines = []
+    for turn in session.episode.turns_of(player):
+        if turn.step < session.cursor:
+            here = turn.step + 1 == session.cursor
+            text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
+            lines.append(Content.styled(text, "bold $accent" if here else ""))
+    return Content("\n").join(lines)
+
+
 def turns(run: Learning, session: Session) -> Content:
     """The episode's turns up to the one that is shown: action, reward, credit."""
+    if run.filming:
+        return film_turns(session)
     sample, member = run.shown, run.member
     if sample is None or member is None:
         return Content("")
     kept = "the update learnt from it" if member.kept else "not among those that the update saw"
-    lines = [Content.styled(f"return {points(member.total)}, advantage {member.advantage:+.3f}; {kept}", "bold")]
+    told = f"return {points(member.total)}, advantage {member.advantage:+.3f}; {kept}"
+    same = len(set(sample.credits)) <= 1  # the whole episode's advantage on every turn
+    if same and sample.credits:
+        told += f"; every turn's credit is {sample.credits[0]:+.3f}"
+    lines = [Content.styled(told, "bold")]
     own = sample.episode.turns_of(sample.player)
     for turn, credit in zip(own, sample.credits, strict=True):
         here = turn.step + 1 == session.cursor
         text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
         colour = "$success" if credit > 0 else "$error" if credit < 0 else "$text-muted"
-        lines.append(
-            Content.styled(text, "bold $accent" if here else "") + Content.styled(f"  {credit:+.3f}", colour)
-        )
+        credited = Content("") if same else Content.styled(f"  {credit:+.3f}", colour)
+        lines.append(Content.styled(text, "bold $accent" if here else "") + credited)
     return Content("\n").join(lines)
 
 
 def words(run: Learning, session: Session) -> Content:
     """What the model said before the move that is shown."""
-    turn = session.frame.turns.get(run.shown.player) if run.shown else None
+    player = learner_of(session.episode) if run.filming else run.shown.player if run.shown else ""
+    turn = session.frame.turns.get(player)
     thought_of_turn = thought(turn.answer or "") if turn is not None else ""
     return Content.styled(f"“{thought_of_turn}”", "italic") if thought_of_turn else Content("")

@@ -12,6 +12,8 @@ from msgrpo.tui.pace import Pace
 from msgrpo.tui.session import Frame, Match
 
 PLAIN, GAIN, LOSS, MISTAKE, BLUNDER, INVALID, AHEAD, HERE = "━", "+", "−", "?", "⁇", "!", "─", "●"
+PLAYERS = ("bold $snake-1", "bold $snake-2")  # of two boards: whose sign it is
+BOTH = 2
 STYLES = {
     PLAIN: "$primary",
     GAIN: "bold $success",
@@ -63,7 +65,7 @@ class Timeline(Widget):
         if self.match is None or self.pace is None or self.judging is None:
             return Content("")
         first, width = self._track
-        marks = [AHEAD] * width
+        marks, whose = [AHEAD] * width, [-1] * width  # and the player of each sign: a race has two
         weight = {sign: i for i, sign in enumerate((AHEAD, PLAIN, GAIN, MISTAKE, LOSS, BLUNDER, INVALID))}
         cost = {"": PLAIN, "?": MISTAKE, "??": BLUNDER}
         column_of = [round(step * (width - 1) / self.limit) for step in range(self.limit + 1)]
@@ -73,14 +75,19 @@ class Timeline(Widget):
             for frame in session.frames[1:]:
                 signs = [cost[self.judging.lost(i, frame.step, player)[1]] for player in frame.turns]
                 column = column_of[frame.step]
-                marks[column] = max(marks[column], mark(frame), *signs, key=lambda m: weight[m])
+                most = max(mark(frame), *signs, key=lambda m: weight[m])
+                if weight[most] > weight[marks[column]]:
+                    marks[column], whose[column] = most, i
+                elif most == marks[column] != PLAIN:
+                    whose[column] = BOTH
         here = column_of[self.match.cursor]
         sign = "▶" if self.pace.playing else "||"
         parts: list[Content] = [Content.styled(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "bold $accent")]
         for i, m in enumerate(marks):
             telling = m in (MISTAKE, BLUNDER, INVALID, LOSS, GAIN)  # the cursor stands on it and does not hide it
-            here_style = f"{STYLES[m]} reverse" if telling else "bold $accent"
-            style = here_style if i == here else STYLES[m]
+            colour = PLAYERS[whose[i]] if len(self.match.sessions) > 1 and whose[i] in (0, 1) else STYLES[m]
+            here_style = f"{colour} reverse" if telling else "bold $accent"
+            style = here_style if i == here else colour
             parts.append(Content.styled(m if telling or i != here else HERE, style))
         parts.append(Content.styled(f"{self.match.cursor:>5}/{self.limit}", "$foreground"))
         return Content("").join(parts)
