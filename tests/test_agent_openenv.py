@@ -48,7 +48,7 @@ async def test_a_game_is_played_as_the_server_says(fake: FakeEnv) -> None:
     scenario = openenv_scenario(f"{fake.url}?steps=9&level=2")
     assert scenario.actions == tuple(ACTIONS)
     assert scenario.remote == Remote(sessions=16, repeats=True, copies=False)
-    assert scenario.rules.startswith("Count �[31mup. There are at most 9 steps.")
+    assert scenario.rules.startswith("Count �[31mup.\nThere are at most 9 steps.")
     episode = await played(scenario, 5)
     assert episode.outcome is Outcome.TERMINATED
     assert [turn.state.split("\n")[1] for turn in episode.turns] == [f"number 5, step {i}" for i in range(3)]

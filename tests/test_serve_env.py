@@ -6,6 +6,7 @@ environment of their own (`make test-openenv`) and are skipped elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -17,15 +18,18 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from msgrpo.contract import examine
 from msgrpo.errors import GameError, MissingExtraError, UsageError
-from msgrpo.game import Game, Outcome, Scenario, stream
+from msgrpo.game import AnyText, Game, Outcome, Remote, Scenario, stream
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.rollout import GAME_FAULT, observation_of
+from msgrpo.references import RandomAgent
+from msgrpo.rollout import GAME_FAULT, observation_of, play_episode
 from msgrpo.serve.env_session import GAME_OVER, NO_GAME, TASKS, Catalogue, Move, Seen, Session
 from tests.serve_fakes import free_port
 
@@ -233,6 +237,18 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.
 # --- through a real server ------------------------------------------------------------------------------------
 
 
+def wait_for(url: str, child: subprocess.Popen[Any]) -> None:
+    """Wait until a child process answers there."""
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+            assert child.poll() is None, child.communicate()[1]
+    raise AssertionError("the server does not start")
+
+
 class Server:
     """`msgrpo env serve` as a process."""
 
@@ -248,14 +264,7 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(600):
-            try:
-                self.get("/health")
-                return
-            except OSError:
-                time.sleep(0.1)
-                assert self._child.poll() is None, self._child.communicate()[1]
-        raise AssertionError("the server does not start")
+        wait_for(f"{self.url}/health", self._child)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=5) as answer:
@@ -425,3 +434,63 @@ def test_the_page_offers_the_legal_moves_and_shows_a_text_as_text(catalogue: Cat
     assert environment.web_actions(duel) == []
     assert environment.render_web(duel).count("<pre>") == 2
     assert observed(Seen(text="x")).text == "x"
+
+
+# --- a server's environment as a game here --------------------------------------------------------------------
+
+
+@needs_openenv
+def test_our_own_server_is_a_game_like_the_game_itself(server: Server) -> None:
+    """The same start, luck and actions: the same texts, rewards and end; and the contract holds, copies included."""
+    for name in ("frozen-lake-slippery", "snake"):
+        remote, own = get_scenario(f"openenv:{server.url}?scenario={name}"), get_scenario(name)
+        assert remote.remote is not None
+        assert (remote.remote.repeats, remote.remote.copies) == (True, True)
+        for start in islice(own.starts("train"), 2):
+            game, twin = remote.new(start, 7), own.new(start, 7)
+            generator = stream(start, "moves")
+            while twin.outcome is Outcome.PLAYING:
+                assert game.observe("player").split("\n", 1)[1] == observation_of(twin, twin.players[0])
+                action = str(generator.choice(twin.actions))
+                assert list(game.step({"player": action}).values()) == list(
+                    twin.step({twin.players[0]: action}).values()
+                )
+            assert game.outcome is Outcome.TERMINATED
+    assert examine(get_scenario(f"openenv:{server.url}?scenario=frozen-lake"), plays=1).breaches == []
+
+
+@needs_openenv
+async def test_the_environment_that_openenv_ships_is_a_game(tmp_path: Path) -> None:
+    """`openenv init` writes one that echoes; its server plays one game at a time, and pays for long words."""
+    subprocess.run(
+        [str(Path(sys.executable).parent / "openenv"), "init", "echo_test"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    port = free_port()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "server.app:app", "--port", str(port), "--log-level", "error"],
+        cwd=tmp_path / "echo_test",
+    )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", child)
+        scenario = get_scenario(f"openenv:http://127.0.0.1:{port}?steps=3")
+        assert scenario.remote == Remote(sessions=1, repeats=True, copies=False)
+        assert isinstance(scenario.actions, AnyText)
+        game = scenario.new(0, 0)
+        assert "Echo Test environment ready!" in game.observe("player")
+        assert game.step({"player": "hello"}) == {"player": 0.5}
+        assert game.observe("player").endswith("\nhello")
+        del game
+        episodes = await asyncio.gather(
+            *(
+                play_episode(scenario, {"player": RandomAgent()}, start_seed=i, chance_seed=i, sampling_seed=i)
+                for i in range(3)
+            )
+        )
+        assert [episode.error_message for episode in episodes] == [None] * 3
+        assert [len(episode.turns) for episode in episodes] == [3] * 3
+    finally:
+        child.terminate()
+        child.wait(30)

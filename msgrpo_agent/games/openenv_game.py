@@ -112,10 +112,11 @@ def form_of(schema: Mapping[str, Any]) -> Form:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         raise GameFaultError("its schema names no fields of an action")
-    fields = {name: resolved(spec, schema) for name, spec in properties.items() if name not in NOT_OURS}
+    own = {name: spec for name, spec in properties.items() if name not in NOT_OURS}
+    fields = {name: resolved(spec, schema) for name, spec in own.items()}
     needed = schema.get("required")
     required = [name for name in needed if name in fields] if isinstance(needed, list) else []
-    shown = printable(json.dumps(dict(properties), ensure_ascii=False))[:LONGEST_RULES]
+    shown = printable(json.dumps(own, ensure_ascii=False))[:LONGEST_RULES]
     chosen = required if len(required) == 1 else ["action"] if "action" in fields and not required else list(fields)
     if len(chosen) == 1:
         kind, values = kind_and_values(fields[chosen[0]])
@@ -287,7 +288,7 @@ def openenv_scenario(rest: str) -> Scenario:
         return RemoteGame(played, start_seed, chance_seed)
 
     again = "a seed gives the same game again" if remote.repeats else "a seed does not give the same game again"
-    source = f"[OpenEnv] {address.url}; {again}; {remote.sessions} games at once"
+    source = f"[OpenEnv] {address.url}; {again}; games at once: {remote.sessions}"
     return Scenario(
         f"openenv:{rest}",
         f"openenv-{rest}",
@@ -353,7 +354,7 @@ def rules_of(server: Server, environment: Environment, seen: Mapping[str, Any]) 
     parts.append(
         f"There are at most {environment.address.steps} steps. An answer without a legal action uses up a step."
     )
-    return printable(" ".join(parts))
+    return printable("\n".join(parts))
 
 
 def look(environment: Environment) -> Remote:
@@ -398,7 +399,7 @@ def takes_states(environment: Environment) -> bool:
             return False
         game._take(game._session.ask("step", message))
         state = game._session.ask("state")
-        session, answer = environment.server.begin(**environment.address.reset, injected_state=state)
+        session, answer = environment.server.begin(0.0, **environment.address.reset, injected_state=state)
         session.close()
         there, game._text = game._text, ""
         game._take(answer)

@@ -7,6 +7,8 @@ connections live in a thread of their own. Every failure is a GameFaultError, wh
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures
 import json
 import os
 import threading
@@ -73,6 +75,7 @@ class Server:
             proxy=proxy_for(url),
         )
         weakref.finalize(self, close, self._client).atexit = False
+        _clients.add(self._client)
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path. Raises GameFaultError where there is none."""
@@ -189,6 +192,7 @@ def said(error: object) -> str:
 
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a forked one has no thread of its parent's
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 _starting = threading.Lock()
 
 
@@ -198,7 +202,15 @@ def loop() -> asyncio.AbstractEventLoop:
         if os.getpid() not in _loops:
             _loops[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=_loops[os.getpid()].run_forever, name="msgrpo-openenv", daemon=True).start()
+            atexit.register(_end)
         return _loops[os.getpid()]
+
+
+def _end() -> None:
+    """Close what is still open when the process ends, and wait a moment for it."""
+    if os.getpid() in _loops:
+        ending = [asyncio.run_coroutine_threadsafe(closed(client), loop()) for client in _clients]
+        concurrent.futures.wait(ending, timeout=1)
 
 
 def talk(asked: Coroutine[Any, Any, T]) -> T:
