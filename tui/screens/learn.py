@@ -152,6 +152,7 @@ class LearnScreen(Screen[None]):
             self.query_one("#turns", Static),
         )
         box.border_title = self.episode_title()
+        box.set_class(run.filming, "filming")
         if isinstance(self.session, str):
             board.show(None, self.session)
             said.update("")

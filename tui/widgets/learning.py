@@ -15,6 +15,7 @@ from msgrpo.tui.session import Session, points
 
 NOTHING_YET = "nothing measured yet"
 FLAT = "  flat"
+FILM_TURNS = 6  # lines of moves below the board of a film
 
 
 def draw_curve(curve: PlotextPlot, run: Learning) -> None:
@@ -141,7 +142,9 @@ def facts(run: Learning, width: int) -> Content:
 
 
 def film_turns(session: Session) -> Content:
-    """The moves up to the one that is shown, and what each was paid."""
+    """The last moves up to the one that is shown and what each was paid, in as many lines at every step: the board
+    stays where it is.
+    """
     player = learner_of(session.episode)
     lines = []
     for turn in session.episode.turns_of(player):
@@ -149,7 +152,9 @@ def film_turns(session: Session) -> Content:
             here = turn.step + 1 == session.cursor
             text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
             lines.append(Content.styled(text, "bold $accent" if here else ""))
-    return Content("\n").join(lines)
+    height = min(FILM_TURNS, session.scenario.step_limit)
+    lines = lines[-height:]
+    return Content("\n").join([*lines, *[Content(" ")] * (height - len(lines))])
 
 
 def turns(run: Learning, session: Session) -> Content:
