@@ -46,7 +46,6 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
 
 def _watch(training: subprocess.Popen[bytes], folder: Path) -> None:
     """Show the run once it has begun; then wait for its end."""
-    say(f"loading what the training needs; the app opens when it has begun: {folder}")
     while training.poll() is None and not ((folder / CONFIG).is_file() and goes_on(folder) is not False):
         time.sleep(0.1)
     if training.poll() is None:

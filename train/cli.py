@@ -45,6 +45,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
+    if watch and sys.stdout.isatty():  # torch alone takes seconds to load
+        say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
         from msgrpo.models.paths import NANO
         from msgrpo.train.beside import train_and_watch
