@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,8 +41,6 @@ from msgrpo.tui.session import Match, Session, Setup, Sitting, new_match, points
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
-
-SWITCH_S = 0.0005  # for so long a thread that judges or thinks keeps the interpreter from keys and pictures; not 5 ms
 
 
 class PlayApp(App[None]):
@@ -107,8 +104,6 @@ class PlayApp(App[None]):
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)
-        self._switched_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):  # leave the terminal as it was
             loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
@@ -148,7 +143,6 @@ class PlayApp(App[None]):
         return NIGHT.variables
 
     async def on_unmount(self) -> None:
-        sys.setswitchinterval(self._switched_s)
         await self.table.close()
 
     # ── screens ──────────────────────────────────────────────────────────────────────────────────────────────
