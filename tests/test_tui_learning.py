@@ -483,6 +483,7 @@ HOSTILE = {
 async def test_a_foreign_run_folder_is_shown_or_refused_and_never_ends_the_app(
     run: Path, name: str, content: bytes
 ) -> None:
+    (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_bytes(content)
     try:
         watched = Learning.of(run)
