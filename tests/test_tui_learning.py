@@ -452,7 +452,7 @@ def test_a_film_is_recorded_without_a_terminal_and_what_has_none_is_refused_firs
     with pytest.raises(UsageError, match=r"none of \.gif, \.cast and \.svg"):
         record("film.png")
     shutil.rmtree(run / run_log.FILM)
-    with pytest.raises(UsageError, match="keeps no film"):
+    with pytest.raises(UsageError, match="keeps no film that can be shown"):
         record("film.cast")
     assert "six scenes of the run" in said.file.getvalue()  # type: ignore[attr-defined]
 

@@ -297,7 +297,10 @@ class PlayApp(App[None]):
         name = export.safe_stem(f"{run.folder.resolve().name}-after-{run.film.step if run.filming else run.step}")
         pictures = {f"{name}.svg": self.export_screenshot(title=f"msgrpo play --run {run.folder}")}
         if len(run.film):
-            pictures[f"{export.safe_stem(run.folder.resolve().name)}-film.svg"] = still(run.film)
+            try:
+                pictures[f"{export.safe_stem(run.folder.resolve().name)}-film.svg"] = still(run.film)
+            except MsgrpoError as error:  # its scenes are damaged; the screen is saved all the same
+                self.notify(error.message, severity="error")
         if all(self._deliver(file, picture.encode()) for file, picture in pictures.items()):
             where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
             moving = f"   moving: msgrpo play --run {run.folder} --record film.gif" if len(run.film) else ""
