@@ -47,7 +47,7 @@ def still(film: Scenes) -> str:
     chosen = list(_chosen(film))
     if not chosen:
         raise UsageError(
-            f"{film.folder} keeps no film that can be shown: it was trained with film=0, has not begun, or is damaged",
+            f"{film.folder} keeps no film that can be shown: trained with film=0, not begun yet, or damaged",
             fix="msgrpo train frozen-lake --set film=3 --out runs/film",
         )
     panels = [
