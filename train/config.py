@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import (
@@ -35,8 +35,20 @@ from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed
 from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select
 from msgrpo.train.rivals.paper import AAW, Clip, WholeReturn
 
+T = TypeVar("T")
 MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")
+
+
+def _setting(key: str, value: str, make: Callable[[str, dict[str, Any]], T]) -> T:
+    """What `name(key=value, …)` makes. Raises ValueError, which names the setting."""
+    try:
+        name, given = parsed(value)
+        return make(name, given)
+    except ValidationError as error:
+        raise ValueError(f"{key}={name}: {first_fault(error, 'its settings')}") from error
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
@@ -59,6 +71,15 @@ class ChildServer(BaseModel):
 
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer")
+
+
+class Film(BaseModel):
+    """What film=3(share=0.018) says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    starts: int = Field(3, ge=0, le=20, description="validation starts; 0: no film")
+    share: float = Field(0.018, ge=0, le=1, description="of the time that it may take; 1: a scene after every update")
 
 
 class TrainConfig(BaseModel):
@@ -112,14 +133,9 @@ class TrainConfig(BaseModel):
     eval_episodes: int = Field(
         200, ge=1, le=MANY, description="validation starts: no update plays them, no leaderboard either"
     )
-    film: int = Field(
-        3,
-        ge=0,
-        le=20,
-        description="validation starts that are played again while it learns, for the film of `msgrpo play --run`",
-    )
-    film_share: float = Field(
-        0.018, ge=0, le=1, description="of the time that the film may take; 1: a scene after every update"
+    film: Clean = Field(
+        "3",
+        description="starts that are played again while it learns, for the film of `msgrpo play --run`: 3(share=0.018)",
     )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
@@ -151,6 +167,7 @@ class TrainConfig(BaseModel):
             chosen.check(self)
         if self.credit.scale == "update" and len(ids) > 1:
             raise ValueError(f"{self.credit} compares returns of one game; scenario names several")
+        _ = self.filmed  # raises ValueError
         if self.rollouts != "hf" and self.child is None and not self.urls:
             raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")
         if len(set(self.urls)) < len(self.urls):
@@ -198,13 +215,14 @@ class TrainConfig(BaseModel):
         """The settings of `rollouts=vllm`; None where something else plays."""
         if not self.rollouts.startswith("vllm"):
             return None
-        try:
-            name, settings = parsed(self.rollouts)
-            return ChildServer.model_validate(settings) if name == "vllm" else None
-        except ValidationError as error:
-            raise ValueError(f"rollouts=vllm: {first_fault(error, 'its settings')}") from error
-        except ValueError as error:
-            raise ValueError(f"rollouts: {error}") from error
+        return _setting(
+            "rollouts", self.rollouts, lambda name, given: ChildServer(**given) if name == "vllm" else None
+        )
+
+    @property
+    def filmed(self) -> Film:
+        """The settings of `film`."""
+        return _setting("film", self.film, lambda starts, given: Film.model_validate({"starts": starts} | given))
 
     @property
     def urls(self) -> list[str]:
