@@ -135,7 +135,7 @@ class TrainConfig(BaseModel):
     )
     film: Clean = Field(
         "3",
-        description="starts that are played again while it learns, for the film of `msgrpo play --run`: 3(share=0.018)",
+        description="starts played again while it learns, for the film of `msgrpo play --run`: 3(share=0.018)",
     )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
