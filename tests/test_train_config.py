@@ -67,7 +67,7 @@ def test_presets_set_what_they_name(preset: str) -> None:
 
 
 def test_a_run_has_few_settings() -> None:
-    """Thirty, and those of films and clusters. What belongs to one choice alone stands in its parentheses: credit=to-go(gamma=0.6)."""
+    """Thirty, and three for films and clusters. What one choice alone takes is in parentheses: to-go(gamma=0.6)."""
     assert len(TrainConfig.model_fields) <= 33
 
 
