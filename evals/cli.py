@@ -136,18 +136,3 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
             names = f"{pairing.first} against {pairing.second}"
             say(f"  {names}: if they counted, the points would lie between {low:.3f} and {high:.3f}")
     say(f"records and match.json: {folder}")
-
-
-@commands.command()
-def export(
-    folders: Annotated[list[Path], typer.Argument(help="Folders written by msgrpo eval.")],
-    to: Annotated[str, typer.Option(help="inspect (logs of Inspect AI) or huggingface (a dataset folder).")],
-    out_dir: Annotated[Path, typer.Option("--out", help="A folder for these files alone.")],
-) -> None:
-    """Write the records of evaluations as files that other tools read. Nothing is uploaded."""
-    from msgrpo.evals import interchange
-
-    done = interchange.export(folders, to, out_dir)
-    for note in done.notes:
-        say(f"note: {note}")
-    say(f"{out_dir}: {done.summary}")

@@ -13,7 +13,8 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from msgrpo import __version__
-from msgrpo.errors import MsgrpoError
+from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.extras import needs
 from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, out, print_json, say, say_error
 
@@ -163,8 +164,16 @@ def new(file: Annotated[Path, typer.Argument(help="The file to write: my_game.py
 
 
 @commands.command()
-def doctor(as_json: Json = False) -> None:
-    """Show what is installed, which engines can run here, and the command that closes each gap."""
+def doctor(
+    run: Annotated[Path | None, typer.Argument(help="A training run's folder: why does it not learn?")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is installed and the command that closes each gap; with a run's folder, what ails the run."""
+    if run is not None:
+        from msgrpo.train.cli import show_examination
+
+        show_examination(run, as_json)
+        return
     from msgrpo.doctor import examine
 
     findings = examine()
@@ -176,6 +185,44 @@ def doctor(as_json: Json = False) -> None:
         mark = "[green]✓[/]" if finding.ok else "[yellow]–[/]"
         table.add_row(finding.part, f"{mark} {escape(finding.state)}", escape(finding.fix or ""))
     out.print(table)
+
+
+@commands.command()
+def export(
+    folders: Annotated[list[Path], typer.Argument(help="A training run, or folders written by msgrpo eval.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Of a run: merged (a folder that any tool loads), gguf (llama.cpp, Ollama, LM Studio), hub (adapter "
+            "and model card). Of evaluations: inspect (logs of Inspect AI), huggingface (a dataset folder)."
+        ),
+    ],
+    out_dir: Annotated[Path, typer.Option("--out", help="A folder for these files alone.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="How weights are stored: float32, float16, bfloat16; of gguf also q8_0. Default: the base's."
+        ),
+    ] = None,
+) -> None:
+    """Write a trained model, or the records of evaluations, as files that other tools read. Nothing is uploaded."""
+    if to in ("merged", "gguf", "hub"):
+        with needs(f"--to {to}", "train"):
+            from msgrpo.models.export import export_run
+
+        if len(folders) > 1:
+            raise UsageError(f"--to {to} takes one run, and {len(folders)} folders were given")
+        for note in export_run(folders[0], to, out_dir, dtype):
+            say(note)
+        return
+    if dtype is not None:
+        raise UsageError(f"--dtype is for the weights of a run, and --to {to} writes none")
+    from msgrpo.evals import interchange
+
+    done = interchange.export(folders, to, out_dir)
+    for note in done.notes:
+        say(f"note: {note}")
+    say(f"{out_dir}: {done.summary}")
 
 
 def main() -> None:

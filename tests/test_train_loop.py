@@ -34,6 +34,7 @@ from msgrpo.train import checkpoint, loop, update
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
+from msgrpo.train.doctor import examine
 from msgrpo.train.engines import contract
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.groups import Group
@@ -550,13 +551,18 @@ def test_a_mismatch_on_fresh_rollouts_stops_the_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(local.LocalModel, "complete", off)
     with pytest.raises(RunError, match=r"engine and trainer differ by 0\.01 nats a token"):
         loop.train(tiny(), tmp_path / "run", report=Quiet())
+    (finding, *_) = examine(tmp_path / "run").findings  # its row was written before
+    assert finding.cause == "engine mismatch"
+    assert "0.01 nats a token on fresh rollouts; a run stops at 0.001" in finding.evidence
 
 
 def test_rollouts_that_are_one_version_old_may_differ() -> None:
-    update.check_mismatch({"engine/mismatch_mean": 1.0, "engine/mismatch_max": 2.0}, 1, torch.float32)
-    update.check_mismatch({}, 0, torch.float32)
-    with pytest.raises(RunError):
-        update.check_mismatch({"engine/mismatch_mean": math.nan, "engine/mismatch_max": 0.0}, 0, torch.float32)
+    fresh = {"engine/mismatch_bound": 1e-3, "engine/mismatch_max": 2.0, "rollout/staleness": 0.0}
+    update.check_mismatch(fresh | {"engine/mismatch_mean": 1.0, "rollout/staleness": 1.0})
+    update.check_mismatch(fresh)  # no turn was kept
+    for mean in (1.0, math.nan):
+        with pytest.raises(RunError):
+            update.check_mismatch(fresh | {"engine/mismatch_mean": mean})
 
 
 def test_a_run_that_lost_its_first_evaluation_says_so_before_training(finished: Path, tmp_path: Path) -> None:

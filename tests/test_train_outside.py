@@ -24,7 +24,6 @@ from msgrpo.rollout import play_episode
 from msgrpo.run_log import read_rows
 from msgrpo.specs import make_agent
 from msgrpo.train import loop
-from msgrpo.train.advice import advice
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.groups import Group, beginning
@@ -82,14 +81,6 @@ def test_a_run_that_cannot_learn_says_why_after_its_first_update(tmp_path: Path)
     loop.train(config(scenario=name), tmp_path / "run", report=told)
     (hint,) = [note for note in told.said if "no legal action" in note]
     assert f"msgrpo teach {name}" in hint
-
-
-def test_advice_names_the_reason() -> None:
-    fine = {"rollout/invalid": 0.1, "rollout/truncated": 0.0, "rollout/flat_groups": 0.2, "rollout/gated_groups": 0.5}
-    assert advice(fine, config()) is None
-    assert "max_tokens=192" in str(advice(fine | {"rollout/invalid": 0.95, "rollout/truncated": 0.9}, config()))
-    assert "transcripts" in str(advice(fine | {"rollout/invalid": 0.95}, config(base="some/model")))
-    assert "are flat" in str(advice(fine | {"rollout/flat_groups": 1.0}, config()))
 
 
 def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path) -> None:

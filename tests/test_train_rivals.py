@@ -427,7 +427,7 @@ def test_a_seat_that_never_moved_is_compared_with_nothing(settings: list[str], t
 
 
 def test_names_of_a_mixture_keep_their_own_commas() -> None:
-    from msgrpo.train.config import names_of
+    from msgrpo.train.mixture import names_of
 
     assert names_of("snake, frozen-lake") == ["snake", "frozen-lake"]
     name = "spiel:goofspiel(imp_info=True,num_cards=4)"

@@ -106,6 +106,47 @@ def _free_folder(wanted: Path, resume: bool) -> Path:
     return wanted if resume else next(folder for folder in candidates if not folder.exists())
 
 
+def show_examination(run: Path, as_json: bool) -> None:
+    """`msgrpo doctor RUN`: what ails it, what to change, and the curve of a healthy run beside its own."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from msgrpo.train.doctor import examine, table
+
+    found = examine(run)
+    if as_json:
+        print_json(found.as_data())
+        return
+    state = " (goes on)" if found.goes_on else ""
+    out.print(
+        f"{found.base} on {found.scenario}, {found.updates} of {found.planned} updates{state}; {found.verdict}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    for number, finding in enumerate(found.findings):
+        colour = "red" if number == 0 else "yellow"
+        out.print(f"\n[bold {colour}]{escape(finding.cause)}[/]: {escape(finding.evidence)}.", highlight=False)
+        out.print(f"  {finding.change}", markup=False, highlight=False)
+    if not found.findings:
+        out.print("\n[green]nothing ails it[/] that these rows would show")
+    if found.failures and found.answer is not None:
+        counts = ", ".join(f"{count} {name}" for name, count in found.failures.items())
+        out.print(f"\nanswers without a legal action in the last update that was kept: {counts}; one of them:")
+        out.print(f"  {found.answer!r}", markup=False, highlight=False)
+    shown = Table(title=f"\n{found.score} on the validation starts", title_justify="left", box=None, pad_edge=False)
+    for column in ("update", "this run", *(["a healthy run"] if found.healthy else [])):
+        shown.add_column(column, justify="right")
+    for row in table(found):
+        shown.add_row(row["update"], row["this run"], *([row["healthy"]] if found.healthy else []))
+    out.print(shown)
+    if found.healthy is None:
+        say(f"no healthy run of {found.scenario} with a base of this size comes with msgrpo")
+    else:
+        settings = found.healthy.settings or "the defaults"
+        say(f"the healthy run: {found.healthy.base} on {found.healthy.scenario}, {settings}")
+
+
 @commands.command("train-dqn")
 def train_dqn(
     scenario: Annotated[str, typer.Argument(help="A single-player scenario.")],

@@ -31,6 +31,7 @@ from msgrpo.games.outside import on_server
 from msgrpo.models.paths import NANO, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
+from msgrpo.train.mixture import names_of, weights_of
 from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed
 from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select
 from msgrpo.train.rivals.paper import AAW, Clip, WholeReturn
@@ -208,7 +209,7 @@ class TrainConfig(BaseModel):
 
     @property
     def _weights(self) -> list[float]:
-        return [float(share or 1) for _, share in map(_share_of, _parts(self.scenario))]
+        return weights_of(self.scenario)
 
     @property
     def child(self) -> ChildServer | None:
@@ -318,22 +319,6 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "snake-solo": FEW,
     "snake-duel": {"groups": 2, "steps": 40, "eval_episodes": 100},
 }
-
-
-def names_of(scenario: str) -> list[str]:
-    """The names of a mixture, without their shares."""
-    return [name for name, _ in map(_share_of, _parts(scenario))]
-
-
-def _parts(scenario: str) -> list[str]:
-    """The parts of a mixture; a comma within parentheses belongs to a game's own parameters."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", scenario)]
-
-
-def _share_of(part: str) -> tuple[str, str | None]:
-    """The name and the share of `name@share`; without a share all have the same."""
-    form = re.fullmatch(r"(.+)@([\d.]+)", part)
-    return (form[1], form[2]) if form else (part, None)
 
 
 def make_config(

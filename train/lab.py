@@ -47,8 +47,9 @@ from msgrpo.files import read_regular, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.specs import make_agent
 from msgrpo.text import as_json
-from msgrpo.train.config import MANY, TrainConfig, make_config, names_of
+from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
+from msgrpo.train.mixture import names_of
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rollouts import Players
 from msgrpo.trust import check_named

@@ -17,7 +17,6 @@ import torch
 
 from msgrpo import run_log
 from msgrpo.rollout import derive_seed
-from msgrpo.train.advice import advice
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import open_engine
 from msgrpo.train.evaluate import Evaluations, finish
@@ -94,12 +93,10 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str]) -> dict[str, Any]:
                 run.advance(rollouts, seconds)
                 if rollouts.lost:
                     report.note(f"update {run.step}: {left_out(rollouts.lost)}")
-                played = describe(rollouts)
                 if run.step == first_update + 1:
                     report.note(evaluations.forecast(run.step, seconds))
-                    if hint := advice(played | stats, config):
-                        report.note(hint)
-                sinks.update(run.step, played | stats | {"time/total": run.progress.seconds})
+                sinks.update(run.step, describe(rollouts) | stats | {"time/total": run.progress.seconds})
+                check_mismatch(stats)  # after its row is written: `msgrpo doctor` shows it
                 if ranks.first:
                     run_log.write_update(out, watched(run.step, rollouts, picked))
                 if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
@@ -151,7 +148,6 @@ class Trainer:
             self.report.doing(f"{learning}, {minibatches} of {config.minibatches} steps")
 
         stats = update(policy, self.optimizer, samples, config, learner.generator, step, ranks, done)
-        check_mismatch(stats, rollouts.staleness, policy.model.dtype)
         stats |= {
             "rollout/temperature": policy.temperature,
             "rollout/gated_groups": 1 - len(groups) / max(len(rollouts.groups), 1),

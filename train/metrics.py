@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgrpo.episode import Episode
+from msgrpo.train.information import state_information
 from msgrpo.train.rollouts import Rollouts, entropy, own_seats, own_turns
 
 
@@ -28,5 +29,6 @@ def describe(rollouts: Rollouts) -> dict[str, float]:
         "rollout/tokens": float(sum(turn.completion_tokens for turn in turns)),
         "rollout/lost": len(rollouts.lost) / (len(rollouts.lost) + len(rollouts.all_episodes)),
         "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / max(len(rollouts.groups), 1),
+        **state_information(turns),
     }
     return values | ({"rollout/success": sum(successes) / len(successes)} if successes else {})

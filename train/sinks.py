@@ -17,6 +17,7 @@ from msgrpo.files import replace_text
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.text import as_json
 from msgrpo.train.config import TrainConfig
+from msgrpo.train.diagnosis import Adviser
 
 Measured = dict[str, Any]
 
@@ -54,7 +55,7 @@ class JsonLines:
 
     def __init__(self, out: Path, from_step: int) -> None:
         self.file = out / METRICS
-        kept = [row for row in read_rows(out) if row["step"] <= from_step] if from_step else []
+        kept = [row for row in read_rows(out) if row["step"] <= from_step]
         replace_text(self.file, "".join(as_json(row) + "\n" for row in kept))
 
     def update(self, step: int, values: Measured) -> None:
@@ -174,9 +175,11 @@ class Sinks:
 
 
 def open_sinks(out: Path, config: TrainConfig, from_step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
-    """The console, the record, TensorBoard, and those asked for by name."""
+    """The console, the record, what a person should hear of the run, TensorBoard, and those asked for by name."""
+    record = JsonLines(out, from_step)
+    adviser = Adviser(config.model_dump(), list(read_rows(out)), report.note)
     makers: list[Callable[[Path, TrainConfig, int], Sink]] = [TensorBoard, *(LOGS[name] for name in logs)]
-    others: list[Sink] = []
+    others: list[Sink] = [adviser]
     for maker in makers:
         try:
             others.append(maker(out, config, from_step))
@@ -184,4 +187,4 @@ def open_sinks(out: Path, config: TrainConfig, from_step: int, report: Reporter,
             raise  # it is not installed, and the message says how to install it
         except Exception as error:
             report.note(f"{maker.__name__} cannot be used and is left out: {error}")
-    return Sinks(report, [JsonLines(out, from_step)], others)
+    return Sinks(report, [record], others)

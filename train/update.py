@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -66,13 +66,14 @@ def update(
         steps += 1
         done(steps)
     means = {f"update/{name}": value / max(steps, 1) for name, value in totals.items() if name != "mismatch"}
-    return means | mismatch | {"update/kept_turns": float(len(samples))}
+    bound = {"engine/mismatch_bound": MISMATCH[policy.model.dtype]}
+    return means | mismatch | bound | {"update/kept_turns": float(len(samples))}
 
 
-def check_mismatch(stats: dict[str, float], staleness: int, dtype: torch.dtype) -> None:
+def check_mismatch(stats: Mapping[str, float]) -> None:
     """Raise RunError where fresh rollouts were sampled from another distribution than the trainer's."""
-    mean, bound = stats.get("engine/mismatch_mean", 0.0), MISMATCH[dtype]
-    if staleness == 0 and not mean <= bound:
+    mean, bound = stats.get("engine/mismatch_mean", 0.0), stats["engine/mismatch_bound"]
+    if stats["rollout/staleness"] == 0 and not mean <= bound:
         raise RunError(
             f"engine and trainer differ by {mean:.3g} nats a token on average (bound {bound:g}; largest "
             f"{stats['engine/mismatch_max']:.3g}): the rollouts came from other weights or another computation",

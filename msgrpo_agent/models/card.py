@@ -1,0 +1,104 @@
+"""The model card of a run: its base, its settings, and what it reached, from the run's own files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from msgrpo.files import read_regular
+from msgrpo.models.paths import NANO, NANO_DIR, read_adapter_config
+from msgrpo.text import as_json, interval_text, printable
+
+SHOWN = (
+    "scenario", "steps", "groups", "group_size", "credit", "select", "gate", "objectives", "loss", "opponent",
+    "format_penalty", "temperature", "max_tokens", "learning_rate", "minibatches", "lora_rank", "seed",
+)  # fmt: skip
+MOST = 1000  # characters of a name or a setting
+
+
+def card(run: Path, name: str, *, merged: bool) -> str:
+    """README.md with the head that the hub reads."""
+    base = shown_base(read_adapter_config(run)["base_model_name_or_path"])
+    settings, summary = _object(run / "config.json"), _object(run / "summary.json")
+    head = {"library_name": "transformers" if merged else "peft", "pipeline_tag": "text-generation"}
+    if "/" in base:
+        head["base_model"] = base
+    lines = [
+        "---",
+        *(f"{key}: {as_json(value)}" for key, value in head.items()),
+        "tags: [msgrpo, reinforcement-learning, text-games]",
+        "---",
+        "",
+        f"# {_cell(name)}",
+        "",
+        f"`{_cell(base)}`, post-trained with MS-GRPO on the text game `{_cell(settings.get('scenario'))}` by msgrpo"
+        f"{'; the adapter is merged into the weights' if merged else ' (a LoRA adapter)'}.",
+        *(
+            ("", "nano is a model of about a million parameters that knows a few games and nothing else.")
+            if base == NANO
+            else ()
+        ),
+        "",
+        "## What it reached",
+        "",
+        *_results(summary),
+        "",
+        "## How it was trained",
+        "",
+        "| setting | value |",
+        "|---|---|",
+        *(f"| {key} | {_cell(settings[key])} |" for key in SHOWN if settings.get(key) is not None),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def shown_base(base: str) -> str:
+    """A hub's name as it is; of a folder or file of this machine the last part."""
+    if Path(base) == NANO_DIR or base == NANO:
+        return NANO
+    return base if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists() else Path(base).name
+
+
+def _results(summary: dict[str, Any]) -> list[str]:
+    score, before, after, change = (summary.get(key) for key in ("score", "before", "after", "change"))
+    if not (isinstance(score, str) and all(isinstance(part, dict) for part in (before, after, change))):
+        return ["The run has not ended: there is no evaluation of its last weights."]
+    rows = [
+        f"| {when} | {_number(part.get(score))} | "
+        f"{interval_text(part.get(f'{score}_low'), part.get(f'{score}_high'), '.3f')} |"
+        for when, part in (("before training", before), (f"after {summary.get('steps')} updates", after))
+    ]
+    return [
+        f"On {summary.get('episodes')} validation starts, which no update played, sampled as in training:",
+        "",
+        f"| | {_cell(score)} | 95 % interval |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"Change: {_number(change.get('mean'), '+.3f')} {interval_text(change.get('low'), change.get('high'))}, "
+        f"paired over the starts; one training run (seed {_cell(summary.get('seed'))}), others may end elsewhere.",
+    ]
+
+
+def _number(value: Any, form: str = ".3f") -> str:
+    return format(value, form) if isinstance(value, (int, float)) else "unknown"
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """A file's JSON object; empty where there is none."""
+    try:
+        held = from_json(read_regular(file))
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _cell(value: Any) -> str:
+    """Text from a file as a table's cell: one line, no markup of its own, nothing of this machine's paths."""
+    text = printable(value if isinstance(value, str) else as_json(value))[:MOST]
+    text = re.sub(r"(/[^\s/|,]+)+/([^\s/|,]+)", r"\2", text)
+    return re.sub(r"\s+", " ", text).translate(str.maketrans({"|": r"\|", "<": "&lt;", "`": "'"}))

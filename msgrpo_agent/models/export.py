@@ -1,0 +1,112 @@
+"""`msgrpo export RUN --to merged | gguf | hub`: what was trained here, in files that other tools load.
+
+Nothing is uploaded. The files are written beside `--out` and take its name in one move.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
+from msgrpo.extras import needs
+from msgrpo.files import replace_text
+from msgrpo.models.card import card, shown_base
+from msgrpo.models.merged import merged, write_merged
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
+
+DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
+MUCH = 0.1  # of the adapter's change, lost in rounding
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be written: the run, the folder, how weights are stored (None: the usual way)."""
+
+    run: Path
+    folder: Path
+    name: str
+    dtype: str | None
+
+
+def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[str]:
+    """Write the files and return what a person should know, the next command last.
+
+    Raises UsageError for a folder that holds something, ModelError for a run without an adapter or what cannot be
+    written in that form.
+    """
+    if dtype is not None and dtype not in DTYPES[to]:
+        known = ", ".join(DTYPES[to]) or "none: the adapter is copied as it is"
+        raise UsageError(f"--dtype {dtype!r} is no way to write --to {to}", fix=f"known: {known}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out} is there already", fix="choose another --out")
+    read_adapter_config(run)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}", fix="choose another --out") from error
+    try:
+        notes = WRITERS[to](Order(run, part, run.resolve().name, dtype))
+        part.chmod(0o755)
+        os.replace(part, out)
+    except MsgrpoError:
+        raise
+    except Exception as error:  # the disk, or one of three libraries that write models
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
+        raise ModelError(f"{run} could not be written to {out}: {reason}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return [note.replace(str(part), str(out)) for note in notes]
+
+
+def _merged(order: Order) -> list[str]:
+    dtype = getattr(torch, order.dtype) if order.dtype else None
+    chosen, lost = write_merged(order.run, order.folder, dtype)
+    replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
+    written = str(chosen).removeprefix("torch.")
+    rounded = f"{lost:.1%} of the adapter's change was lost in rounding to {written}"
+    if lost > MUCH:
+        rounded += "; --dtype float32 keeps it"
+    return [rounded, f"play it: msgrpo play SCENARIO --agent base:{order.folder}"]
+
+
+def _gguf(order: Order) -> list[str]:
+    with needs("--to gguf", "gguf"):
+        from msgrpo.models.gguf_writer import write_gguf, write_gguf_adapter
+
+    model, tokenizer, adapter = merged(order.run)
+    dtype = order.dtype or "float16"
+    file = order.folder / f"{order.name}-{dtype}.gguf"
+    notes = write_gguf(model, tokenizer, adapter.base, file, order.name, dtype)
+    write_gguf_adapter(adapter, model.config, order.folder / f"{order.name}-lora.gguf", order.name)
+    replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
+    return [
+        *notes,
+        f"{order.name}-lora.gguf is the adapter alone, for a GGUF file of its base",
+        f"serve it: llama-server -m {file} --port 8080",
+        f"play it: msgrpo play SCENARIO --agent 'endpoint:http://127.0.0.1:8080/v1#{order.name}'",
+    ]
+
+
+def _hub(order: Order) -> list[str]:
+    """The adapter and its card; a path of this machine is left out of the adapter's config."""
+    config = read_adapter_config(order.run)
+    config["base_model_name_or_path"] = shown_base(config["base_model_name_or_path"])
+    replace_text(order.folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
+    shutil.copyfile(order.run / ADAPTER_WEIGHTS, order.folder / ADAPTER_WEIGHTS)
+    replace_text(order.folder / "README.md", card(order.run, order.name, merged=False))
+    notes = [f"read it first: {order.folder / 'README.md'}"]
+    if "/" not in config["base_model_name_or_path"]:
+        notes.append("its base is on no hub, so others cannot load the adapter: --to merged holds all that they need")
+    return [*notes, f"upload it: hf upload YOUR-NAME/{order.name} {order.folder}"]
+
+
+WRITERS: dict[str, Callable[[Order], list[str]]] = {"merged": _merged, "gguf": _gguf, "hub": _hub}

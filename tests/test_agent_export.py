@@ -1,0 +1,239 @@
+"""A trained run in files that other tools load: merged, as GGUF, and for a hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install 'msgrpo[train]'")
+gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
+
+from tokenizers import Regex, Tokenizer, pre_tokenizers  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from msgrpo.cli import make_app  # noqa: E402
+from msgrpo.errors import ModelError, UsageError  # noqa: E402
+from msgrpo.models import gguf_writer  # noqa: E402
+from msgrpo.models.export import export_run  # noqa: E402
+from msgrpo.models.loading import load_adapted  # noqa: E402
+from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
+from msgrpo.models.paths import NANO_DIR, shipped_adapters  # noqa: E402
+from msgrpo.models.trunk import plain_logprobs  # noqa: E402
+
+RUN = shipped_adapters()["frozen-lake"]
+PROMPTS = [list(gguf_writer.probes())[i] for i in (0, 25, 90)]
+ANSWER = 24
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Any, Any]:
+    """The adapted model, as it plays here."""
+    return load_adapted(RUN, device=torch.device("cpu"), dtype="float32")
+
+
+def asked(tokenizer: Any, prompt: str) -> str:
+    messages = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def test_the_merged_folder_is_the_adapted_model(tmp_path: Path, plain: tuple[Any, Any]) -> None:
+    model, tokenizer = plain
+    notes = export_run(RUN, "merged", tmp_path / "merged")
+    assert notes[0] == "0.0% of the adapter's change was lost in rounding to float32"
+    other = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    base = AutoModelForCausalLM.from_pretrained(NANO_DIR)
+    text = asked(tokenizer, PROMPTS[0])
+    assert asked(theirs, PROMPTS[0]) == text
+    ids = torch.tensor([tokenizer(text).input_ids])
+    assert theirs(text).input_ids == ids[0].tolist()
+    with torch.no_grad():
+        wanted, found, without = (one(ids).logits for one in (model, other, base))
+    assert torch.equal(wanted, found)
+    assert (wanted - without).abs().max() > 1
+    assert (tmp_path / "merged").stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_what_rounding_takes_is_measured() -> None:
+    model, _, adapter = merged(RUN)
+    change = sum(float((adapter.scale * b @ a).square().sum()) for a, b in adapter.layers.values())
+    assert adapter.squared_change() == pytest.approx(change, rel=1e-4)
+    assert lost_in(model, adapter, torch.float32) == 0.0
+    assert 0.01 < lost_in(model, adapter, torch.bfloat16) < 0.1
+    tiny = Adapter(adapter.base, adapter.scale * 1e-4, adapter.layers)
+    assert lost_in(model, tiny, torch.bfloat16) > 1  # of so small a change nothing would be left
+
+
+class Llama:
+    """llama.cpp in this process, greedy: the ids and log-probabilities of an answer."""
+
+    def __init__(self, file: Path, lora: Path | None = None) -> None:
+        import xllamacpp
+
+        settings = xllamacpp.CommonParams()
+        settings.model.path = str(file)
+        settings.n_ctx, settings.n_gpu_layers, settings.warmup, settings.verbosity = 1024, 0, False, 0
+        settings.cpuparams.n_threads = 1
+        if lora is not None:
+            settings.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(lora), 1.0)]
+        self._server = xllamacpp.Server(settings)
+
+    def answer(self, text: str) -> tuple[int, list[int], list[float]]:
+        body = {"prompt": text, "n_predict": ANSWER, "temperature": 0, "n_probs": 1, "cache_prompt": False}
+        found = self._server.handle_completions(body)
+        tokens = found["choices"][0]["logprobs"]["content"]
+        return (
+            found["usage"]["prompt_tokens"],
+            [token["id"] for token in tokens],
+            [token["logprob"] for token in tokens],
+        )
+
+
+def furthest(llama: Llama, model: Any, tokenizer: Any) -> float:
+    """The largest difference of a token's log-probability, llama.cpp's from the trainer's, over all answers."""
+    worst = 0.0
+    for prompt in PROMPTS:
+        text = asked(tokenizer, prompt)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        length, answer, theirs = llama.answer(text)
+        assert length == len(ids)
+        ours = plain_logprobs(model, ids, answer, 1.0)
+        worst = max(worst, float((ours - torch.tensor(theirs)).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-3), ("float16", 5e-3), ("q8_0", 0.1)])
+def test_llama_cpp_gives_our_log_probabilities(
+    dtype: str, bound: float, tmp_path: Path, plain: tuple[Any, Any]
+) -> None:
+    """Through its own tokenizer, from text; what is left is the rounding of the weights."""
+    pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
+    export_run(RUN, "gguf", tmp_path / "out", dtype)
+    gap = furthest(Llama(tmp_path / "out" / f"frozen-lake-{dtype}.gguf"), *plain)
+    assert gap < bound
+    assert gap > bound / 1000  # it is not the trainer that answered
+
+
+def test_the_adapter_alone_on_its_base_is_the_same_model(tmp_path: Path, plain: tuple[Any, Any]) -> None:
+    pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
+    model = AutoModelForCausalLM.from_pretrained(NANO_DIR)
+    tokenizer = AutoTokenizer.from_pretrained(NANO_DIR)
+    gguf_writer.write_gguf(model, tokenizer, "nano", tmp_path / "base.gguf", "nano", "float32")
+    gguf_writer.write_gguf_adapter(Adapter.of(RUN), model.config, tmp_path / "lora.gguf", "lora")
+    assert furthest(Llama(tmp_path / "base.gguf"), *plain) > 0.1
+    assert furthest(Llama(tmp_path / "base.gguf", tmp_path / "lora.gguf"), *plain) < 1e-3
+
+
+def test_a_llamas_heads_are_interleaved_and_come_back(tmp_path: Path) -> None:
+    """transformers reads the file to the weights that were written; without the interleaving it would not."""
+    config = LlamaConfig(
+        vocab_size=768, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, tokenizer = LlamaForCausalLM(config), AutoTokenizer.from_pretrained(NANO_DIR)
+    file = tmp_path / "llama.gguf"
+    notes = gguf_writer.write_gguf(model, tokenizer, "some/base", file, "llama", "float32")
+    assert "rule qwen2" in notes[0]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    query = model.state_dict()["model.layers.0.self_attn.q_proj.weight"].numpy()
+    written = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.0.attn_q.weight").data
+    assert not np.array_equal(query, written)
+
+
+def test_the_head_of_a_base_that_was_a_gguf_file_is_kept(tmp_path: Path, plain: tuple[Any, Any]) -> None:
+    model, tokenizer = plain
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    gguf_writer.write_gguf(model, tokenizer, "nano", first, "first", "q8_0")
+    gguf_writer.write_gguf(model, tokenizer, str(first), second, "second", "float32")
+    heads = [{key: field.contents() for key, field in gguf.GGUFReader(one).fields.items()} for one in (first, second)]
+    apart = {key for key in heads[0] | heads[1] if heads[0].get(key) != heads[1].get(key)}
+    assert apart <= {"general.name", "general.file_type", "general.quantization_version", "GGUF.kv_count"}
+    assert heads[1]["general.name"] == "second"
+    assert heads[1]["general.file_type"] == 0
+
+
+def test_a_tokenizer_that_llama_cpp_cannot_be_told_is_refused() -> None:
+    tokenizer = Tokenizer.from_file(str(NANO_DIR / "tokenizer.json"))
+    assert gguf_writer.splitting_rule(tokenizer)[0] == "qwen2"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # letter by letter
+        [pre_tokenizers.Split(Regex("."), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    with pytest.raises(ModelError, match=r"gives the same tokens for \d+ of 200 prompts"):
+        gguf_writer.splitting_rule(tokenizer)
+
+
+def test_an_architecture_that_is_not_written_is_named() -> None:
+    class Config:
+        model_type, num_hidden_layers = "mamba", 2
+
+    with pytest.raises(ModelError, match="mamba is not written as GGUF here; known: qwen2, qwen3, llama"):
+        gguf_writer.Layout.of(Config())
+
+
+def test_the_card_has_the_runs_own_results_and_no_path(tmp_path: Path) -> None:
+    notes = export_run(RUN, "hub", tmp_path / "hub")
+    assert notes[-1] == f"upload it: hf upload YOUR-NAME/frozen-lake {tmp_path / 'hub'}"
+    assert "its base is on no hub" in notes[1]
+    text = (tmp_path / "hub" / "README.md").read_text()
+    assert "| after 40 updates | 0.910 | [0.862, 0.942] |" in text
+    assert "Change: +0.625 [+0.555, +0.695]" in text
+    assert "| learning_rate | 0.001 |" in text
+    assert "base_model" not in text
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "adapter_model.safetensors").write_bytes((RUN / "adapter_model.safetensors").read_bytes())
+    config = json.loads((RUN / "adapter_config.json").read_text())
+    for base, shown in (("Qwen/Qwen3-4B", "Qwen/Qwen3-4B"), ("/home/me/secret/tiny.gguf", "tiny.gguf")):
+        (run / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+        (run / "config.json").write_text(json.dumps({"scenario": "/home/me/secret/cards.py:scenario | x"}))
+        out = tmp_path / shown.replace("/", "-")
+        export_run(run, "hub", out)
+        text = (out / "README.md").read_text()
+        assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == shown
+        assert ("base_model: " in text) == (base == shown)
+        assert "secret" not in text
+        assert "has not ended" in text
+        assert r"cards.py:scenario \| x" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "gguf", "--dtype", "int3"], "--dtype 'int3' is no way to write --to gguf"),
+        (["--to", "hub", "--dtype", "float32"], "no way to write --to hub"),
+        (["--to", "inspect", "--dtype", "float32"], "--to inspect writes none"),
+        (["--to", "merged", "elsewhere"], "takes one run, and 2 folders were given"),
+        (["--to", "mergd"], "nothing is exported to 'mergd'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(make_app(), ["export", str(RUN), *arguments, "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, UsageError)
+    assert message in done.exception.message
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="is no complete adapter"):
+        export_run(tmp_path, "merged", tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        export_run(RUN, "hub", tmp_path / "full")
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf_writer, "write_gguf_adapter", full)
+    with pytest.raises(ModelError, match="No space left"):
+        export_run(RUN, "gguf", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]

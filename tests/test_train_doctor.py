@@ -1,0 +1,186 @@
+"""Why a run does not learn: ten healthy runs and ten sick ones, told again from their rows; and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from msgrpo.cli import make_app
+from msgrpo.episode import Turn
+from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.train import doctor
+from msgrpo.train.diagnosis import CAUSES, Adviser, History, diagnose
+from msgrpo.train.information import state_information
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RUNS = json.loads((RESULTS / "doctor-runs.json").read_text())["runs"]
+BEFORE = sorted({run["name"] for run in RUNS if run["rows"] is None})
+WELL = {
+    "rollout/invalid": 0.0, "rollout/truncated": 0.0, "rollout/flat_groups": 0.2, "rollout/gated_groups": 0.0,
+    "rollout/success": 0.4, "rollout/entropy": 0.1, "rollout/state_information": 0.4, "rollout/action_entropy": 1.0,
+    "rollout/staleness": 0.0, "engine/mismatch_mean": 1e-6, "engine/mismatch_bound": 1e-3, "update/kl": 0.01,
+    "update/clip_share": 0.01, "update/grad_norm": 0.1,
+}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "scenario": "frozen-lake",
+    "base": "nano",
+    "steps": 40,
+    "max_tokens": 48,
+    "learning_rate": 1e-3,
+}
+
+
+def rows_of(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """A run's rows: in the result file, or those of a whole run from before."""
+    if run["rows"] is not None:
+        return list(run["rows"])
+    return [json.loads(line) for line in (RESULTS / f"{run['name']}.metrics.jsonl").open()]
+
+
+def causes(*changes: dict[str, float], settings: dict[str, Any] = SETTINGS, rows: int = 6) -> list[str]:
+    """What a run is told as whose updates are well but for the changes, each for `rows` updates."""
+    history = [{"kind": "train", "step": i, **WELL, **change} for change in changes for i in range(rows)]
+    return [finding.cause for finding in diagnose(History(settings, history))]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=[run["name"] for run in RUNS])
+def test_a_recorded_run_is_told_right(run: dict[str, Any]) -> None:
+    found = [finding.cause for finding in diagnose(History(run["settings"], rows_of(run)))]
+    assert found[:1] == ([run["wanted"]] if run["wanted"] else []), found
+
+
+def test_each_cause_has_a_run_that_shows_it() -> None:
+    wanted = [run["wanted"] for run in RUNS]
+    assert wanted.count(None) == len(wanted) - wanted.count(None) == 10
+    assert len(set(wanted) - {None}) == len(CAUSES) - 1  # of the gate, see below
+
+
+def test_bounds_are_crossed_one_by_one() -> None:
+    assert causes({}) == []
+    assert causes({"rollout/gated_groups": 1.0}) == ["gate"]
+    assert causes({"rollout/invalid": 0.6}) == []  # half a dozen updates in, it may still learn the form
+    assert causes({"rollout/invalid": 0.6}, rows=12) == ["no legal action"]
+    assert causes({"rollout/invalid": 0.6, "rollout/truncated": 0.5}, rows=12) == ["truncation"]
+    assert causes({"engine/mismatch_mean": 1e-4}) == ["engine mismatch"]
+    assert causes({"engine/mismatch_mean": 0.05, "engine/mismatch_bound": 0.15}) == []  # bfloat16
+    assert causes({"engine/mismatch_mean": 0.1, "engine/mismatch_bound": 0.15}) == ["engine mismatch"]
+    assert causes({"engine/mismatch_mean": 5e-4, "rollout/staleness": 1.0}) == []
+    assert causes({"rollout/flat_groups": 1.0}) == ["flat groups"]
+    assert causes({"rollout/flat_groups": 1.0, "rollout/success": 0.0}) == ["starts too hard"]
+    assert causes({"rollout/flat_groups": 1.0, "rollout/success": 1.0}) == ["starts too easy"]
+    assert causes({}, {"rollout/flat_groups": 1.0, "rollout/success": 1.0}) == []  # that is what it has learned
+    assert causes({}, {"rollout/entropy": 0.005}) == ["entropy collapse"]
+    assert causes({}, {"rollout/state_information": 0.001}) == ["template collapse"]
+    assert causes({"rollout/state_information": 0.0}) == ["template collapse"]  # it never depended on it
+    assert causes({"update/clip_share": 0.2}, {}) == ["learning rate too high"]
+    assert causes({"rollout/flat_groups": math.nan, "update/kl": math.nan}) == []
+
+
+def test_what_has_learned_may_be_alike() -> None:
+    """Low entropy and flat groups after a rise beyond chance are what learning looks like."""
+    flat = {"kind": "train", **WELL, "rollout/flat_groups": 1.0, "rollout/entropy": 0.001}
+    rows = [{"kind": "train", **WELL}] * 6 + [flat] * 6
+    ends = [
+        {"kind": "eval", "step": step, "values": [value] * 20 + [0.0] * 5} for step, value in ((0, 0.0), (12, 1.0))
+    ]
+    assert diagnose(History(SETTINGS, [ends[0], *rows, ends[1]])) == []
+    assert diagnose(History(SETTINGS, [*ends[::-1], *rows]))
+
+
+def test_a_base_that_is_not_nano_is_taught_too() -> None:
+    settings = SETTINGS | {"base": "some/model", "scenario": "cards.py:scenario@0.5,snake@0.5"}
+    (finding,) = diagnose(History(settings, [{"kind": "train", "step": 1, **WELL, "rollout/invalid": 1.0}]))
+    assert "msgrpo teach cards.py:scenario --base some/model --out runs/taught" in finding.change
+
+
+def test_the_adviser_says_a_cause_once() -> None:
+    notes: list[str] = []
+    adviser = Adviser(SETTINGS, [], notes.append)
+    adviser.evaluation(0, {"score": "success", "success": 0.1, "values": [0.0]})
+    for step in range(1, 4):
+        adviser.update(step, WELL | {"rollout/truncated": 1.0, "rollout/invalid": 1.0})
+    adviser.evaluation(3, {"score": "success", "success": 0.1, "values": [0.0]})
+    (note,) = notes
+    assert note.startswith("truncation: 100% of the answers were cut off at max_tokens=48")
+
+
+def turns(pairs: list[tuple[str, str]]) -> list[Turn]:
+    return [Turn(step=0, player="player", state=state, action=action) for state, action in pairs]
+
+
+def test_information_is_that_of_state_and_action() -> None:
+    own = turns([("a", "left"), ("b", "right")] * 50)
+    found = state_information(own)
+    assert found["rollout/action_entropy"] == pytest.approx(math.log(2))
+    assert found["rollout/state_information"] == pytest.approx(math.log(2), abs=0.02)
+    assert state_information(turns([("a", "left"), ("b", "left")] * 50))["rollout/state_information"] == 0.0
+    assert state_information(turns([(str(i), "left") for i in range(100)])) == {}  # no state twice: nothing is known
+    generator = np.random.default_rng(1)
+    drawn = turns([(str(s), str(a)) for s, a in generator.integers(0, (30, 4), (120, 2))])
+    by_chance = state_information(drawn)
+    assert by_chance["rollout/state_information"] < 0.06  # uncorrected it would be 0.35
+    assert by_chance["rollout/action_entropy"] > 1.3
+
+
+def folder_of(run: dict[str, Any], folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SETTINGS | run["settings"]))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(run)))
+    return folder
+
+
+def shown(*arguments: str) -> str:
+    done = CliRunner().invoke(make_app(), ["doctor", *arguments], env={"COLUMNS": "200"})
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def test_the_command_names_the_cause_and_shows_a_healthy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    sick = folder_of(next(run for run in RUNS if run["name"] == "cut-off"), tmp_path / "sick")
+    text = shown(str(sick))
+    assert "truncation" in text
+    assert "max_tokens=64" in text
+    assert "a healthy run" in text
+    data = json.loads(shown(str(sick), "--json"))
+    assert data["findings"][0]["cause"] == "truncation"
+    assert data["healthy"]["scenario"] == "frozen-lake"
+    assert data["healthy"]["curve"][0] == [0, 0.285]
+    well = folder_of(next(run for run in RUNS if run["name"] == "frozen-lake-seed-0"), tmp_path / "well")
+    text = shown(str(well))
+    assert "nothing ails it" in text
+    assert "the score has risen: +0.625" in text
+
+
+def test_healthy_runs_are_of_the_same_size() -> None:
+    assert doctor.beside("frozen-lake", "nano") is not None
+    assert doctor.beside("frozen-lake", "no/such-model") is None
+    assert doctor.beside("frozen-lake-8x8", "nano") is None
+    for run in doctor.healthy_runs():
+        assert run.at(0) == run.curve[0][1]
+        assert run.at(run.curve[-1][0] + 1) is None
+
+
+def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no training run"):
+        shown(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    with pytest.raises(UsageError, match="has no update and no evaluation yet"):
+        shown(str(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\nrubbish\n{"kind": "train", "step": 2}\n')
+    with pytest.raises(MsgrpoError, match="damaged"):
+        shown(str(tmp_path))
+    strange = [
+        {"kind": "train", "step": 1, "rollout/invalid": "x", "rollout/flat_groups": None, "update/kl": [1]},
+        {"kind": "eval", "step": 1, "score": ["odd"], "values": {"a": 1}},
+        {"kind": "eval", "step": 2, "score": "success", "success": "high", "values": ["x", None, True]},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
+    assert "nothing ails it" in shown(str(tmp_path))
