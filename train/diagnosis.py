@@ -120,9 +120,12 @@ Cause = Callable[[History], Finding | None]
 
 def engine_mismatch(run: History) -> Finding | None:
     """The engine plays with other weights, or another computation, than those that learn."""
+    names = ("engine/mismatch_mean", "engine/mismatch_bound")
     fresh = [row for row in run.updates if row.get("rollout/staleness") == 0]
-    both = [(row.get("engine/mismatch_mean"), row.get("engine/mismatch_bound")) for row in fresh]
-    mean, bound = max(((mean, bound) for mean, bound in both if _number(mean) and _number(bound)), default=(0.0, 1.0))
+    measured = [
+        (float(row[names[0]]), float(row[names[1]])) for row in fresh if all(_number(row.get(n)) for n in names)
+    ]
+    mean, bound = max(measured, default=(0.0, 1.0))
     if mean < bound * (0.5 if bound >= HALF_PRECISION else 0.05):
         return None
     return Finding(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -156,7 +156,7 @@ def _failures(run: Path) -> tuple[dict[str, int], str | None]:
     return dict(Counter(str(turn.failure) for turn in failed)), None if shown is None else shown[-LONGEST_ANSWER:]
 
 
-def table(found: Examination) -> list[Mapping[str, str]]:
+def table(found: Examination) -> list[dict[str, str]]:
     """The run's evaluations, and what the healthy run had after as many updates."""
     rows = []
     for step, score in found.curve:

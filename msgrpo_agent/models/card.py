@@ -64,8 +64,9 @@ def shown_base(base: str) -> str:
 
 
 def _results(summary: dict[str, Any]) -> list[str]:
-    score, before, after, change = (summary.get(key) for key in ("score", "before", "after", "change"))
-    if not (isinstance(score, str) and all(isinstance(part, dict) for part in (before, after, change))):
+    score = summary.get("score")
+    before, after, change = (_part(summary, key) for key in ("before", "after", "change"))
+    if not (isinstance(score, str) and before and after and change):
         return ["The run has not ended: there is no evaluation of its last weights."]
     rows = [
         f"| {when} | {_number(part.get(score))} | "
@@ -82,6 +83,11 @@ def _results(summary: dict[str, Any]) -> list[str]:
         f"Change: {_number(change.get('mean'), '+.3f')} {interval_text(change.get('low'), change.get('high'))}, "
         f"paired over the starts; one training run (seed {_cell(summary.get('seed'))}), others may end elsewhere.",
     ]
+
+
+def _part(held: dict[str, Any], key: str) -> dict[str, Any]:
+    value = held.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _number(value: Any, form: str = ".3f") -> str:
@@ -101,4 +107,4 @@ def _cell(value: Any) -> str:
     """Text from a file as a table's cell: one line, no markup of its own, nothing of this machine's paths."""
     text = printable(value if isinstance(value, str) else as_json(value))[:MOST]
     text = re.sub(r"(/[^\s/|,]+)+/([^\s/|,]+)", r"\2", text)
-    return re.sub(r"\s+", " ", text).translate(str.maketrans({"|": r"\|", "<": "&lt;", "`": "'"}))
+    return re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;").replace("`", "'")
