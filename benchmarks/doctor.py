@@ -1,4 +1,4 @@
-"""Ten healthy runs and ten sick ones: does `msgrpo doctor` tell which is which, and what ails the sick?
+"""Healthy runs and sick ones: does `msgrpo doctor` see which is which, and what ails the sick?
 
     OMP_NUM_THREADS=1 python benchmarks/doctor.py --runs runs/doctor --result benchmarks/results/doctor-runs.json
 
@@ -32,7 +32,6 @@ from msgrpo.train.loop import train
 
 LAKES = Path(__file__).with_name("doctor_lakes.py")
 SHORT = ["groups=3", "group_size=8", "select=aaw(keep=4)", "eval_every=5", "eval_episodes=20", "minibatches=2"]
-SNAKE = ["credit=to-go(gamma=0.6)", "select=aaw(keep=8)", "minibatches=4"]
 WRONG = ["loss=clip(kl=0)", "minibatches=6"]
 # Whole runs from before, all of them well; they lack what is measured since then.
 BEFORE = {
@@ -69,8 +68,6 @@ def half_precision() -> Iterator[None]:
 # name: what doctor shall call it (None: healthy), scenario, steps, further settings
 RUNS: dict[str, tuple[str | None, str, int, list[str]]] = {
     "lake": (None, "frozen-lake", 10, []),
-    "slippery": (None, "frozen-lake-slippery", 10, []),
-    "snake": (None, "snake", 10, SNAKE),
     "untaught-game": ("no legal action", "GAME", 3, []),
     "cut-off": ("truncation", "frozen-lake", 3, ["max_tokens=16"]),
     "fast-lake": ("learning rate too high", "frozen-lake", 10, ["learning_rate=0.03", "loss=clip(kl=0)"]),

@@ -1,4 +1,4 @@
-"""Why a run does not learn: ten healthy runs and ten sick ones, told again from their rows; and the command."""
+"""Why a run does not learn: healthy runs and sick ones, looked at again by their rows; and the command."""
 
 from __future__ import annotations
 

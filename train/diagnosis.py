@@ -1,7 +1,7 @@
 """Why a run does not learn: one function a cause, from the rows that a run writes.
 
 While it trains, `Adviser` says what is seen after the first update and at every evaluation; `msgrpo doctor RUN` asks
-the same functions afterwards (`doctor.py`). The bounds are between what ten healthy runs and ten sick ones show
+the same functions afterwards (`doctor.py`). The bounds are between what healthy runs and sick ones show
 (`benchmarks/doctor.py`). Nothing here loads torch: a run can be looked at on another machine.
 """
 
