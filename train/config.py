@@ -148,6 +148,11 @@ class TrainConfig(BaseModel):
     def _read_json(cls, value: Any) -> Any:
         return from_json(value) if isinstance(value, str) else value
 
+    @field_validator("film", mode="before")
+    @classmethod
+    def _read_film(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) else value
+
     @field_validator("prompt", mode="before")
     @classmethod
     def _read_prompt(cls, value: Any) -> Any:
