@@ -149,15 +149,28 @@ def test_a_llamas_heads_are_interleaved_and_come_back(tmp_path: Path) -> None:
     assert not np.array_equal(query, written)
 
 
-def test_the_head_of_a_base_that_was_a_gguf_file_is_kept(tmp_path: Path, plain: tuple[Any, Any]) -> None:
+def test_the_head_of_a_base_that_was_a_gguf_file_is_kept_but_for_its_rule(
+    tmp_path: Path, plain: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule is the one by which the training split text, which may be another than the file's."""
     model, tokenizer = plain
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
-    gguf_writer.write_gguf(model, tokenizer, "nano", first, "first", "q8_0")
-    gguf_writer.write_gguf(model, tokenizer, str(first), second, "second", "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_writer, "splitting_rule", lambda tokenizer: ("smollm", []))
+        gguf_writer.write_gguf(model, tokenizer, "nano", first, "first", "q8_0")
+    notes = gguf_writer.write_gguf(model, tokenizer, str(first), second, "second", "float32")
+    assert "first.gguf itself names the rule smollm" in notes[-1]
     heads = [{key: field.contents() for key, field in gguf.GGUFReader(one).fields.items()} for one in (first, second)]
     apart = {key for key in heads[0] | heads[1] if heads[0].get(key) != heads[1].get(key)}
-    assert apart <= {"general.name", "general.file_type", "general.quantization_version", "GGUF.kv_count"}
+    assert apart <= {
+        "tokenizer.ggml.pre",
+        "general.name",
+        "general.file_type",
+        "general.quantization_version",
+        "GGUF.kv_count",
+    }
     assert heads[1]["general.name"] == "second"
+    assert [head["tokenizer.ggml.pre"] for head in heads] == ["smollm", "qwen2"]
     assert heads[1]["general.file_type"] == 0
 
 

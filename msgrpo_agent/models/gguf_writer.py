@@ -35,6 +35,7 @@ FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "q8_0": 7}  # llama.cp
 ARCHITECTURES = {"qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3, "llama": MODEL_ARCH.LLAMA}
 BLOCK = 32  # values that q8_0 scales together
 NOT_COPIED = ("GGUF.", "general.file_type", "general.quantization_version", "split.", "general.alignment")
+RULE = "tokenizer.ggml.pre"
 PROBES = 20  # starts of each scenario whose prompts are tried
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -130,9 +131,13 @@ class Layout:
 
 def _header(writer: Any, layout: Layout, model: Any, tokenizer: Any, base: str, name: str) -> list[str]:
     if is_gguf(base):
-        _copy_header(writer, Path(base).expanduser())
+        rule, notes = splitting_rule(tokenizer.backend_tokenizer)
+        named = _copy_header(writer, Path(base).expanduser())
+        writer.add_tokenizer_pre(rule)  # transformers does not read the file's own, so training may have had another
         writer.add_name(name)
-        return [f"settings and tokenizer are those of {Path(base).name}"]
+        if named != rule:
+            notes.append(f"{Path(base).name} itself names the rule {named}, by which the training did not split text")
+        return [f"settings and tokenizer are those of {Path(base).name}", *notes]
     config = layout.config
     writer.add_name(name)
     writer.add_context_length(config.max_position_embeddings)
@@ -151,14 +156,16 @@ def _header(writer: Any, layout: Layout, model: Any, tokenizer: Any, base: str, 
     return _add_tokenizer(writer, tokenizer, config)
 
 
-def _copy_header(writer: Any, file: Path) -> None:
-    """Everything that the base's own header says, but for what is said of its weights."""
-    for key, field in gguf.GGUFReader(file).fields.items():
-        if key.startswith(NOT_COPIED) or key in ("general.architecture", "general.name"):
+def _copy_header(writer: Any, file: Path) -> str:
+    """Everything that the base's own header says, but for what is said of its weights; returns its rule's name."""
+    fields = gguf.GGUFReader(file).fields
+    for key, field in fields.items():
+        if key.startswith(NOT_COPIED) or key in ("general.architecture", "general.name", RULE):
             continue
         kind = field.types[0]
         inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(key, field.contents(), kind, sub_type=inner)
+    return str(fields[RULE].contents()) if RULE in fields else "default"
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any, config: Any) -> list[str]:
