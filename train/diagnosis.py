@@ -24,11 +24,8 @@ FIRST = 3  # updates whose mean is what it did in the beginning
 SETTLED = 10  # updates after which half of the answers should have a legal action
 NEARLY_ALL, MANY, SOME = 0.9, 0.5, 0.3
 HARDLY_ANY = 0.02
-FAST_CLIP, FAST_KL, FAST_GRADIENT = (
-    0.05,
-    0.5,
-    1.0,
-)  # of three updates in a row; healthy runs reach 0.007, 0.11 and 0.2
+# Means of three updates in a row above which the learning rate is too high; healthy runs reach 0.007, 0.11 and 0.2.
+FAST_CLIP, FAST_KL, FAST_GRADIENT = 0.05, 0.5, 1.0
 HALF_PRECISION = 0.01  # a bound of engine and trainer from here on is that of bfloat16
 COLLAPSED = 0.1  # of what it was in the beginning
 NO_INFORMATION = 0.02  # nats
@@ -63,8 +60,8 @@ class History:
 
     def values(self, name: str) -> list[float]:
         """A metric of every update that has it."""
-        found = [row.get(name) for row in self.updates]
-        return [float(v) for v in found if isinstance(v, (int, float)) and math.isfinite(v)]
+        measured = [row.get(name) for row in self.updates]
+        return [float(v) for v in measured if isinstance(v, (int, float)) and math.isfinite(v)]
 
     def now(self, name: str) -> float | None:
         """Its mean over the last updates; None where it was not measured."""
