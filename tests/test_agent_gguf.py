@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
 
 LETTERS = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256)]]
 BYTES = LETTERS + [chr(256 + n) for n in range(256 - len(LETTERS))]  # as byte-level BPE writes the 256 bytes
-WORDS = [*BYTES, "ab", "<|im_start|>", "<|im_end|>"]
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
 WIDE, HIDDEN, LAYERS = 64, 128, 2
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -28,7 +29,15 @@ TEMPLATE = (
 )
 
 
-def write(file: Path, *, architecture: str = "qwen2", template: str | None = TEMPLATE, drop: str = "") -> Path:
+def write(
+    file: Path,
+    *,
+    architecture: str = "qwen2",
+    template: str | None = TEMPLATE,
+    drop: str = "",
+    rule: str = "qwen2",
+    merges: tuple[str, ...] = ("a b",),
+) -> Path:
     """A tiny model with random weights, partly in eight bits."""
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_block_count(LAYERS)
@@ -40,13 +49,14 @@ def write(file: Path, *, architecture: str = "qwen2", template: str | None = TEM
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10_000.0)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(WORDS)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (len(BYTES) + 1) + [gguf.TokenType.CONTROL] * 2)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(len(WORDS) - 1)
-    writer.add_eos_token_id(len(WORDS) - 1)
-    writer.add_pad_token_id(len(WORDS) - 1)
+    writer.add_tokenizer_pre(rule)
+    words = [*BYTES, *(merge.replace(" ", "") for merge in merges), *SPECIAL]
+    writer.add_token_list(words)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(words) - 2) + [gguf.TokenType.CONTROL] * 2)
+    writer.add_token_merges(list(merges))
+    writer.add_bos_token_id(len(words) - 1)
+    writer.add_eos_token_id(len(words) - 1)
+    writer.add_pad_token_id(len(words) - 1)
     if template is not None:
         writer.add_chat_template(template)
     generator = np.random.default_rng(0)
@@ -61,7 +71,7 @@ def write(file: Path, *, architecture: str = "qwen2", template: str | None = TEM
         else:
             writer.add_tensor(name, weights)
 
-    add("token_embd.weight", len(WORDS), WIDE)
+    add("token_embd.weight", len(words), WIDE)
     add("output_norm.weight", WIDE)
     for n in range(LAYERS):
         for part, shape in {
@@ -100,7 +110,7 @@ def test_a_file_is_converted_once_and_named_by_its_checksum(
     assert model.name == "tiny.gguf"
     assert model.extra_settings == {"weights": f"tiny.gguf sha256:{checksum}"}
     (folder,) = (path for path in cache.iterdir() if path.is_dir())
-    assert folder.name == f"tiny-{checksum[:12]}"
+    assert folder.name == f"tiny-{checksum[:12]}-{gguf_file.CONVERSION}"
     facts = json.loads((folder / "gguf.json").read_text())
     assert facts["architecture"] == "qwen2"
     assert facts["parameters"] == parameters_of(str(file)) == sum(p.numel() for p in model.model.parameters())
@@ -116,6 +126,38 @@ def test_a_file_is_converted_once_and_named_by_its_checksum(
     assert f"tiny.gguf ({checksum[:12]})" in line.state
     assert absolute(str(file)) == str(file)
     assert local_weights(str(file), download=False) == folder  # what vLLM is given
+
+
+# Merges that a text reaches only where the rule leaves both sides in one piece.
+MERGES = ("1 2", "12 3", "Ġ 1", "Ġ a", "' s", "Ġ Ġ", "( b", "a b", "Ċ Ċ")
+TEXTS = ("ab 12 123 1234 (b  ab's IT'S\n\n x=10_000 == y[3]\n", "Step 12 of 8. You (0,3).  Goal (3,0)\r\n", "  a  1")
+
+
+@pytest.mark.parametrize("rule", ["qwen2", "llama-bpe", "smollm", "gpt-2", "starcoder", "llama3"])
+def test_text_becomes_the_tokens_that_llama_cpp_makes_of_it(tmp_path: Path, rule: str) -> None:
+    """The file names its rule of splitting text, and transformers does not take it over.
+
+    SmolLM2 was read by GPT-2's rule: "12" was one token instead of two, in every one of 200 prompts, without a word.
+    """
+    xllamacpp = pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
+    file = write(tmp_path / "tiny.gguf", architecture="llama", rule=rule, merges=MERGES)
+    tokenizer = load_base(str(file))[1]
+    settings = xllamacpp.CommonParams()
+    settings.model.path, settings.n_ctx, settings.warmup, settings.verbosity = str(file), 256, False, 0
+    llama = xllamacpp.Server(settings)
+    for text in TEXTS:
+        asked = {"content": text, "add_special": False}
+        theirs = httpx.post(f"{llama.listening_address}/tokenize", json=asked, timeout=30).json()["tokens"]
+        assert tokenizer(text, add_special_tokens=False).input_ids == theirs
+
+
+def test_rules_split_digits_as_their_names_promise(tmp_path: Path) -> None:
+    """The same without llama.cpp: what a rule makes of a number."""
+    pieces = {"qwen2": ["1", "2", "3"], "smollm": ["1", "2", "3"], "llama-bpe": ["123"], "gpt-2": ["123"]}
+    for rule, expected in pieces.items():
+        file = write(tmp_path / f"{rule}.gguf", architecture="llama", rule=rule, merges=MERGES)
+        tokenizer = load_base(str(file))[1]
+        assert tokenizer.convert_ids_to_tokens(tokenizer("123", add_special_tokens=False).input_ids) == expected
 
 
 def examine_cache() -> list[Any]:
@@ -141,8 +183,8 @@ def test_of_a_conversion_that_was_cut_off_nothing_is_left(
     file = write(tmp_path / "tiny.gguf")
     real = gguf_file._save_dequantised
 
-    def cut_off(source: Path, folder: Path) -> int:
-        real(source, folder)
+    def cut_off(source: Path, folder: Path, rule: str | None) -> int:
+        real(source, folder, rule)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -212,6 +254,10 @@ def test_files_that_cannot_be_used_are_refused_in_one_sentence(tmp_path: Path, c
         "cannot be read: No such file": tmp_path / "missing.gguf",
         "the architecture 'clip'": write(tmp_path / "other.gguf", architecture="clip"),
         "no chat template": write(tmp_path / "bare.gguf", template=None),
+        "as a Qwen2Tokenizer, which splits it by another": write(
+            tmp_path / "mixed.gguf", rule="gpt-2", merges=MERGES
+        ),
+        "splits text into tokens by the rule 'unheard-of'": write(tmp_path / "rule.gguf", rule="unheard-of"),
         "lacks 1 tensors, like model.layers.1.mlp.down_proj.weight": write(
             tmp_path / "hole.gguf", drop="blk.1.ffn_down.weight"
         ),

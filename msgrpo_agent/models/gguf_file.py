@@ -27,6 +27,8 @@ from msgrpo.extras import needs
 from msgrpo.files import digest, replace_bytes, sync_file, sync_folder
 
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
+CONVERSION = 2  # of the folder's name: what an older one made is made again (1 had not the file's splitting rule)
+RULE = "tokenizer.ggml.pre"  # the name of the rule by which text is split before it becomes tokens
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MOST_FIELDS = 100_000  # of a header, and tensors
 MOST_ITEMS = 4_000_000  # of a list: a vocabulary, or its merges
@@ -67,7 +69,7 @@ def _checksum(file: Path, size: int, changed_ns: int) -> str:
 
 def folder_of(file: Path) -> Path:
     """Where the converted model lies, or will lie."""
-    return cache_folder() / f"{file.stem}-{checksum(file)[:12]}"
+    return cache_folder() / f"{file.stem}-{checksum(file)[:12]}-{CONVERSION}"
 
 
 def named(file: Path) -> str:
@@ -84,12 +86,12 @@ def ready(file: Path) -> Path:
     folder = folder_of(file)
     if folder.is_dir():
         return folder
-    architecture = check(file)
+    header = check(file)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
             if not folder.is_dir():
-                _convert(file, folder, architecture)
+                _convert(file, folder, header)
     except OSError as error:
         raise ModelError(
             f"{file} cannot be converted into {folder}: {error.strerror or error}",
@@ -107,14 +109,15 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _convert(file: Path, folder: Path, architecture: str) -> None:
+def _convert(file: Path, folder: Path, header: Header) -> None:
     with needs(f"the model {file.name}", "gguf"):
         import gguf  # noqa: F401
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
-        parameters = _save_dequantised(file, part)
+        parameters = _save_dequantised(file, part, header.rule)
         facts = {"file": file.name, "sha256": checksum(file), "bytes": file.stat().st_size}
-        facts |= {"architecture": architecture, "parameters": parameters, "weights": "de-quantised, in bfloat16"}
+        facts |= {"architecture": header.architecture, "parameters": parameters, "splitting": header.rule}
+        facts["weights"] = "de-quantised, in bfloat16"
         replace_bytes(part / FACTS, to_json(facts, indent=2) + b"\n")
         for written in part.iterdir():
             sync_file(written)
@@ -125,19 +128,24 @@ def _convert(file: Path, folder: Path, architecture: str) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _save_dequantised(file: Path, folder: Path) -> int:
+def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
     """Write the model and its tokenizer as transformers does; returns the number of parameters.
 
-    A model that was loaded from a GGUF file counts as quantised and cannot be saved: its weights are copied into one
-    that is made from the same settings without that mark.
+    transformers does not take over the rule by which the file's text is split, so it is set here. A model that was
+    loaded from a GGUF file counts as quantised and cannot be saved: its weights are copied into one that is made from
+    the same settings without that mark.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from msgrpo.models.splitting import TEXTS, split_as
+
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        if rule is not None:
+            split_as(tokenizer.backend_tokenizer, rule)
         loaded, report = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
@@ -161,14 +169,21 @@ def _save_dequantised(file: Path, folder: Path) -> int:
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    again = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if any(again(text).input_ids != tokenizer(text).input_ids for text in TEXTS):
+        raise ModelError(
+            f"the model {file} splits text by the rule {rule}, and transformers reads its tokenizer as a "
+            f"{type(again).__name__}, which splits it by another",
+            fix="give the model as a folder with safetensors",
+        )
     return sum(parameter.numel() for parameter in plain.parameters())
 
 
-def check(file: Path) -> str:
-    """The architecture that the file's header names, after a look at the header alone.
+def check(file: Path) -> Header:
+    """The file's header, after a look at it alone.
 
     Raises ModelError for another format, a header that is damaged or absurdly long, one file of several, and an
-    architecture that transformers cannot read.
+    architecture or a rule of splitting text that is not known.
     """
     header = _header(file)
     fields = header.fields
@@ -178,7 +193,7 @@ def check(file: Path) -> str:
             f"the model {file} is one of {str(parts)[:60]} files",
             fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
         )
-    architecture = str(fields.get("general.architecture", "none"))
+    architecture = header.architecture
     layers = fields.get(f"{architecture}.block_count", 0)
     if not isinstance(layers, int) or not 0 <= layers <= header.tensors:
         raise ModelError(
@@ -189,17 +204,25 @@ def check(file: Path) -> str:
         import gguf  # noqa: F401
     with needs(f"the model {file.name}", "train"):
         from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+        from msgrpo.models.splitting import KNOWN
     if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
         raise ModelError(
             f"the model {file} has the architecture {architecture[:60]!r}, which transformers cannot read from GGUF",
             fix=f"known: {', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}",
+        )
+    if header.rule is not None and header.rule not in KNOWN:
+        raise ModelError(
+            f"the model {file} splits text into tokens by the rule {header.rule[:60]!r}, which is not known here; "
+            f"known: {', '.join(sorted(KNOWN))}",
+            fix="give the model as a folder with safetensors, which holds its rule",
         )
     if "tokenizer.chat_template" not in fields:
         raise ModelError(
             f"the model {file} has no chat template, so nobody knows how it is to be asked",
             fix="use an instruction-tuned model",
         )
-    return architecture
+    return header
 
 
 def parameters(file: Path) -> int:
@@ -208,15 +231,25 @@ def parameters(file: Path) -> int:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class Header:
     """What a file's header says."""
 
     fields: dict[str, Any]  # scalars and texts; a list is None
     tensors: int
     parameters: int
 
+    @property
+    def architecture(self) -> str:
+        return str(self.fields.get("general.architecture", "none"))
 
-def _header(file: Path) -> _Facts:
+    @property
+    def rule(self) -> str | None:
+        """The name of the rule by which text is split for byte-level BPE; None of another tokenizer, or unnamed."""
+        named = self.fields.get(RULE)
+        return str(named) if self.fields.get("tokenizer.ggml.model") == "gpt2" and named else None
+
+
+def _header(file: Path) -> Header:
     """Raises ModelError for a file that is damaged."""
     try:
         return _read_header(file)
@@ -226,7 +259,7 @@ def _header(file: Path) -> _Facts:
         raise ModelError(f"the model {file} is damaged: its header {error}", fix="fetch the file again") from error
 
 
-def _read_header(file: Path) -> _Facts:
+def _read_header(file: Path) -> Header:
     """Scalars and texts by name, lists passed over. Raises ValueError for what no header holds."""
     size = min(file.stat().st_size, LONGEST_HEADER)
     with file.open("rb") as handle:
@@ -245,7 +278,7 @@ def _read_header(file: Path) -> _Facts:
         for _ in range(count):
             name, kind = reader.text(), reader.number("I")
             fields[name] = reader.value(kind)
-        return _Facts(fields, tensors, sum(reader.tensor() for _ in range(tensors)))
+        return Header(fields, tensors, sum(reader.tensor() for _ in range(tensors)))
 
 
 @dataclass

@@ -8,7 +8,7 @@ only; the rule is found by a trial: that of `RULES` by which all of msgrpo's pro
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import MODEL_ARCH, GGMLQuantizationType, TokenType
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from msgrpo.errors import ModelError
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.models.gguf_file import is_gguf
+from msgrpo.models.gguf_file import RULE, is_gguf
 from msgrpo.models.merged import Adapter
+from msgrpo.models.splitting import KNOWN, RULES, TEXTS
 from msgrpo.prompt import PromptTemplate
 from msgrpo.rollout import observation_of
 
@@ -35,31 +36,7 @@ FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "q8_0": 7}  # llama.cp
 ARCHITECTURES = {"qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3, "llama": MODEL_ARCH.LLAMA}
 BLOCK = 32  # values that q8_0 scales together
 NOT_COPIED = ("GGUF.", "general.file_type", "general.quantization_version", "split.", "general.alignment")
-RULE = "tokenizer.ggml.pre"
 PROBES = 20  # starts of each scenario whose prompts are tried
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _split(pattern: str) -> Any:
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-    )
-
-
-RULES: dict[str, Callable[[], Any]] = {
-    "qwen2": lambda: _split(_WORDS % r"\p{N}"),
-    "llama-bpe": lambda: _split(_WORDS % r"\p{N}{1,3}"),
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-    ),
-    "gpt-2": lambda: pre_tokenizers.ByteLevel(False),
-}
-TEXTS = (
-    "It's 1,234.5 metres; we'll see (12,34) twice...\n\n  Then --stop!?  ",
-    "Ünïcode, 中文, emoji 🙂, tab\tand\r\nlines; x=10_000 == y[3]",
-)
 
 
 def write_gguf(model: Any, tokenizer: Any, base: str, file: Path, name: str, dtype: str) -> list[str]:
@@ -133,9 +110,10 @@ def _header(writer: Any, layout: Layout, model: Any, tokenizer: Any, base: str, 
     if is_gguf(base):
         rule, notes = splitting_rule(tokenizer.backend_tokenizer)
         named = _copy_header(writer, Path(base).expanduser())
-        writer.add_tokenizer_pre(rule)  # transformers does not read the file's own, so training may have had another
+        same = KNOWN.get(named) == rule
+        writer.add_tokenizer_pre(named if same else rule)
         writer.add_name(name)
-        if named != rule:
+        if not same:
             notes.append(f"{Path(base).name} itself names the rule {named}, by which the training did not split text")
         return [f"settings and tokenizer are those of {Path(base).name}", *notes]
     config = layout.config
