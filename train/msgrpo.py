@@ -91,11 +91,7 @@ def policy_loss(
 
         w    = exp(log pθ − log pθ_old)                     pθ_old: the engine that sampled the tokens
         ℓ    = −min(w A, clip(w, 1 − clip_low, 1 + clip_high) A) + kl_coef · k3
-        k3   = pref/pθ − log(pref/pθ) − 1 ≥ 0               Schulman's low-variance estimate of KL(pθ ‖ pref)
-
-    A token that the policy has all but given up is sampled once in a hundred thousand times, and its pref/pθ is
-    then of that size: it would outweigh all other tokens of the update. k3 is therefore cut off at `K3_MAX` (veRL
-    does so at 10), and a token beyond it pulls no more.
+        k3   = pref/pθ − log(pref/pθ) − 1 ≥ 0               see `k3`
 
     Args:
         logprobs_NT: log pθ of the sampled tokens; the only input through which the gradient flows.
@@ -117,8 +113,7 @@ def policy_loss(
     ratio = ((logprobs_NT - old_logprobs_NT) * mask).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    log_r = ((ref_logprobs_NT - logprobs_NT) * mask).clamp(max=K3_FAR)
-    kl = (log_r.exp() - log_r - 1).clamp(max=K3_MAX)
+    kl = k3(ref_logprobs_NT - logprobs_NT, mask)
     losses = kl_coef * kl - surrogate
     if aggregate == "token":
         loss = (losses * mask).sum() / mask.sum()
@@ -132,3 +127,14 @@ def policy_loss(
         "ratio": (ratio * mask).sum() / tokens,
     }
     return loss, {name: value.detach() for name, value in stats.items()}
+
+
+def k3(log_r_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    """r − log r − 1 ≥ 0 of every token, r = pref/pθ: Schulman's low-variance estimate of KL(pθ ‖ pref).
+
+    A token that the policy has all but given up is sampled once in a hundred thousand times, and its r is then of
+    that size: it would outweigh all other tokens of the update. So k3 is cut off at `K3_MAX` (veRL does so at 10),
+    and a token beyond it pulls no more.
+    """
+    log_r = (log_r_NT * mask_NT).clamp(max=K3_FAR)
+    return (log_r.exp() - log_r - 1).clamp(max=K3_MAX)

@@ -46,7 +46,13 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
         "branch": "rivals.branch:Branch",
         "entropy": "rivals.entropy:Entropy",
     },
-    "loss": {"clip": "rivals.paper:Clip"},
+    "loss": {
+        "clip": "rivals.paper:Clip",
+        "gspo": "rivals.ratio:Gspo",
+        "turn": "rivals.ratio:Turn",
+        "cispo": "rivals.ratio:Cispo",
+        "dual": "rivals.ratio:Dual",
+    },
 }
 
 

@@ -1,0 +1,102 @@
+"""Other uses of the ratio w = pθ/pθ_old in the loss: of whole turns, clipped and kept, or bounded twice.
+
+    gspo     −min(s A, clip(s, 1−low, 1+high) A),  s = exp mean_t log w_t        (GSPO, arXiv 2507.18071)
+    turn     the same with s = exp Σ_t log w_t: an answer is one action          (Turn-PPO, arXiv 2512.17008)
+    cispo    −sg(min(w, 1+high)) A log pθ: a clipped token still teaches         (MiniMax-M1, arXiv 2506.13585)
+    dual     max(ℓ, −c A) where A < 0, ℓ the clipped loss: a token whose probability has risen far says no more than
+             c times its advantage                                               (arXiv 1912.09729)
+
+The penalty β k3 is that of `msgrpo.policy_loss`, token by token. A turn is the whole answer: what GSPO calls a
+sequence.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from msgrpo.train.msgrpo import k3
+from msgrpo.train.rivals.contract import Loss
+
+
+class _Surrogate(Loss):
+    """A loss that is its own surrogate plus the usual penalty."""
+
+    @abstractmethod
+    def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
+        """What is to be maximised, for every token (N, T); the ratio; and where its gradient is cut off."""
+
+    def __call__(
+        self, logprobs_NT: Tensor, old_NT: Tensor, reference_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        mask = mask_NT.to(logprobs_NT.dtype)
+        advantages = advantages_NT.to(logprobs_NT.dtype).reshape(len(mask), -1)
+        surrogate, ratio, cut = self.surrogate((logprobs_NT - old_NT) * mask, logprobs_NT, advantages, mask)
+        kl = k3(reference_NT - logprobs_NT, mask)
+        losses = (self.kl * kl - surrogate) * mask
+        tokens = mask.sum()
+        loss = losses.sum() / tokens if self.over == "token" else (losses.sum(1) / mask.sum(1)).mean()
+        stats = {"kl": kl, "clip_share": cut.to(mask.dtype), "ratio": ratio}
+        return loss, {name: ((value * mask).sum() / tokens).detach() for name, value in stats.items()}
+
+
+Surrogate = tuple[Tensor, Tensor, Tensor]
+
+
+class _Clipped(_Surrogate):
+    low: float = Field(0.2, gt=0, lt=1, description="ε_low")
+    high: float = Field(0.28, gt=0, description="ε_up")
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Surrogate:
+        whole = ratio * advantages
+        bounded = ratio.clamp(1 - self.low, 1 + self.high) * advantages
+        return torch.minimum(whole, bounded), ratio, whole > bounded
+
+
+class Gspo(_Clipped):
+    """One ratio for a turn: the geometric mean of its tokens'. Its spread is small, and so are GSPO's bounds."""
+
+    name = "gspo"
+    low: float = Field(3e-4, gt=0, lt=1, description="ε_low")
+    high: float = Field(4e-4, gt=0, description="ε_up")
+
+    def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
+        mean = log_w_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True)
+        return self.clipped(mean.exp().expand_as(log_w_NT), advantages_NT)
+
+
+class Turn(_Clipped):
+    """One ratio for a turn: the product of its tokens'."""
+
+    name = "turn"
+
+    def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
+        return self.clipped(log_w_NT.sum(1, keepdim=True).exp().expand_as(log_w_NT), advantages_NT)
+
+
+class Cispo(_Surrogate):
+    """The weight is clipped, and not the gradient: rare tokens that an update wants are never cut off."""
+
+    name = "cispo"
+    high: float = Field(0.28, gt=0, description="ε_up, of the weight; it has no lower bound")
+
+    def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
+        ratio = log_w_NT.detach().exp()
+        weight = ratio.clamp(max=1 + self.high)
+        return weight * advantages_NT * logprobs_NT, ratio, ratio > weight
+
+
+class Dual(_Clipped):
+    """The paper's clip, and a bound on what one token with a negative advantage may say."""
+
+    name = "dual"
+    most: float = Field(3.0, gt=1, description="c: the largest weight of a token whose advantage is negative")
+
+    def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
+        usual, ratio, cut = self.clipped(log_w_NT.exp(), advantages_NT)
+        least = self.most * advantages_NT
+        beyond = (advantages_NT < 0) & (usual < least)
+        return torch.where(beyond, least.expand_as(usual), usual), ratio, cut | beyond
