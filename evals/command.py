@@ -26,7 +26,7 @@ from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
 from msgrpo.evals.record import Price, folder_name
-from msgrpo.evals.run import EvalProgress, evaluate
+from msgrpo.evals.run import Elsewhere, EvalProgress, evaluate
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
@@ -34,6 +34,7 @@ from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import RETRIES, Timeouts
 from msgrpo.output import err
 from msgrpo.prompt import PromptTemplate, make_template
+from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.specs import make_agent
 from msgrpo.text import printable
@@ -87,10 +88,25 @@ class Options(Given):
             "--price": self.price,
             "--max-failures": self.max_failures is not None,
             "--retry-failed": self.retry_failed,
+            "--ray": self.ray is not None,
         }
         refused = [name for name, value in given.items() if value]
         if refused:
             raise UsageError(f"a match has no {', '.join(refused)}: only its results count", fix="leave them out")
+
+    def check_ray(self) -> None:
+        """Raise UsageError for bounds of the whole evaluation, which workers apart cannot keep together."""
+        given = {
+            "--max-tokens-total": self.max_tokens_total,
+            "--max-cost": self.max_cost,
+            "--rate": self.rate,
+            "--concurrency": self.concurrency,
+        }
+        refused = [name for name, value in given.items() if value is not None]
+        if refused:
+            raise UsageError(
+                f"--ray has no {', '.join(refused)}: workers do not know of each other", fix="leave it out"
+            )
 
     def served(self) -> list[str]:
         """The endpoint's model as an agent, where one is named."""
@@ -190,8 +206,8 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     console.print(f"{planned}, {episodes} starts each → {options.out}", soft_wrap=True, markup=False, highlight=False)
     progress = EvalProgress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
     try:
-        with shown(progress, console), ending_as_interrupt():
-            asyncio.run(_play(agents, scenarios, episodes, options, progress, budget, called))
+        with cluster(options) as elsewhere, shown(progress, console), ending_as_interrupt():
+            asyncio.run(_play(agents, scenarios, episodes, options, progress, budget, called, elsewhere))
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
@@ -214,6 +230,19 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         fix = f"start the same command again{again}"
         raise RecordError("there is no result to show: " + "; ".join(board.notes), fix=fix)
     return board
+
+
+@contextmanager
+def cluster(options: Options) -> Iterator[Elsewhere | None]:
+    """What plays on the Ray cluster that the options name, for as long; None without."""
+    if options.ray is None:
+        yield None
+        return
+    options.check_ray()
+    with connected(options.ray):
+        from msgrpo.evals.on_ray import OnRay
+
+        yield OnRay(options.agent)
 
 
 def run_match(options: Options, console: Console = err) -> tuple[str, list[match.Result], list[match.Rating]]:
@@ -274,6 +303,7 @@ async def _play(
     progress: EvalProgress,
     budget: Budget,
     called: Mapping[str, str],
+    elsewhere: Elsewhere | None,
 ) -> None:
     ticker = asyncio.create_task(_tick(progress))
     try:
@@ -292,6 +322,7 @@ async def _play(
             budget=budget,
             command=options.line,
             names=called,
+            elsewhere=elsewhere,
         )
     finally:
         ticker.cancel()

@@ -74,6 +74,9 @@ class Given:
     regret: Annotated[
         bool, typer.Option("--regret", help="Judge every move: what it lost against the best one. Slow in Snake.")
     ] = False
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; auto: the one here, or a new one.")
+    ] = None
     as_json: Json = False
 
 

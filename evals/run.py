@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Protocol
 
 from msgrpo.agent import Agent, LanguageAgent
 from msgrpo.episode import Episode
@@ -19,7 +21,7 @@ from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import FREE, Command, Price, Record, Run, changing_run, folder_name
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
-from msgrpo.game import Scenario
+from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
 from msgrpo.rollout import GAME_FAULT, computed, new_episode, place_for, play_on
@@ -27,6 +29,7 @@ from msgrpo.rollout import GAME_FAULT, computed, new_episode, place_for, play_on
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
 )
+CHUNK = 32  # episodes that are played together in another process
 FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
 
 
@@ -184,13 +187,15 @@ async def evaluate(
     budget: Budget | None = None,
     command: str = "",
     names: Mapping[str, str] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> None:
     """Play what is not finished yet, agent after agent, and append each episode to its record when it ends.
 
     An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS; with
     `retry_failed` also beyond. With `regret` every move is judged, where the scenario has a judge. Each start is
     played `repeats` times. Where `budget` is used up, no further episode begins; `command` and `names` (of agents,
-    for tables) stand in `run.json`. Raises EndpointError for a fatal failure or too many others (`max_failures`, or
+    for tables) stand in `run.json`; `elsewhere` plays in other processes.
+    Raises EndpointError for a fatal failure or too many others (`max_failures`, or
     more than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
     """
     progress = progress or EvalProgress()
@@ -233,7 +238,10 @@ async def evaluate(
             )
             ended = False
             try:
-                await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
+                if elsewhere is not None:
+                    await _play_elsewhere(agent, jobs, elsewhere, progress, max_failures, regret)
+                else:
+                    await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
                 ended = not progress.stopped
             except EndpointError:
                 _forgive(out, agent, records)
@@ -375,29 +383,108 @@ async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -
     progress.steps_open += job.scenario.step_limit
     progress.on_change(progress)
     try:
-        agents = dict.fromkeys(job.scenario.players, agent)
-        episode = new_episode(job.scenario, agents, *job.seeds)
-        async with place_for(job.scenario):
-            try:
-                game = await computed(job.scenario, job.scenario.new, job.seeds.start, job.seeds.chance)
-                with games_code(job.scenario.id):
-                    job.partial.take_up(job.seeds, game, episode)
-            except GameFaultError as fault:
-                episode.error, episode.error_message = GAME_FAULT, fault.message
-            else:
-                await play_on(game, episode, job.scenario, agents, after_step=partial(_after_step, job, progress))
-        if regret and job.scenario.judge is not None and episode.error is None:
-            await add_regrets(job.scenario, episode)
+        episode = await play_one(
+            agent,
+            job.scenario,
+            job.seeds,
+            regret,
+            begin=partial(job.partial.take_up, job.seeds),
+            after_step=partial(_after_step, job, progress),
+        )
     finally:
         progress.running -= 1
         progress.steps_open -= job.scenario.step_limit
+    _ended(agent, job, episode, progress)
+    return episode
+
+
+async def play_one(
+    agent: Agent,
+    scenario: Scenario,
+    seeds: EpisodeSeeds,
+    regret: bool,
+    begin: Callable[[Game, Episode], None] = lambda game, episode: None,
+    after_step: Callable[[Episode], None] = lambda episode: None,
+) -> Episode:
+    """Play one episode of an evaluation to its end; `begin` may bring it to where it was interrupted."""
+    agents = dict.fromkeys(scenario.players, agent)
+    episode = new_episode(scenario, agents, *seeds)
+    async with place_for(scenario):
+        try:
+            game = await computed(scenario, scenario.new, seeds.start, seeds.chance)
+            with games_code(scenario.id):
+                begin(game, episode)
+        except GameFaultError as fault:
+            episode.error, episode.error_message = GAME_FAULT, fault.message
+        else:
+            await play_on(game, episode, scenario, agents, after_step=after_step)
+    if regret and scenario.judge is not None and episode.error is None:
+        await add_regrets(scenario, episode)
+    return episode
+
+
+def _ended(agent: Agent, job: _Job, episode: Episode, progress: EvalProgress) -> None:
+    """Record an episode."""
     job.record.append(episode)
     progress.pay(*job.record.tokens[-1], agent.spec)
     progress.spoken += isinstance(agent, LanguageAgent) and episode.error is None
     progress.done += episode.error is None
     progress.failed += episode.error is not None
     progress.on_change(progress)
-    return episode
+
+
+Given = tuple[str, EpisodeSeeds]  # the scenario and the seeds of an episode
+
+
+class Elsewhere(Protocol):
+    """Plays chunks of episodes in other processes."""
+
+    @property
+    def at_once(self) -> int:
+        """How many chunks may be on their way."""
+        ...
+
+    async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode]:
+        """The episodes of a chunk, in its order."""
+        ...
+
+
+async def _play_elsewhere(
+    agent: Agent,
+    jobs: Iterator[_Job | None],
+    elsewhere: Elsewhere,
+    progress: EvalProgress,
+    max_failures: int | None,
+    regret: bool,
+) -> None:
+    """Chunks go out as places come free; episodes are recorded in the suite's order."""
+    counts = [0, 0]
+    open_jobs = (job for job in jobs if job is not None)
+    running: deque[tuple[list[_Job], asyncio.Future[list[Episode]]]] = deque()
+
+    def begin_some() -> None:
+        while len(running) < elsewhere.at_once and (chunk := list(islice(open_jobs, CHUNK))):
+            given = [(job.scenario.id, job.seeds) for job in chunk]
+            running.append((chunk, asyncio.ensure_future(elsewhere.play(agent.spec, given, regret))))
+        progress.running = sum(len(chunk) for chunk, _ in running)
+        progress.on_change(progress)
+
+    try:
+        begin_some()
+        while running:
+            chunk, coming = running[0]
+            episodes = await coming
+            running.popleft()
+            for job, episode in zip(chunk, episodes, strict=True):
+                _ended(agent, job, episode, progress)
+                counts[0] += 1
+                counts[1] += episode.error is not None
+                _stop_if_hopeless(agent, counts, episode, max_failures)
+            begin_some()
+    finally:
+        for _, coming in running:
+            coming.cancel()
+        await asyncio.gather(*(coming for _, coming in running), return_exceptions=True)
 
 
 def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:

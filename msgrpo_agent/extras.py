@@ -20,6 +20,7 @@ EXTRAS = {
     "openenv": ("openenv", "websockets"),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
+    "ray": ("ray", "pandas", "pyarrow"),
     "export": ("inspect_ai", "pyarrow"),
 }
 

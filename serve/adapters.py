@@ -6,6 +6,9 @@ from the headers of the safetensors files: no torch is imported and no weights a
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, RunError
+from msgrpo.files import replace_bytes
 from msgrpo.models.paths import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -115,6 +119,20 @@ def same_base(first: str, second: str) -> bool:
     """Whether two names mean the same base: the same folder, or the same hub name."""
     a, b = Path(base_path(first)).expanduser(), Path(base_path(second)).expanduser()
     return a.resolve() == b.resolve() if is_folder(a) and is_folder(b) else first == second
+
+
+def write_version(root: Path, name: str, files: Mapping[str, bytes]) -> None:
+    """Write an adapter's files as the folder `name`, which appears in one move. Raises OSError."""
+    part = root / f".{name}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir()
+        for file, data in files.items():
+            replace_bytes(part / file, data)
+        os.replace(part, root / name)
+    except OSError:
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
+        raise
 
 
 def list_runs(root: Path) -> list[TrainedAdapter]:

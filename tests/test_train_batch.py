@@ -27,6 +27,7 @@ from msgrpo.train.groups import Group
 from msgrpo.train.metrics import describe
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.spread import largest_spread
 from msgrpo.train.rollouts import Rollouts
 from msgrpo.train.update import Sample, _accumulate, micro_batches, minibatches, pick
@@ -157,7 +158,7 @@ def samples(policy: Policy) -> list[Sample]:
 
 def gradient(policy: Policy, samples: list[Sample], settings: TrainConfig) -> tuple[torch.Tensor, dict[str, float]]:
     policy.model.zero_grad()
-    totals, _ = _accumulate(policy, samples, samples, settings)
+    totals, _ = _accumulate(policy, samples, ALONE, settings)
     return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]), totals
 
 

@@ -18,6 +18,7 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
 from msgrpo.train.msgrpo import composite_returns
 from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import discounted, paper
 from msgrpo.train.update import Sample, _accumulate, pick
 from tests.train_helpers import learner, played, samples_in
@@ -36,7 +37,7 @@ EQUATIONS = ("composite_returns", "group_advantages", "aaw_sample", "policy_loss
 
 def gradient(policy: Policy, samples: list[Sample], config: TrainConfig) -> torch.Tensor:
     policy.model.zero_grad()
-    _accumulate(policy, samples, samples, config)
+    _accumulate(policy, samples, ALONE, config)
     return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
 
 

@@ -41,6 +41,7 @@ from msgrpo.train.groups import Group
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.metrics import describe
 from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import paper
 from msgrpo.train.rollouts import Players, Rollouts, RolloutSource
 from msgrpo.train.update import minibatches
@@ -731,6 +732,11 @@ class Stub:
         mask = torch.tensor([[i >= longest - len(answer) for i in range(longest)] for _, answer in pairs]).long()
         return self.parameter.expand(len(pairs), longest), mask
 
+    is_sharded = False
+
+    def together(self, what: str) -> None:
+        """One rank."""
+
     def reference_logprobs(self, prefix: list[int], pairs: list[tuple[list[int], list[int]]]) -> Tensor:
         self.asked_reference += 1
         longest = max(len(answer) for _, answer in pairs)
@@ -751,7 +757,7 @@ def test_a_minibatch_by_hand(over: str, micro: int) -> None:
         taught((1, 3), (5, 6, 7), (-1.0 - math.log(2),) * 3, 2.0),
     ]
     settings = [f"loss=clip(kl=0.5, over={over})", f"micro_batch_tokens={micro}"]
-    totals, furthest = update._accumulate(stub, part, part, make_config(settings=settings))
+    totals, furthest = update._accumulate(stub, part, ALONE, make_config(settings=settings))
     mean, share = (-(1 + 3 * 2.56) / 4, 1 / 4) if over == "token" else (-(1 + 2.56) / 2, 1 / 2)
     assert totals == pytest.approx(
         {
@@ -769,5 +775,5 @@ def test_without_a_penalty_no_reference_is_computed() -> None:
     stub: Any = Stub()
     config = make_config(settings=["loss=clip(kl=0)"])
     part = [taught((1, 2), (5,), (-1.0,), 1.0)]
-    totals, _ = update._accumulate(stub, part, part, config)
+    totals, _ = update._accumulate(stub, part, ALONE, config)
     assert (stub.asked_reference, totals["kl"], totals["loss"]) == (0, 0.0, -1.0)

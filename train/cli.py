@@ -41,6 +41,10 @@ def train(
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --out, by its own settings; starts it where there is none.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; auto: the one here, or a new one."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it learn, in the terminal app.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -70,6 +74,11 @@ def train(
         fix = f"begin one: msgrpo train frozen-lake --out {folder}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)
     config = configured(held)
+    if ray is None and (config.servers or config.trainers != "1"):
+        raise UsageError(
+            f"servers={config.servers} and trainers={config.trainers} are started on a Ray cluster",
+            fix="--ray auto; on one machine without Ray: torchrun --nproc-per-node 2 -m msgrpo.cli train …",
+        )
     if watch:
         check_folder(folder, config, resume)
         arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
@@ -82,7 +91,12 @@ def train(
                 f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"
             )
         try:
-            summary = run(config, folder, resume=resume, report=report, logs=log or ())
+            if ray is not None:
+                with needs("msgrpo train --ray", "ray"):
+                    from msgrpo.train.cluster import train_on_ray
+                summary = train_on_ray(config, folder, ray, resume=resume, report=report, logs=log or ())
+            else:
+                summary = run(config, folder, resume=resume, report=report, logs=log or ())
         except KeyboardInterrupt:
             report.note(f"stopped; go on with: {resume_command(folder)}")
             raise

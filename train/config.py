@@ -126,6 +126,9 @@ class TrainConfig(BaseModel):
 
     rollouts: Clean = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
     ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
+    servers: int = Field(0, ge=0, le=MANY, description="vLLM servers that --ray starts; they play the rollouts")
+    tensor_parallel: int = Field(1, ge=1, le=1024, description="GPUs of one node for each of these servers")
+    trainers: Clean = Field("1", description="processes that --ray starts for the update; 2-8: as many as fit")
     adapters: Clean | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
     prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
@@ -141,6 +144,7 @@ class TrainConfig(BaseModel):
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
+    shard: bool = Field(False, description="share the base out among the ranks: for one that a GPU cannot hold")
     gradient_checkpointing: bool = Field(False, description="less memory, more time")
 
     @field_validator("chat", mode="before")
@@ -180,12 +184,28 @@ class TrainConfig(BaseModel):
             raise ValueError(f"rollouts names a server twice: {self.rollouts}")
         if self.urls and self.adapters is None:
             raise ValueError("rollouts by servers need --set adapters=DIR, the folder that trainer and servers share")
+        form = re.fullmatch(r"[1-9]\d{0,4}(-[1-9]\d{0,4})?", self.trainers)
+        if form is None or self.ranks[0] > self.ranks[1]:
+            raise ValueError(f"trainers is {self.trainers!r}: a number, or from-to like 2-8")
+        if self.servers and self.child is None:
+            raise ValueError(f"rollouts is {self.rollouts!r}, and servers={self.servers} are vLLM's: rollouts=vllm")
+        if self.shard:
+            self._check_sharded()
         if self.ahead and self.rollouts == "hf":
             raise ValueError("ahead=1 needs rollouts by vLLM: in this process both would wait for the same cores")
         if self.explore is not None and self.explore.name == "branch":
             for name in filter(on_server, names_of(self.scenario)):
                 raise ValueError(f"explore=branch copies games in mid-play, and those of {name} are on a server")
         return self
+
+    def _check_sharded(self) -> None:
+        """What one rank alone computes cannot be, where each has a part of the base."""
+        if self.rollouts == "hf":
+            raise ValueError("shard=true needs rollouts by vLLM: the trainer's own process has a part of the base")
+        if self.opponent is not None and self.opponent not in ("random", "optimal", "nano"):
+            raise ValueError(f"opponent is {self.opponent!r}, and shard=true leaves no room for a second base")
+        if self.credit.asks_policy:
+            raise ValueError(f"credit is {self.credit}, which asks the base on each rank for itself: not with shard")
 
     def _check_opponent(self, opponent: str) -> None:
         if any(len(scenario.players) == 1 for scenario in self.scenarios):
@@ -235,6 +255,12 @@ class TrainConfig(BaseModel):
         """The servers of `rollouts`; none for hf and vllm."""
         urls = [part.strip().rstrip("/").removesuffix("/v1") for part in self.rollouts.split(",")]
         return urls if all(re.fullmatch(r"https?://[^/\s@?#]+", url) for url in urls) else []
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """The fewest and the most `trainers`."""
+        few, _, many = self.trainers.partition("-")
+        return int(few), int(many or few)
 
     @property
     def sampling(self) -> Sampling:
@@ -352,6 +378,8 @@ def make_config(
             values |= CHOSEN.get(names_of(str(named))[0], {})
         by_person = _carried(values, by_person)
     values |= by_person
+    if str(by_person.get("servers", 0)) != "0" and "rollouts" not in by_person:
+        values["rollouts"] = "vllm"
     for key in values:
         if key not in TrainConfig.model_fields:
             raise UsageError(f"no setting is named {key!r}", fix=nearest(key, TrainConfig.model_fields))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,17 +30,27 @@ from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, ent
 from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks
 from msgrpo.train.state import RunState, restore
-from msgrpo.train.stopping import StopRequested, stop_requests
+from msgrpo.train.stopping import Asked, StopRequested, stop_requests
 from msgrpo.train.update import Picked, check_mismatch, pick, update
 from msgrpo.train.watched import watched
 
+if TYPE_CHECKING:
+    from msgrpo.train.engines.fleet import Fleet
+
 
 def train(
-    config: TrainConfig, out: Path, *, resume: bool = False, report: Reporter, logs: Sequence[str] = ()
+    config: TrainConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    report: Reporter,
+    logs: Sequence[str] = (),
+    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
     """Run MS-GRPO and return the summary that `summary.json` holds; {} in every process but the first.
 
-    `out` gets the PEFT adapter, config, metrics, curve, transcripts and checkpoints; `logs` names further sinks.
+    `out` gets the PEFT adapter, config, metrics, curve, transcripts and checkpoints; `logs` names further sinks;
+    `cluster` is what the run has on one (`cluster.py`).
     Raises UsageError when it holds another run, RunError when another process trains there, the loss is not finite,
     the disk is full, or no engine plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to
     stop.
@@ -54,21 +64,22 @@ def train(
         report.doing(f"loading {config.base}")
         trainer = Trainer(config, Policy(config), Players.of(config, ranks), report)
         with run_log.alone(out) if ranks.first else nullcontext():
-            return _train(trainer, out, logs)
+            return _train(trainer, out, logs, cluster or Cluster())
 
 
-def _train(trainer: Trainer, out: Path, logs: Sequence[str]) -> dict[str, Any]:
+def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -> dict[str, Any]:
     config, policy, ranks, report = trainer.config, trainer.policy, trainer.ranks, trainer.report
     run = RunState(out, policy, trainer.optimizer, restore(out, config, policy, trainer.optimizer, report, ranks))
-    with closing(open_engine(config, config.scenarios[0], policy, out, ranks, report)) as engine:
+    with closing(open_engine(config, config.scenarios[0], policy, out, ranks, report, cluster.fleet)) as engine:
         model = engine.load(run.step)
         evaluations = Evaluations(out, trainer.players, run.step)  # refuses before anything changes
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         if ranks.first:
             run.rewrite_adapter()
         first_update, film = run.step, Film(out, trainer.players)
-        with closing(sinks), closing(RolloutSource(trainer.players)) as source, stop_requests(report) as stop:
-            while stop.asked is None:
+        stopping = stop_requests(report, cluster.stopping)
+        with closing(sinks), closing(RolloutSource(trainer.players)) as source, stopping as stop:
+            while not stop.agreed(ranks):
                 step, first_start = run.step, run.progress.next_start
                 try:
                     if evaluations.due(step):
@@ -107,6 +118,14 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str]) -> dict[str, Any]:
                     run.save()
                 raise KeyboardInterrupt
     return finish(out, config, run.progress, evaluations) if ranks.first else {}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a run has on a cluster: its servers, and who says that it shall stop."""
+
+    fleet: Fleet | None = None
+    stopping: Asked | None = None
 
 
 @dataclass

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -14,13 +14,16 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from msgrpo.errors import RunError
-from msgrpo.files import replace_bytes, replace_text
+from msgrpo.files import replace_bytes
 from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
 from msgrpo.models.local import pad_id
 from msgrpo.models.paths import absolute
-from msgrpo.models.shared_prefix import answer_logprobs, last_hidden
+from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, shareable_length
 from msgrpo.models.trunk import trunk_and_head
 from msgrpo.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from msgrpo.train.shard import Lockstep
 
 Pairs = Sequence[tuple[list[int], list[int]]]
 State = dict[str, Tensor]  # the adapter's weights by name
@@ -30,7 +33,14 @@ class Policy:
     """pθ and its reference, the same model with the adapter switched off. It knows nothing of engines."""
 
     def __init__(self, config: TrainConfig) -> None:
-        base, self.tokenizer = load_base(config.base, dtype=config.dtype)
+        self._lockstep: Lockstep | None = None  # of the ranks that have a part of the base each
+        if config.shard:
+            from msgrpo.train.shard import load_sharded, lockstep
+
+            base, self.tokenizer = load_base(config.base, dtype=config.dtype, placing=load_sharded)
+            self._lockstep = lockstep(base)
+        else:
+            base, self.tokenizer = load_base(config.base, dtype=config.dtype)
         torch.manual_seed(config.seed)
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -46,6 +56,20 @@ class Policy:
         self.pad_id = pad_id(self.model, self.tokenizer)
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the base, so that all must compute at the same time."""
+        return self._lockstep is not None
+
+    def together(self, what: str) -> None:
+        """Where the base is sharded, raise RunError unless all ranks are about to do this."""
+        if self._lockstep is not None:
+            self._lockstep.at(what)
+
+    def shareable(self, common: int, longest: int) -> int:
+        """How much of a common prefix may be computed once; see `shared_prefix.shareable_length`."""
+        return shareable_length(trunk_and_head(self.model)[0], common, longest)
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """What is trained: the adapter's weights and nothing else."""
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -53,7 +77,7 @@ class Policy:
     def logprobs(self, prefix: list[int], pairs: Pairs) -> tuple[Tensor, Tensor]:
         """log pθ (N, T) of every answer token and the mask; see `shared_prefix.answer_logprobs`."""
         trunk, head = trunk_and_head(self.model)
-        return answer_logprobs(trunk, head, prefix, pairs, self.pad_id, self.temperature)
+        return answer_logprobs(trunk, head, prefix, pairs, self.pad_id, self.temperature, merge=not self.is_sharded)
 
     def reference_logprobs(self, prefix: list[int], pairs: Pairs) -> Tensor:
         """log pref (N, T): the same model with the adapter switched off."""
@@ -95,13 +119,16 @@ class Policy:
         finally:
             self.load_adapter_state(own)
 
-    def save_adapter(self, folder: Path, state: State | None = None) -> None:
-        """Write the PEFT adapter (safetensors, all linear layers by name), each file replaced in one move."""
+    def adapter_files(self, state: State | None = None) -> dict[str, bytes]:
+        """The PEFT adapter as files: safetensors, and a config that names all linear layers."""
         config = self.model.peft_config["default"].to_dict()
         config |= {"inference_mode": True, "target_modules": sorted(config["target_modules"])}
-        text = json.dumps(
-            {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}, indent=2, default=str
-        )
+        plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
+        text = json.dumps(plain, indent=2, default=str) + "\n"
         weights = self.adapter_state() if state is None else state
-        replace_bytes(folder / ADAPTER_WEIGHTS, save(weights, {"format": "pt"}))
-        replace_text(folder / ADAPTER_CONFIG, text + "\n")
+        return {ADAPTER_WEIGHTS: save(weights, {"format": "pt"}), ADAPTER_CONFIG: text.encode()}
+
+    def save_adapter(self, folder: Path, state: State | None = None) -> None:
+        """Write the PEFT adapter, each file replaced in one move."""
+        for name, data in self.adapter_files(state).items():
+            replace_bytes(folder / name, data)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from msgrpo.train.ranks import Ranks
 from msgrpo.train.sinks import Reporter
+
+Asked = Callable[[], bool]
 
 
 class StopRequested(KeyboardInterrupt):
@@ -22,8 +25,8 @@ class StopRequested(KeyboardInterrupt):
 class Stop:
     """Whether the run was asked to stop. Inside `abandonable` that ends what goes on, elsewhere it waits."""
 
-    def __init__(self, report: Reporter) -> None:
-        self._report = report
+    def __init__(self, report: Reporter, elsewhere: Asked | None = None) -> None:
+        self._report, self._elsewhere = report, elsewhere
         self._may_abandon = False
         self.asked: int | None = None  # the signal
 
@@ -41,6 +44,12 @@ class Stop:
         if self._may_abandon:
             raise StopRequested
 
+    def agreed(self, ranks: Ranks) -> bool:
+        """Whether the run stops here. A signal reaches every process; elsewhere the first asks, for all."""
+        if self._elsewhere is not None and ranks.broadcast(ranks.first and self._elsewhere()):
+            self.asked = signal.SIGTERM
+        return self.asked is not None
+
     @contextmanager
     def abandonable(self) -> Iterator[None]:
         """Play or compute: given up at once when asked to stop, since it can be done again from the last state."""
@@ -56,9 +65,9 @@ class Stop:
 
 
 @contextmanager
-def stop_requests(report: Reporter) -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM ask the run to stop, for as long."""
-    stop = Stop(report)
+def stop_requests(report: Reporter, elsewhere: Asked | None = None) -> Iterator[Stop]:
+    """Ctrl-C and SIGTERM ask the run to stop, for as long; in a thread `elsewhere` is asked, where it is given."""
+    stop = Stop(report, elsewhere)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -52,7 +52,7 @@ def update(
     steps = 0
     for part in minibatches(samples, config.minibatches, generator) if samples else ():
         optimizer.zero_grad()
-        sums, furthest = _joined(ranks.gather([_accumulate(policy, part, ranks.share(part), config)]))
+        sums, furthest = _joined(ranks.gather([_accumulate(policy, part, ranks, config)]))
         ranks.sum_gradients(policy.parameters)
         mismatch = mismatch or {"engine/mismatch_max": furthest, "engine/mismatch_mean": sums["mismatch"]}
         totals = {name: value + sums.get(name, 0.0) for name, value in totals.items()}
@@ -90,19 +90,18 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def _accumulate(
-    policy: Policy, part: Sequence[Sample], own: Sequence[Sample], config: TrainConfig
+    policy: Policy, part: Sequence[Sample], ranks: Ranks, config: TrainConfig
 ) -> tuple[dict[str, float], float]:
-    """Backward through `own`, this rank's share of the minibatch `part`, in micro-batches.
+    """Backward through this rank's share of the minibatch `part`, in micro-batches.
 
     The weights are those in the whole minibatch: the sum over micro-batches and ranks is its loss. Returns the sums,
     and the largest difference from the engine's log-probabilities.
     """
-    device = policy.model.device
     tokens = sum(len(sample.answer_ids) for sample in part)
     totals, furthest = dict.fromkeys(SUMS, 0.0), 0.0
-    for micro in micro_batches(own, config.micro_batch_tokens, device) if own else ():
-        in_micro = sum(len(answer) for _, answer in micro.pairs)
-        weight = in_micro / tokens if config.loss.over == "token" else len(micro.pairs) / len(part)
+    for micro, counts in _share(policy, part, ranks, config):
+        in_micro = sum(len(answer) for _, answer in micro.pairs) * counts
+        weight = in_micro / tokens if config.loss.over == "token" else len(micro.pairs) * counts / len(part)
         reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.loss.kl else None
         logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
         loss, stats = config.loss(
@@ -112,14 +111,34 @@ def _accumulate(
             micro.advantages_NT,
             mask,
         )
+        policy.together("a backward pass")
         (loss * weight).backward()  # type: ignore[no-untyped-call]
-        off = (logprobs.detach() - micro.old_logprobs_NT).abs() * mask
+        off = (logprobs.detach() - micro.old_logprobs_NT).abs() * mask * counts
         furthest = max(furthest, float(off.max()))
         totals["loss"] += float(loss.detach()) * weight
         totals["mismatch"] += float(off.sum()) / tokens
         for name, value in stats.items():
             totals[name] += float(value) * in_micro / tokens
     return totals, furthest
+
+
+def _share(
+    policy: Policy, part: Sequence[Sample], ranks: Ranks, config: TrainConfig
+) -> Iterator[tuple[MicroBatch, int]]:
+    """This rank's micro-batches of a minibatch, and whether each counts.
+
+    Where the base is sharded all ranks must compute equally often: the micro-batches are planned for all and dealt
+    in turn; who gets none in the last turn computes one that does not count.
+    """
+    size, device = config.micro_batch_tokens, policy.model.device
+    if not policy.is_sharded:
+        own = ranks.share(part)
+        yield from ((micro, 1) for micro in (micro_batches(own, size, device) if own else ()))
+        return
+    planned = list(micro_batches(part, size, device, policy.shareable))
+    for first in range(0, len(planned), ranks.count):
+        place = first + ranks.rank
+        yield planned[min(place, len(planned) - 1)], int(place < len(planned))
 
 
 def _joined(parts: Sequence[tuple[dict[str, float], float]]) -> tuple[dict[str, float], float]:
@@ -236,13 +255,20 @@ def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generato
             yield ordered[low:high]
 
 
-def micro_batches(samples: Sequence[Sample], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
+def micro_batches(
+    samples: Sequence[Sample],
+    max_tokens: int,
+    device: torch.device,
+    shareable: Callable[[int, int], int] = lambda common, longest: common,
+) -> Iterator[MicroBatch]:
     """Split by length, so that little is padding, into parts of about `max_tokens` tokens.
 
     Counted is what each turn has of its own, filled up to the longest; the prefix that all prompts share is not.
+    `shareable` says how much of a prefix is shared, by its length and that of the longest turn: all, without.
     """
     ordered = sorted(samples, key=lambda sample: sample.tokens)
     shared = common_prefix_length([list(sample.prompt_ids) for sample in ordered])
+    shared = shareable(shared, ordered[-1].tokens)
     part: list[Sample] = []
     for sample in ordered:
         if part and (len(part) + 1) * (sample.tokens - shared) > max_tokens:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from pydantic import ValidationError
 from pydantic_core import from_json
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from msgrpo.errors import LONGEST_REASON, ModelError
+from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError
 from msgrpo.files import digest
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
@@ -41,9 +41,16 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_base(base: str, *, device: torch.device | None = None, dtype: str = "auto") -> tuple[Any, Any]:
+# Makes a model by its first argument, and reads its weights from a folder its own way.
+Placing = Callable[[Callable[[], Any], str, torch.device], Any]
+
+
+def load_base(
+    base: str, *, device: torch.device | None = None, dtype: str = "auto", placing: Placing | None = None
+) -> tuple[Any, Any]:
     """(model, tokenizer). `dtype` auto is bfloat16 on a GPU (nano: float32) and float32 on a CPU.
 
+    With `placing` the weights are not loaded here, but by it (into shares of several processes).
     Raises ModelError when it cannot be found or reached, or is no causal language model.
     """
     device = device or default_device()
@@ -65,9 +72,14 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
             _look_at_hub(path)
         with _LOADING:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
-            )
+            if placing is None:
+                model = AutoModelForCausalLM.from_pretrained(
+                    path, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+                )
+            else:
+                model = _placed(path, getattr(torch, dtype), device, placing)
+    except MsgrpoError:
+        raise
     except Exception as error:  # a damaged folder raises nearly anything, in transformers and in safetensors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
         if (code := own_code(base)) is not None:
@@ -76,9 +88,18 @@ def load_base(base: str, *, device: torch.device | None = None, dtype: str = "au
             f"the base model {base!r} cannot be loaded: {reason}",
             fix="check the name and the network, or give the folder of a causal language model",
         ) from error
-    model = model.to(device).eval()
+    model = (model.to(device) if placing is None else model).eval()
     prepare(model, base)
     return model, tokenizer
+
+
+def _placed(path: str, dtype: torch.dtype, device: torch.device, placing: Placing) -> Any:
+    folder = path if is_folder(path) else snapshot_download(path, allow_patterns=["*.json", "*.safetensors"])
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    model = placing(lambda: AutoModelForCausalLM.from_config(config, dtype=dtype), folder, device)
+    if (Path(folder) / "generation_config.json").is_file():  # which tokens end an answer
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
 
 
 def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str = "auto") -> tuple[Any, Any]:

@@ -246,12 +246,14 @@ def answer_logprobs(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     pad_id: int,
     temperature: float = 1.0,
+    *,
+    merge: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """log p of every answer token, (N, T) and its mask (N, T); answers end together, shorter ones start later.
 
     `pairs` holds, for each row, the rest of the prompt after the prefix and the answer's token ids. Answers to
     the same prompt attend to one computation of it; layers that are checkpointed keep no keys and values, so
-    there, and beyond a layer's window, every row is computed whole. The distribution is
+    there, beyond a layer's window, and without `merge`, every row is computed whole. The distribution is
     softmax(logits / temperature), that of the sampler.
     The head is applied to answers only, and never to more of them at once than `LOGITS` allows.
     """
@@ -262,7 +264,7 @@ def answer_logprobs(
     targets, answered = left_pad([answer for _, answer in pairs], 0, trunk.device)
     checkpointed = trunk.training and trunk.is_gradient_checkpointing
     prompts, row_of = distinct_rows([rest for rest, _ in pairs])
-    if len(prompts) == len(pairs) or checkpointed or beyond:
+    if len(prompts) == len(pairs) or checkpointed or beyond or not merge:
         ids, mask = left_pad([[*rest, *answer][:-1] for rest, answer in pairs], pad_id, trunk.device)
         hidden = run(trunk, ids, mask, prefix_ids, compute_prefix(trunk, prefix_ids))[:, -targets.shape[1] :]
     else:

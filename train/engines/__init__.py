@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgrpo.game import Scenario
 from msgrpo.train.config import TrainConfig
@@ -11,15 +12,24 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.sinks import Reporter
 
+if TYPE_CHECKING:
+    from msgrpo.train.engines.fleet import Fleet
+
 
 def open_engine(
-    config: TrainConfig, scenario: Scenario, policy: Policy, out: Path, ranks: Ranks, report: Reporter
+    config: TrainConfig,
+    scenario: Scenario,
+    policy: Policy,
+    out: Path,
+    ranks: Ranks,
+    report: Reporter,
+    fleet: Fleet | None = None,
 ) -> Engine:
-    """The engine that `config.rollouts` names."""
+    """The engine that `config.rollouts` names; `fleet` are the servers of a cluster, where there are any."""
     if config.rollouts == "hf":
         from msgrpo.train.engines.hf import HfEngine
 
         return HfEngine(policy, scenario, config)
     from msgrpo.train.engines.vllm import VllmEngine
 
-    return VllmEngine(policy, scenario, config, out, ranks, report)
+    return VllmEngine(policy, scenario, config, out, ranks, report, fleet)

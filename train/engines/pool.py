@@ -43,6 +43,10 @@ class RemoteError(Exception):
         self.final = final
 
 
+class NoServerError(RunError):
+    """Rollouts have nobody left who plays them."""
+
+
 NEW = "no version was loaded there yet"
 
 
@@ -77,6 +81,17 @@ class Pool:
     @property
     def playing(self) -> list[Remote]:
         return [remote for remote in self.remotes if remote.out is None]
+
+    def at(self, url: str) -> Remote:
+        return next(remote for remote in self.remotes if remote.url == url)
+
+    def follow(self, urls: Sequence[str]) -> None:
+        """These are the servers now: those that are new play once they are proved, those that are gone no more."""
+        with self._lock:
+            known = {remote.url: remote for remote in self.remotes}
+            self.remotes = [known.get(url) or Remote(url) for url in urls]
+            self.__dict__.pop("places", None)  # it depends on how many there are
+            self._move_up()
 
     @cached_property
     def places(self) -> int:
@@ -179,7 +194,7 @@ class Pool:
         if known is not None:
             return known
         said = "; ".join(f"{remote.url}: {remote.out}" for remote in self.remotes)
-        return RunError(
+        return NoServerError(
             f"no server is left to play rollouts: {said}",
             fix="start them again (msgrpo serve --allow-runtime-adapters DIR), then the same command with --resume",
         )

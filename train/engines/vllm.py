@@ -1,4 +1,4 @@
-"""Rollouts by vLLM: a child of this run, or servers that run already.
+"""Rollouts by vLLM servers: a child of this run, servers that run already, or actors on a cluster (`fleet.py`).
 
 Each version of the adapter gets a folder and a model name of its own, so no cache of an older one can answer for it,
 and the `model` field of every request says which weights are meant. Before a version plays anywhere, the canary
@@ -11,24 +11,22 @@ import asyncio
 import os
 import re
 import secrets
-import shutil
-import socket
 import sys
 from pathlib import Path
 
 from msgrpo.agent import Completion
-from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.errors import RunError
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.models.chat import ChatFormat
 from msgrpo.models.http import Client
 from msgrpo.models.local import stop_ids
 from msgrpo.serve.guard import LOAD, UNLOAD
-from msgrpo.serve.server import Server
-from msgrpo.serve.terminal import check_key, prepare
-from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
+from msgrpo.serve.terminal import check_key
+from msgrpo.serve.vllm_command import KEY_VARIABLE
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import contract
+from msgrpo.train.engines.fleet import Child, Fleet, Listed, check_one_machine
 from msgrpo.train.engines.pool import NEW, Pool, Remote, RemoteError, VersionModel, ask, post, still_has
 from msgrpo.train.policy import Policy, State
 from msgrpo.train.ranks import Ranks
@@ -38,8 +36,8 @@ SILENCE_TRIES = 3  # at a server that played until now and does not answer at al
 LOAD_TRIES = 8  # a disk that is shared may show a new folder seconds later
 QUICK_S = 15.0  # for a server that had left
 FIRST_ANSWER_S = 120.0  # a server that compiles its kernels answers late, once
-VERSIONS = "versions"  # the child's adapters, in the run's folder
 OWNER = "versions-of"  # the name that this run's versions have in common, for the next start to clean up
+Answers = list[Completion] | str  # a server's, to the canary's prompts; or why there are none
 
 
 class VllmEngine:
@@ -51,154 +49,96 @@ class VllmEngine:
         out: Path,
         ranks: Ranks,
         report: Reporter,
+        fleet: Fleet | None = None,
     ) -> None:
-        self._policy, self._config, self._ranks, self._report = policy, config, ranks, report
+        self._policy, self._ranks, self._report = policy, ranks, report
         self._chat = ChatFormat(policy.tokenizer, config.chat)
         self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
         self._prompts = contract.canary_prompts(scenario)
         positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
         longest = config.child.max_model_len if config.child is not None else None
         self._context = min(positions, longest or sys.maxsize)
-        self._folder = Path(config.adapters).expanduser() if config.urls and config.adapters else out / VERSIONS
         key = os.environ.get(KEY_VARIABLE)
         check_key(key)
-        check_one_machine(config)
+        if fleet is None:
+            check_one_machine(config)
         self._models: list[VersionModel] = []
         self._previous: State | None = None
-        self._child: Server | None = None
-        urls = config.urls
-        if ranks.first:
-            self._make_folder()
-            if not urls:
-                urls = [self._start_child(out)]
-        self._pool = Pool([Remote(url) for url in ranks.broadcast(urls)], key, report.note, self._ended)
+        self._fleet = (fleet or self._own_fleet(config, out)) if ranks.first else None
+        self._pool = Pool([], key, report.note, self._fleet.failure if self._fleet is not None else lambda: None)
         self._name = ""
-        if ranks.first:
+        if self._fleet is not None:
             try:
-                self._clean_up(out)
+                self._pool.follow(self._fleet.urls())
+                self._clean_up(self._fleet, out)
             except BaseException:
                 self.close()
                 raise
 
+    def _own_fleet(self, config: TrainConfig, out: Path) -> Fleet:
+        if config.urls:
+            assert config.adapters is not None
+            return Listed(config.urls, Path(config.adapters).expanduser())
+        return Child(config, str(self._policy.model.dtype).removeprefix("torch."), out, self._report)
+
     def load(self, version: int) -> VersionModel:
-        """Write the version in one move, load it on every server, prove it there; the older ones are forgotten."""
+        """Give every server the version, and prove it there; the older ones are forgotten."""
         name = self._ranks.broadcast(f"{self._name}-v{version:06d}")
         model = VersionModel(name, self._pool, self._chat, self._stop_ids, self._context)
         self._models.append(model)  # before it is loaded: whatever happens now, it is forgotten in the end
-        if self._ranks.first:
-            self._write(name)
-            asyncio.run(self._load_everywhere(name))
-            if not self._pool.playing:
-                raise self._pool.none_left()
-        self._follow(self._ranks.broadcast([remote.url for remote in self._pool.playing]), name)
-        if self._ranks.first:
-            self._previous = self._policy.adapter_state()
-            self._forget(self._models[:-2])  # of the version before, rollouts may be on their way
+        answers = self._ranks.broadcast({} if self._fleet is None else self._loaded(self._fleet, name))
+        self._pool.follow(list(answers))
+        for url, why in self._proved(answers):
+            remote = self._pool.at(url)
+            if why is None:
+                self._pool.joined(remote, name)
+            else:
+                self._pool.failed(remote, RemoteError(why, final=True))
+        if not self._pool.playing:
+            raise self._pool.none_left()
+        self._previous = self._policy.adapter_state()
+        self._forget(self._models[:-2])  # of the version before, rollouts may be on their way
         return model
 
     def close(self) -> None:
-        if not self._ranks.first:
+        if self._fleet is None:
             return
         try:
             self._forget(self._models)
         finally:
-            if self._child is not None:
-                self._child.stop(at_once=True)
-            if not self._config.urls:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            self._fleet.close()
 
-    def _start_child(self, out: Path) -> str:
-        """A vLLM server that ends with this process, whatever happens to it."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        config, child = self._config, self._config.child
-        assert child is not None
-        request = Request(
-            base=config.base,
-            port=port,
-            runtime_adapters=self._folder,
-            runtime_rank=config.lora_rank,
-            gpu_share=child.gpu_share,
-            max_model_len=child.max_model_len,
-            dtype=str(self._policy.model.dtype).removeprefix("torch."),
-            key=os.environ.get(KEY_VARIABLE),
-        )
-        self._report.doing("starting vLLM")
-        self._child = Server(prepare(request, self._report.note), out / "vllm.log")
-        try:
-            self._child.start()
-            self._child.wait_ready(lambda stage: self._report.doing(f"starting vLLM: {stage}"))
-        except BaseException:
-            self._child.stop(at_once=True)
-            raise
-        return f"http://127.0.0.1:{port}"
-
-    def _ended(self) -> MsgrpoError | None:
-        """What the child's log says, when it is the child that ended."""
-        return None if self._child is None else self._child.failure()
-
-    def _clean_up(self, out: Path) -> None:
-        """Remove what an earlier start of this run left in the folder and on the servers; choose a new name."""
+    def _clean_up(self, fleet: Fleet, out: Path) -> None:
+        """Remove what an earlier start of this run left in the folders and on the servers; choose a new name."""
         owner = out / OWNER
         old = owner.read_text(errors="replace").strip() if owner.is_file() else ""
         if re.fullmatch(r"\S+-[0-9a-f]{6}", old):
-            left = [
-                folder.name
-                for folder in self._folder.iterdir()
-                if re.fullmatch(rf"\.?{re.escape(old)}-v\d{{6,}}(\.part)?", folder.name)
-            ]
-            asyncio.run(self._unload(left))
+            earlier = re.compile(rf"\.?{re.escape(old)}-v\d{{6,}}(\.part)?")
+            asyncio.run(self._unload(fleet, [name for name in fleet.versions() if earlier.fullmatch(name)]))
         # The name of a model, and a part of a URL.
         called = re.sub(r"[^A-Za-z0-9_.]+", "-", out.resolve().name).strip("-.") or "run"
         self._name = f"{called}-{secrets.token_hex(3)}"
         out.mkdir(parents=True, exist_ok=True)
         replace_text(owner, self._name)
 
-    def _make_folder(self) -> None:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"the folder of versions {self._folder} cannot be made: {error.strerror}",
-                fix="--set adapters=DIR, a folder that trainer and servers share",
-            ) from error
+    def _loaded(self, fleet: Fleet, name: str) -> dict[str, Answers]:
+        """Load the version at every server there is; what each answers to the canary's prompts."""
+        self._pool.follow(fleet.urls())
+        without = fleet.publish(name, self._policy.adapter_files())
+        return without | asyncio.run(self._load_everywhere(name, without))
 
-    def _write(self, name: str) -> None:
-        part = self._folder / f".{name}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            part.mkdir()
-            self._policy.save_adapter(part)
-            os.replace(part, self._folder / name)
-        except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
-            raise RunError(
-                f"the folder of versions {self._folder} cannot be written: {error.strerror or error}",
-                fix="make room there, then the same command with --resume",
-            ) from error
-
-    def _follow(self, urls: list[str], name: str) -> None:
-        """Other ranks play where the first has proved the version."""
-        for remote in self._pool.remotes if not self._ranks.first else ():
-            if remote.url in urls:
-                self._pool.joined(remote, name)
-            else:
-                self._pool.failed(remote, RemoteError("the first process left it out", final=True))
-
-    async def _load_everywhere(self, name: str) -> None:
+    async def _load_everywhere(self, name: str, without: dict[str, str]) -> dict[str, Answers]:
         async with self._pool.client(FIRST_ANSWER_S) as client:
-            remotes = self._pool.remotes
+            remotes = [remote for remote in self._pool.remotes if remote.url not in without]
             answers = await asyncio.gather(
                 *(self._tried_at(client, remote, name) for remote in remotes), return_exceptions=True
             )
-        for remote, found in zip(remotes, answers, strict=True):
-            if isinstance(found, RemoteError):
-                self._pool.failed(remote, RemoteError(str(found), final=True))
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                self._prove(remote, found, name)
+        found: dict[str, Answers] = {}
+        for remote, answer in zip(remotes, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, RemoteError):
+                raise answer
+            found[remote.url] = str(answer) if isinstance(answer, RemoteError) else answer
+        return found
 
     async def _tried_at(self, client: Client, remote: Remote, name: str) -> list[Completion]:
         """One that has left gets one quick chance with each version: it must not slow the others down."""
@@ -231,21 +171,32 @@ class VllmEngine:
         ]
         return list(await asyncio.gather(*asked))
 
-    def _prove(self, remote: Remote, answers: list[Completion], name: str) -> None:
+    def _proved(self, answers: dict[str, Answers]) -> list[tuple[str, str | None]]:
+        """Why each server must not play, None where it may.
+
+        The proofs are shared out among the ranks; of a sharded base all compute each of them together.
+        """
+        together, servers = self._policy.is_sharded, list(answers.items())
+        own = servers if together else self._ranks.share(servers)
+        verdicts = [(url, self._verdict(url, found)) for url, found in own]
+        return self._ranks.broadcast(verdicts) if together else self._ranks.gather(verdicts)
+
+    def _verdict(self, url: str, answers: Answers) -> str | None:
+        if isinstance(answers, str):
+            return answers
         try:
-            contract.check(self._policy, remote.url, answers, self._previous)
+            contract.check(self._policy, url, answers, self._previous)
         except RunError as error:
-            self._pool.failed(remote, RemoteError(error.message, final=True))
-        else:
-            self._pool.joined(remote, name)
+            return error.message
+        return None
 
     def _forget(self, models: list[VersionModel]) -> None:
         unread = [model for model in models if not model.is_read]
         self._models = [model for model in self._models if model not in unread]
-        if unread:
-            asyncio.run(self._unload([model.name for model in unread]))
+        if unread and self._fleet is not None:
+            asyncio.run(self._unload(self._fleet, [model.name for model in unread]))
 
-    async def _unload(self, names: list[str]) -> None:
+    async def _unload(self, fleet: Fleet, names: list[str]) -> None:
         """From every server that can be reached; then the folders. A server that is gone has forgotten them."""
         async with self._pool.client(5.0) as client:
 
@@ -257,15 +208,4 @@ class VllmEngine:
                     self._report.doing(f"{remote.url} was not told to unload: {error}")
 
             await asyncio.gather(*(at(remote) for remote in self._pool.remotes))
-        for name in names:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-
-
-def check_one_machine(config: TrainConfig) -> None:
-    """Raise UsageError for a child of one node that ranks on others would have to reach."""
-    everywhere, here = (os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if config.child is not None and here is not None and everywhere != here:
-        raise UsageError(
-            f"rollouts=vllm starts a server for this machine's {here} processes; the run has {everywhere}",
-            fix="start servers that all nodes reach, and --rollouts http://…,http://… --set adapters=DIR",
-        )
+        fleet.forget(names)

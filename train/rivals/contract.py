@@ -95,6 +95,7 @@ class Choice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
+    asks_policy: ClassVar[bool] = False  # it computes with the policy, each rank by itself
     one_game: ClassVar[bool] = False  # it compares the returns of different starts, so they must be of one game
 
     def check(self, config: Settings) -> None:

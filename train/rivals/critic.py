@@ -33,6 +33,7 @@ class Critic(Credit):
 
     name = "critic"
     one_game = True
+    asks_policy = True
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of returns to go")
     lam: float = Field(0.95, ge=0, le=1, description="λ")
 

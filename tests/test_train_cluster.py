@@ -1,0 +1,169 @@
+"""A run on a Ray cluster: what the ranks tell the command, what is missing, and a rank that is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from msgrpo.errors import UsageError
+from msgrpo.models.http import Client
+from msgrpo.serve.host import About
+from msgrpo.train.config import make_config
+from msgrpo.train.engines.pool import Pool, Remote, RemoteError
+from tests.test_train_ranks import ROOT, TINY
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+
+from msgrpo.train.cluster import STARTS, Desk, Outcome, missing, request  # noqa: E402
+from msgrpo.train.engines import on_ray  # noqa: E402
+
+
+def test_the_desk_passes_on_what_ranks_report_once_and_in_order() -> None:
+    desk = Desk()
+    assert desk.begin() == 0
+    desk.report("note", "a")
+    desk.report("update", 1, {"loss": 0.5})
+    desk.end(Outcome({"steps": 1}))
+    desk.end(Outcome(error="too late"))
+    assert desk.fetch() == ([("note", ("a",)), ("update", (1, {"loss": 0.5}))], Outcome({"steps": 1}))
+    assert desk.fetch()[0] == []
+    assert desk.begin() == 1  # again: the rank goes on from the checkpoint
+
+
+def test_starts_that_get_nowhere_end_the_run_and_an_update_between_them_does_not() -> None:
+    desk = Desk()
+    for _ in range(STARTS):
+        desk.begin()
+    desk.report("update", 1, {})
+    for _ in range(STARTS):
+        desk.begin()
+        assert not desk.is_over()
+    desk.fault("RuntimeError: out of memory")
+    desk.begin()
+    outcome = desk.fetch()[1]
+    assert outcome is not None
+    assert f"{STARTS} starts in a row" in outcome.error
+    assert "out of memory" in outcome.error
+
+
+def test_what_a_cluster_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(settings=["servers=2", "tensor_parallel=4", "trainers=3-8"])
+    assert config.rollouts == "vllm"
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 10.0})
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 2.0}}])
+    assert missing(config, gpus=True) == (
+        "the run needs 11 GPU, the cluster has 10; a server needs 4 GPU of one node, the largest has 2"
+    )
+    assert missing(config, gpus=False) == ""
+
+
+def test_servers_are_asked_for_as_the_run_needs_them() -> None:
+    config = make_config(settings=["servers=2", "tensor_parallel=2", "base=nano", "lora_rank=32"])
+    wanted = request(config, gpus=True)
+    assert (wanted.tensor_parallel_size, wanted.runtime_rank, wanted.dtype, wanted.gpu_share) == (
+        2,
+        32,
+        "float32",
+        None,
+    )
+    assert wanted.extra == ("--distributed-executor-backend", "mp")
+    assert request(make_config(settings=["servers=1", "rollouts=vllm(gpu_share=0.5)"]), gpus=True).gpu_share == 0.5
+
+
+@pytest.mark.parametrize("trainers", ["0", "4-2", "two", "2-"])
+def test_a_number_of_trainers_that_is_none_is_refused(trainers: str) -> None:
+    with pytest.raises(UsageError, match="trainers is"):
+        make_config(settings=[f"trainers={trainers}"])
+
+
+def test_the_pool_follows_servers_that_come_and_go() -> None:
+    pool = Pool([Remote("http://a", out=None), Remote("http://b", out=None)], None, print)
+    stays = pool.at("http://b")
+    pool.follow(["http://b", "http://c"])
+    assert [remote.url for remote in pool.remotes] == ["http://b", "http://c"]
+    assert pool.at("http://b") is stays
+    assert [remote.url for remote in pool.playing] == ["http://b"]  # the new one is not proved yet
+    pool.failed(stays, RemoteError("it is gone", final=True))
+    assert pool.playing == []
+    assert isinstance(pool.client(1.0), Client)
+
+
+class Handle:
+    """An actor as `OnRay` sees it, without Ray: its methods answer at once."""
+
+    def __init__(self, **answers: Any) -> None:
+        for name, answer in answers.items():
+            setattr(self, name, type("Method", (), {"remote": staticmethod(lambda *given, answer=answer: answer)})())
+
+
+def test_a_node_whose_disk_is_full_gets_no_version_and_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def about(url: str | None, **more: Any) -> About:
+        return About("10.0.0.1", 1, 2, url, **more)
+
+    def got(one: Any) -> Any:
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    # values stand for references, so that all must differ
+    monkeypatch.setattr(on_ray.ray, "wait", lambda refs, **options: (refs, []))
+    monkeypatch.setattr(on_ray.ray, "get", got)
+    monkeypatch.setattr(on_ray.ray, "put", lambda value: value)
+    good = Handle(about=about("http://a"), receive=None)
+    full = Handle(about=about("http://b"), receive="its node cannot write the version v1: No space left on device")
+    begins = Handle(about=about(None, stage="loading the weights"))
+    gone = Handle(about=ray.exceptions.RayActorError())
+    said = type("Report", (), {"doing": lambda self, text: None})()
+    fleet = on_ray.OnRay([good, full, begins, gone], said)
+    assert fleet.urls() == ["http://a", "http://b"]
+    assert fleet.publish("v1", {"adapter_model.safetensors": b"x"}) == {
+        "http://b": "its node cannot write the version v1: No space left on device"
+    }
+
+
+def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "msgrpo.cli", "train", "--out", str(tmp_path / "run"), "--set", "servers=2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--ray auto" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_nothing_of_the_result(tmp_path: Path) -> None:
+    """The whole way: a cluster of this machine, two ranks, one killed; the adapter is the undisturbed one's."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    settings = [part for setting in [*TINY, "trainers=2"] for part in ("--set", setting)]
+
+    def command(name: str) -> list[str]:
+        out = str(tmp_path / name)
+        return [sys.executable, "-m", "msgrpo.cli", "train", "--ray", "auto", "--steps", "3", "--out", out, *settings]
+
+    digests = []
+    for name in ("undisturbed", "killed"):
+        launched = subprocess.Popen(
+            command(name), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        said, hurt = "", False
+        with launched:
+            assert launched.stdout is not None
+            for line in launched.stdout:
+                said += line
+                if "the first update took" in line and name == "killed":
+                    below = psutil.Process(launched.pid).children(recursive=True)
+                    ranks = [p for p in below if "RayTrainWorker" in " ".join(p.cmdline())]
+                    assert len(ranks) == 2
+                    ranks[-1].kill()
+                    hurt = True
+        assert launched.returncode == 0, said
+        assert hurt == (name == "killed")
+        assert ("going on after update" in said) == hurt
+        digests.append(hashlib.sha256((tmp_path / name / "adapter_model.safetensors").read_bytes()).hexdigest())
+    assert digests[0] == digests[1]

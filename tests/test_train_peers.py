@@ -1,0 +1,108 @@
+"""A process that is gone without a word is noticed, and what waits for it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from msgrpo.train import peers
+from msgrpo.train.peers import Peers
+from tests.test_train_ranks import ROOT, TINY
+
+
+def test_who_beats_no_more_is_silent_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "BEAT_S", 0.02)
+    monkeypatch.setattr(peers, "SILENT_S", 1.0)
+    store, ended = dist.HashStore(), threading.Event()
+    with ExitStack() as stays, ExitStack() as leaves:
+        first = stays.enter_context(Peers(store, 0, 3, ended.set).listening())
+        stays.enter_context(Peers(store, 1, 3, lambda: None).listening())
+        leaves.enter_context(Peers(store, 2, 3, lambda: None).listening())
+        assert not ended.wait(2.0)
+        assert first.why() is None
+        leaves.close()
+        assert ended.wait(30.0)
+        assert first.silent == [2]
+        assert "nothing has been heard of process 2 of this run" in str(first.why())
+
+
+def test_a_store_that_never_answers_is_silence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies on one of the machines: where that one is gone, asking waits for ever."""
+    monkeypatch.setattr(peers, "SILENT_S", 0.2)
+    ended, never = threading.Event(), threading.Event()
+
+    class Stuck:
+        def set(self, key: str, value: str) -> None:
+            never.wait()
+            raise RuntimeError("the store is closed")
+
+    with Peers(Stuck(), 1, 3, ended.set).listening() as others:
+        assert ended.wait(30.0)
+        assert others.silent == [0, 2]
+    never.set()
+
+
+def test_only_the_chosen_connections_are_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
+        pairs = []
+        for _ in range(2):
+            known = peers.connections().keys()
+            near = stack.enter_context(socket.create_connection(listening.getsockname()))
+            pairs.append((near, stack.enter_context(listening.accept()[0]), peers.connections().keys() - known))
+        (gone, _, chosen), (stays, far, _) = pairs
+        peers.close(set(chosen))
+        assert gone.recv(1) == b""
+        far.sendall(b"x")
+        assert stays.recv(1) == b"x"
+
+
+def test_the_network_is_that_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # what a person has set stays
+    peers.use_network_of(peers.address_towards("127.0.0.1"))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+@pytest.mark.slow
+def test_a_rank_that_falls_silent_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    """SIGSTOP closes no connection, like a pulled cable; the bound is shortened, or this would take a minute."""
+    (tmp_path / "impatient.py").write_text(
+        "from msgrpo.train import peers\n"
+        "peers.BEAT_S, peers.SILENT_S = 0.5, 5.0\n"
+        "from msgrpo.cli import main\n"
+        "main()\n"
+    )
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    launched = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(str(tmp_path / "impatient.py"), "train", "--steps", "1000", "--out", str(tmp_path / "run"), *settings),
+        ],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    said = ""
+    with launched:
+        assert launched.stdout is not None
+        for line in launched.stdout:
+            said += line
+            if "the first update took" in line:
+                ranks = [p for p in psutil.Process(launched.pid).children() if "impatient" in " ".join(p.cmdline())]
+                (second,) = [p for p in ranks if p.environ()["RANK"] == "1"]
+                second.send_signal(signal.SIGSTOP)
+            if "error:" in line:
+                second.kill()  # torchrun would wait for it half a minute
+    assert launched.returncode != 0
+    assert "nothing has been heard of process 1 of this run for 5 s" in said
+    assert "--resume" in said

@@ -1,0 +1,351 @@
+"""`msgrpo train --ray`: the same run, its processes placed, watched and started again by Ray.
+
+The ranks are the workers of Ray Train's TorchTrainer: when one is lost, Ray starts all of them again, and they go on
+from the last checkpoint as `--resume` does. Servers are actors (`engines/on_ray.py`). The command that a person has
+started stays outside; between it and the ranks stands the desk, an actor beside the command: what ranks report is
+fetched there, and there they ask whether to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.models.paths import NANO
+from msgrpo.ray_cluster import connected
+from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
+from msgrpo.train.engines.pool import NoServerError
+from msgrpo.train.loop import Cluster, train
+from msgrpo.train.peers import use_network_of
+from msgrpo.train.ranks import LostPeerError
+from msgrpo.train.run_folder import resume_command
+from msgrpo.train.sinks import Measured, Reporter
+from msgrpo.train.stopping import stop_requests
+
+POLL_S = 0.3  # between two looks at the desk
+DOING_S = 0.5  # between two reports of what goes on
+MISSING_S = 10.0  # between two looks at what the cluster has
+STARTS = 5  # in a row that end before one more update is done: then the run ends
+END_S = 30.0  # for Ray Train's own end
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run has ended: its summary, or the error of a rank; neither where it was asked to stop."""
+
+    summary: dict[str, Any] | None = None
+    error: str = ""
+    fix: str | None = None
+
+
+class Desk:
+    """What ranks report, until the command fetches it; and whether they shall stop."""
+
+    def __init__(self) -> None:
+        self._reports: list[tuple[str, tuple[Any, ...]]] = []
+        self._outcome: Outcome | None = None
+        self._stopping = False
+        self._starts, self._fruitless, self._last_fault = 0, 0, "no message"
+
+    def report(self, method: str, *given: Any) -> None:
+        self._reports.append((method, given))
+        if method == "update":
+            self._fruitless = 0
+
+    def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], Outcome | None]:
+        reports, self._reports = self._reports, []
+        return reports, self._outcome
+
+    def begin(self) -> int:
+        """The first rank begins, again where this is not 0."""
+        self._fruitless += 1
+        if self._fruitless > STARTS and self._outcome is None:
+            self._outcome = Outcome(
+                error=f"{STARTS} starts in a row have ended before an update was done, the last with: "
+                f"{self._last_fault}",
+                fix="the last checkpoint is kept; Ray's logs of the workers say more (ray logs)",
+            )
+        self._starts += 1
+        return self._starts - 1
+
+    def fault(self, text: str) -> None:
+        """A rank has ended by something that starting again may cure."""
+        self._last_fault = text
+        self._reports.append(("note", (f"a process of the run has ended, all begin again: {text}",)))
+
+    def end(self, outcome: Outcome) -> None:
+        self._outcome = self._outcome or outcome
+
+    def is_over(self) -> bool:
+        return self._outcome is not None
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def stopping(self) -> bool:
+        return self._stopping
+
+
+class AtDesk:
+    """A rank's reporter: everything goes to the desk; what goes on now, every so often."""
+
+    def __init__(self, desk: Any) -> None:
+        self._desk, self._shown = desk, 0.0
+
+    def note(self, text: str) -> None:
+        self._desk.report.remote("note", text)
+
+    def doing(self, text: str) -> None:
+        if time.monotonic() - self._shown >= DOING_S:
+            self._shown = time.monotonic()
+            self._desk.report.remote("doing", text)
+
+    def stopping(self) -> None:
+        """The command has said it."""
+
+    def update(self, step: int, values: Measured) -> None:
+        self._desk.report.remote("update", step, values)
+
+    def evaluation(self, step: int, values: Measured) -> None:
+        self._desk.report.remote("evaluation", step, values)
+
+    def close(self) -> None:
+        """The command closes the console."""
+
+
+class Silent(AtDesk):
+    """What the other ranks say."""
+
+    def note(self, text: str) -> None:
+        """The first rank says it."""
+
+    doing = note
+
+    def update(self, step: int, values: Measured) -> None:
+        """The first rank says it."""
+
+    evaluation = update
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every rank is given."""
+
+    config: TrainConfig
+    out: Path
+    resume: bool
+    logs: Sequence[str]
+    folder: Path  # in which the command was started: names of files may be relative to it
+    desk: Any
+    hosts: Sequence[Any]
+
+
+def rank(work: Mapping[str, Work]) -> None:
+    """One process of the run: a worker of Ray Train, which has opened the process group."""
+    given = work["work"]
+    desk, first = given.desk, ray.train.get_context().get_world_rank() == 0
+    if given.folder.is_dir():
+        os.chdir(given.folder)
+    report = AtDesk(desk) if first else Silent(desk)
+    again = first and ray.get(desk.begin.remote()) > 0
+    if ray.get(desk.is_over.remote()):
+        return
+    cluster = Cluster(
+        OnRay(given.hosts, report) if given.hosts else None, lambda: bool(ray.get(desk.stopping.remote()))
+    )
+    try:
+        summary = train(
+            given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster
+        )
+    except KeyboardInterrupt:
+        outcome = Outcome()
+    except (LostPeerError, NoServerError) as error:
+        desk.fault.remote(error.message)
+        raise
+    except MsgrpoError as error:
+        outcome = Outcome(error=error.message, fix=error.fix)
+    except BaseException as error:
+        desk.fault.remote(f"{type(error).__name__}: {error}"[:500])
+        raise
+    else:
+        outcome = Outcome(summary)
+    if first or outcome.error:
+        ray.get(desk.end.remote(outcome))
+
+
+class OnNetwork(TorchConfig):  # type: ignore[misc]
+    """Ray Train's process group, over the network by which the nodes know each other."""
+
+    @property
+    def backend_cls(self) -> type:
+        usual = super().backend_cls
+
+        class Backend(usual):  # type: ignore[valid-type, misc]
+            def on_start(self, worker_group: Any, backend_config: Any) -> None:
+                worker_group.execute(_use_nodes_network)
+                super().on_start(worker_group, backend_config)
+
+        return Backend
+
+
+def _use_nodes_network() -> None:
+    use_network_of(ray.util.get_node_ip_address())
+
+
+def train_on_ray(
+    config: TrainConfig, out: Path, address: str, *, resume: bool, report: Reporter, logs: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run on the cluster at `address` (`auto`: the one of this machine, else a new one) and return the summary.
+
+    Raises what `train` raises; KeyboardInterrupt once all is saved and ended. Nothing of the run is left on the
+    cluster, however it ends.
+    """
+    with connected(address) as is_ours:
+        gpus = ray.cluster_resources().get("GPU", 0) > 0
+        lack = missing(config, gpus=gpus)
+        if lack and is_ours:
+            raise UsageError(
+                f"this machine has too little for the run: {lack}",
+                fix="fewer --set trainers=… or servers=…, or --ray ADDRESS of a larger cluster",
+            )
+        check_key(config)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
+        hosts = start_hosts(config.servers, request(config, gpus=gpus), gpus=gpus) if config.servers else []
+        work = Work(config, out.resolve(), resume, logs, Path.cwd(), desk, hosts)
+        try:
+            return _followed(Fit(work, gpus=gpus), work, report, gpus=gpus)
+        finally:
+            if hosts:
+                stop_hosts(hosts)
+
+
+class Fit:
+    """Ray Train at work, in a thread of its own."""
+
+    def __init__(self, work: Work, *, gpus: bool) -> None:
+        few, many = work.config.ranks
+        self._trainer = TorchTrainer(
+            rank,
+            train_loop_config={"work": work},
+            torch_config=OnNetwork(backend="cpu:gloo,cuda:nccl" if gpus else "gloo"),
+            scaling_config=ScalingConfig(num_workers=many if few == many else (few, many), use_gpu=gpus),
+            run_config=RunConfig(
+                name="train",
+                storage_path=tempfile.mkdtemp(prefix="msgrpo-ray-"),  # ours are the checkpoints in the run's folder
+                failure_config=FailureConfig(max_failures=-1),  # the desk ends what does not get on
+            ),
+        )
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._trainer.fit()
+        except BaseException as error:  # told by `_followed`
+            self.error = error
+
+
+class _Stopping:
+    """The reporter, which says of a stop what is true on a cluster."""
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+
+    def stopping(self) -> None:
+        self._report.note("stopping: this update is done and saved; Ctrl-C once more stops without saving")
+
+
+def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str, Any]:
+    """Show what the ranks report until the run has ended."""
+    passed_on, looked = False, 0.0
+    with stop_requests(_Stopping(report)) as stop:  # type: ignore[arg-type]
+        while True:
+            running = fit.thread.is_alive()
+            reports, outcome = ray.get(work.desk.fetch.remote())
+            for method, given in reports:
+                getattr(report, method)(*given)
+            if outcome is not None:
+                break
+            if not running:
+                raise RunError(
+                    f"Ray Train has ended the run: {str(fit.error).splitlines()[0] if fit.error else 'no reason'}",
+                    fix=f"go on with: {resume_command(work.out)}",
+                )
+            if time.monotonic() - looked > MISSING_S:
+                looked = time.monotonic()
+                if lack := missing(work.config, gpus=gpus):
+                    report.note(f"waiting: {lack}")
+                    if stop.asked is not None:
+                        raise KeyboardInterrupt
+            if stop.asked is not None and not passed_on:
+                work.desk.stop.remote()
+                passed_on = True
+            time.sleep(POLL_S)
+    fit.thread.join(END_S)
+    if outcome.error:
+        raise RunError(outcome.error, fix=outcome.fix)
+    if outcome.summary is None:
+        raise KeyboardInterrupt
+    summary: dict[str, Any] = outcome.summary
+    return summary
+
+
+def missing(config: TrainConfig, *, gpus: bool) -> str:
+    """What the cluster lacks for this run; empty where it has all of it."""
+    few, _ = config.ranks
+    wanted = {"CPU": few + config.servers, "GPU": few + config.servers * config.tensor_parallel if gpus else 0}
+    there = ray.cluster_resources()
+    lacks = [
+        f"the run needs {number} {name}, the cluster has {there.get(name, 0):g}"
+        for name, number in wanted.items()
+        if there.get(name, 0) < number
+    ]
+    largest = max((node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if gpus and config.servers and largest < config.tensor_parallel:
+        lacks.append(f"a server needs {config.tensor_parallel} GPU of one node, the largest has {largest:g}")
+    return "; ".join(lacks)
+
+
+def check_key(config: TrainConfig) -> None:
+    """Raise UsageError where servers would be reached from other nodes without a key."""
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if config.servers and len(addresses) > 1 and not os.environ.get(KEY_VARIABLE):
+        raise UsageError(
+            f"the cluster has {len(addresses)} machines: servers that others reach need a key",
+            fix=f"set {KEY_VARIABLE} here, and on every node before its `ray start`",
+        )
+
+
+def request(config: TrainConfig, *, gpus: bool) -> Request:
+    """What each server serves."""
+    child = config.child
+    assert child is not None
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if gpus and config.base != NANO else "float32"
+    parallel = config.tensor_parallel
+    return Request(
+        base=config.base,
+        runtime_rank=config.lora_rank,
+        max_model_len=child.max_model_len,
+        gpu_share=child.gpu_share if "gpu_share" in child.model_fields_set else None,  # it shares with nobody
+        tensor_parallel_size=parallel,
+        dtype=dtype,
+        extra=("--distributed-executor-backend", "mp") if parallel > 1 else (),
+    )
