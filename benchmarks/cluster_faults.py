@@ -128,7 +128,15 @@ def wait_for(done: Callable[[], bool]) -> None:
 
 def workers() -> list[psutil.Process]:
     """The processes of Ray Train's ranks on this machine, as their raylets' children."""
-    return [p for p in psutil.Process().children(recursive=True) if "RayTrainWorker" in " ".join(p.cmdline())]
+    return [process for process in psutil.Process().children(recursive=True) if "RayTrainWorker" in title(process)]
+
+
+def title(process: psutil.Process) -> str:
+    """How it calls itself; nothing once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def nothing(driver: subprocess.Popen[bytes], out: Path, address: str) -> subprocess.Popen[bytes]:
