@@ -1,0 +1,104 @@
+"""`msgrpo eval --ray`: the record of a cluster is that of one process, also where a worker is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from msgrpo.episode import Episode
+from msgrpo.errors import EndpointError, UsageError
+from msgrpo.evals.command import Options
+from msgrpo.evals.run import CHUNK, Given, evaluate, play_one
+from msgrpo.games import get_scenario
+from msgrpo.references import RandomAgent
+from tests.test_train_ranks import ROOT
+
+LAKE = get_scenario("frozen-lake")
+TIMES = ("started", "seconds", "latency", "wall")
+
+
+def without_times(value: Any) -> Any:
+    """A line of a record without the clock's part."""
+    if isinstance(value, dict):
+        return {key: without_times(nested) for key, nested in value.items() if not any(time in key for time in TIMES)}
+    return [without_times(nested) for nested in value] if isinstance(value, list) else value
+
+
+def lines(out: Path) -> list[Any]:
+    (record,) = out.glob("*/*.jsonl")
+    return [without_times(json.loads(line)) for line in record.read_text().splitlines()]
+
+
+class Here:
+    """Plays chunks in this process."""
+
+    at_once = 2
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.chunks: list[int] = []
+        self._fails_at = fails_at
+
+    async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode]:
+        self.chunks.append(len(chunk))
+        if len(self.chunks) == self._fails_at:
+            raise EndpointError("the key is wrong", kind="http", fatal=True)
+        return [await play_one(RandomAgent(), get_scenario(name), seeds, regret) for name, seeds in chunk]
+
+
+async def test_chunks_make_the_record_that_one_process_makes(tmp_path: Path) -> None:
+    await evaluate([RandomAgent()], [LAKE], 80, tmp_path / "here", concurrency=1)
+    elsewhere = Here()
+    await evaluate([RandomAgent()], [LAKE], 80, tmp_path / "chunks", elsewhere=elsewhere)
+    assert elsewhere.chunks == [CHUNK, CHUNK, 80 - 2 * CHUNK]
+    assert lines(tmp_path / "here") == lines(tmp_path / "chunks")
+
+
+async def test_what_was_recorded_before_a_fatal_failure_is_not_played_again(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="the key is wrong"):
+        await evaluate([RandomAgent()], [LAKE], 80, tmp_path / "run", elsewhere=Here(fails_at=3))
+    kept = len(lines(tmp_path / "run"))
+    elsewhere = Here()
+    await evaluate([RandomAgent()], [LAKE], 80, tmp_path / "run", elsewhere=elsewhere)
+    assert kept + sum(elsewhere.chunks) == 80
+    await evaluate([RandomAgent()], [LAKE], 80, tmp_path / "here", concurrency=1)
+    assert lines(tmp_path / "here") == lines(tmp_path / "run")
+
+
+def test_bounds_of_the_whole_evaluation_are_refused() -> None:
+    with pytest.raises(UsageError, match="--rate"):
+        Options(agents=["random"], ray="auto", rate=3).check_ray()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_nothing_of_the_record(tmp_path: Path) -> None:
+    """On a cluster of this machine: its first worker is killed while it plays, and the chunk is played again."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    command = [sys.executable, "-m", "msgrpo.cli", "eval", "nano", "--scenario", "frozen-lake", "--episodes", "70"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    alone = subprocess.run([*command, "--out", str(tmp_path / "alone")], cwd=ROOT, env=environment, check=False)
+    assert alone.returncode == 0
+    played = subprocess.Popen([*command, "--ray", "auto", "--out", str(tmp_path / "ray")], cwd=ROOT, env=environment)
+    with played:
+        worker = None
+        while worker is None and played.poll() is None:
+            worker = next(filter(plays, psutil.Process(played.pid).children(recursive=True)), None)
+        assert worker is not None
+        worker.kill()
+    assert played.returncode == 0
+    assert lines(tmp_path / "alone") == lines(tmp_path / "ray")
+
+
+def plays(process: psutil.Process) -> bool:
+    """Whether it is a worker at work on a chunk: Ray gives it the task's name then."""
+    with suppress(psutil.Error):
+        return "ray::" in (title := " ".join(process.cmdline())) and "_told" in title
+    return False
