@@ -15,32 +15,43 @@ import ray
 
 from msgrpo.agent import Agent
 from msgrpo.episode import Episode
-from msgrpo.errors import EndpointError, MsgrpoError
+from msgrpo.errors import EndpointError, MsgrpoError, RunError
 from msgrpo.evals.run import Given, play_one
 from msgrpo.games import get_scenario
 
 RETRIES = 5  # of a task whose worker was lost
+LOADED = ("nano", "base", "adapter")  # agents whose model the worker loads
 MakeAgent = Callable[[], Agent]
 _agents: dict[bytes, Agent] = {}  # of this worker: a model is loaded once
 
 
-def play_chunk(name: bytes, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> list[bytes]:
-    """Play the episodes of a chunk, in a worker; as JSON, which any version of Python reads."""
+def play_chunk(name: bytes, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> Answers:
+    """Play the episodes of a chunk, in a worker; as JSON, which any version of Python reads.
+
+    A fault of one ends none of the others: what was played is kept.
+    """
     if folder.is_dir():
         os.chdir(folder)  # names of agents may be relative to it
     if name not in _agents:
         _agents[name] = make()
     agent = _agents[name]
 
-    async def all_of_them() -> list[Episode]:
+    async def all_of_them() -> list[Episode | BaseException]:
         try:
-            return await asyncio.gather(
-                *(play_one(agent, get_scenario(scenario), seeds, regret) for scenario, seeds in chunk)
-            )
+            episodes = (play_one(agent, get_scenario(scenario), seeds, regret) for scenario, seeds in chunk)
+            return await asyncio.gather(*episodes, return_exceptions=True)
         finally:
             await agent.close()
 
-    return [episode.model_dump_json().encode() for episode in asyncio.run(all_of_them())]
+    answers: Answers = []
+    for played in asyncio.run(all_of_them()):
+        if isinstance(played, Episode):
+            answers.append(played.model_dump_json().encode())
+        elif isinstance(played, MsgrpoError):
+            answers.append(_Fault(played))
+        else:
+            raise played
+    return answers
 
 
 class OnRay:
@@ -48,19 +59,28 @@ class OnRay:
 
     def __init__(self, make: Callable[[str], Agent]) -> None:
         self._make = make
-        self._task: Any = ray.remote(_told).options(max_retries=RETRIES, num_cpus=1)
+        self._task: Any = ray.remote(play_or_say_why)
 
     @property
     def at_once(self) -> int:
         """How many chunks are on their way: enough that no core waits."""
         return 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode]:
-        make = self._make
-        found = await self._task.remote(spec.encode(), _Maker(make, spec), Path.cwd(), list(chunk), regret)
-        if isinstance(found, _Fault):
-            raise EndpointError(found.message, kind=found.kind, fatal=True, fix=found.fix)
-        return [Episode.model_validate_json(line) for line in found]
+    async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode | MsgrpoError]:
+        """A model that is loaded there has a GPU of its own, where the cluster has any."""
+        local = spec.partition(":")[0] in LOADED and ray.cluster_resources().get("GPU", 0) > 0
+        task = self._task.options(max_retries=RETRIES, num_cpus=1, num_gpus=int(local))
+        try:
+            answers = await task.remote(spec.encode(), _Maker(self._make, spec), Path.cwd(), list(chunk), regret)
+        except ray.exceptions.RayError as error:
+            raise RunError(
+                f"the cluster could not play {len(chunk)} episodes of {spec}: {str(error).splitlines()[0]}",
+                fix="what was played before is kept; start the same command again to go on",
+            ) from error
+        return [
+            answer.error() if isinstance(answer, _Fault) else Episode.model_validate_json(answer)
+            for answer in answers
+        ]
 
 
 class _Maker:
@@ -77,12 +97,20 @@ class _Fault:
     """An error of ours in a worker: an exception with arguments of its own does not travel."""
 
     def __init__(self, error: MsgrpoError) -> None:
-        self.message, self.fix = error.message, error.fix
-        self.kind = error.kind if isinstance(error, EndpointError) else "worker"
+        self._message, self._fix = error.message, error.fix
+        self._kind = (error.kind, error.fatal) if isinstance(error, EndpointError) else None
+
+    def error(self) -> MsgrpoError:
+        if self._kind is None:
+            return RunError(self._message, fix=self._fix)
+        return EndpointError(self._message, kind=self._kind[0], fatal=self._kind[1], fix=self._fix)
 
 
-def _told(name: bytes, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> list[bytes] | _Fault:
+Answers = list[bytes | _Fault]
+
+
+def play_or_say_why(name: bytes, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> Answers:
     try:
         return play_chunk(name, make, folder, chunk, regret)
-    except MsgrpoError as error:
-        return _Fault(error)
+    except MsgrpoError as error:  # the agent cannot be made there
+        return [_Fault(error)] * len(chunk)

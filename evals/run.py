@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from msgrpo.agent import Agent, LanguageAgent
 from msgrpo.episode import Episode
-from msgrpo.errors import EndpointError, GameFaultError, UsageError
+from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import FREE, Command, Price, Record, Run, changing_run, folder_name
@@ -194,9 +194,9 @@ async def evaluate(
     An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS; with
     `retry_failed` also beyond. With `regret` every move is judged, where the scenario has a judge. Each start is
     played `repeats` times. Where `budget` is used up, no further episode begins; `command` and `names` (of agents,
-    for tables) stand in `run.json`; `elsewhere` plays in other processes.
-    Raises EndpointError for a fatal failure or too many others (`max_failures`, or
-    more than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing.
+    for tables) stand in `run.json`; `elsewhere` plays in other processes. Raises EndpointError for a fatal failure or
+    too many others (`max_failures`, or more than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where
+    an agent can play nothing.
     """
     progress = progress or EvalProgress()
     _check_repeatable(scenarios)
@@ -232,7 +232,8 @@ async def evaluate(
                 run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
         for agent, records in plan:
             progress.begin(agent, episodes * repeats * len(records))
-            _note_start(out, agent, records, episodes, repeats, concurrency)
+            at_once = concurrency if elsewhere is None else CHUNK * elsewhere.at_once
+            _note_start(out, agent, records, episodes, repeats, at_once)
             jobs = (
                 job for record in records for job in _open_jobs(*record, episodes, repeats, progress, retry_failed)
             )
@@ -444,8 +445,8 @@ class Elsewhere(Protocol):
         """How many chunks may be on their way."""
         ...
 
-    async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode]:
-        """The episodes of a chunk, in its order."""
+    async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode | MsgrpoError]:
+        """The episodes of a chunk, in its order, or why one could not be played."""
         ...
 
 
@@ -460,7 +461,7 @@ async def _play_elsewhere(
     """Chunks go out as places come free; episodes are recorded in the suite's order."""
     counts = [0, 0]
     open_jobs = (job for job in jobs if job is not None)
-    running: deque[tuple[list[_Job], asyncio.Future[list[Episode]]]] = deque()
+    running: deque[tuple[list[_Job], asyncio.Future[list[Episode | MsgrpoError]]]] = deque()
 
     def begin_some() -> None:
         while len(running) < elsewhere.at_once and (chunk := list(islice(open_jobs, CHUNK))):
@@ -473,18 +474,39 @@ async def _play_elsewhere(
         begin_some()
         while running:
             chunk, coming = running[0]
-            episodes = await coming
+            await coming
             running.popleft()
-            for job, episode in zip(chunk, episodes, strict=True):
-                _ended(agent, job, episode, progress)
+            for episode in _record_all(agent, chunk, coming, progress):
                 counts[0] += 1
                 counts[1] += episode.error is not None
                 _stop_if_hopeless(agent, counts, episode, max_failures)
             begin_some()
     finally:
-        for _, coming in running:
+        for chunk, coming in running:  # what came while an earlier chunk was waited for
+            if coming.done() and not coming.cancelled() and coming.exception() is None:
+                with suppress(MsgrpoError):  # another is on its way out
+                    _record_all(agent, chunk, coming, progress)
             coming.cancel()
         await asyncio.gather(*(coming for _, coming in running), return_exceptions=True)
+
+
+def _record_all(
+    agent: Agent,
+    chunk: Sequence[_Job],
+    played: asyncio.Future[list[Episode | MsgrpoError]],
+    progress: EvalProgress,
+) -> list[Episode]:
+    """Record what of a chunk was played; then raise what ended the rest of it."""
+    episodes, faults = [], []
+    for job, episode in zip(chunk, played.result(), strict=True):
+        if isinstance(episode, MsgrpoError):
+            faults.append(episode)
+        else:
+            _ended(agent, job, episode, progress)
+            episodes.append(episode)
+    if faults:
+        raise faults[0]
+    return episodes
 
 
 def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msgrpo.errors import MsgrpoError
 from msgrpo.serve.adapters import write_version
 from msgrpo.serve.server import Server
 from msgrpo.serve.terminal import prepare
@@ -81,7 +80,11 @@ class Host:
         server, self._server = self._server, None
         if server is not None:
             server.stop(at_once=True)
+        self._clean()
+
+    def _clean(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.with_suffix(".log").unlink(missing_ok=True)
 
     def _run(self) -> None:
         """Start vLLM, wait until it ends, and end this process then, unless it was stopped."""
@@ -93,17 +96,19 @@ class Host:
             server.wait_ready(self._say)
             self._about = replace(self._about, url=server.launch.url.removesuffix("/v1"))
             server.wait()
-        except MsgrpoError as error:
+        except Exception as error:  # also of the disk, or of a program that cannot be started
             if server is not None and self._server is None:
                 return  # stopped
-            print(f"{error.message}\n  {error.fix}", file=sys.stderr, flush=True)  # into Ray's log of this actor
+            message, fix = getattr(error, "message", f"{type(error).__name__}: {error}"), getattr(error, "fix", None)
+            print(f"{message}\n  {fix or ''}", file=sys.stderr, flush=True)  # into Ray's log of this actor
             if self._about.url is None and not self._again:  # it has never served: this comes again
-                self._about = replace(self._about, error=error.message, fix=error.fix or "")
+                self._about = replace(self._about, error=message, fix=fix or "")
                 return
             if self._about.url is None:
                 time.sleep(AGAIN_S)  # the one before may still hold the GPU's memory
             if server is not None:
                 server.stop(at_once=True)
+            self._clean()
             os._exit(1)
 
     def _say(self, stage: str) -> None:

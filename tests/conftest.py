@@ -1,7 +1,11 @@
 """For all tests: signals reach the processes that they start, even where a shell runs them as a background job."""
 
+import os
 import signal
+import tempfile
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # Background jobs of a script ignore the one, nohup the other, and both are passed on.
@@ -10,3 +14,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("ours", deadline=None)  # no test depends on how fast the machine is
 settings.load_profile("ours")
+
+
+@pytest.fixture
+def own_ray() -> Iterator[dict[str, str]]:
+    """The environment of a command whose `--ray auto` starts a cluster of its own, whatever runs on this machine."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # short: sockets lie below it
+        yield os.environ | {"OMP_NUM_THREADS": "1", "RAY_TMPDIR": folder}

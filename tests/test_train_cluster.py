@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -33,7 +32,7 @@ def test_the_desk_passes_on_what_ranks_report_once_and_in_order() -> None:
     desk.report("update", 1, {"loss": 0.5})
     desk.end(Outcome({"steps": 1}))
     desk.end(Outcome(error="too late"))
-    assert desk.fetch() == ([("note", ("a",)), ("update", (1, {"loss": 0.5}))], Outcome({"steps": 1}))
+    assert desk.fetch() == ([("note", ("a",)), ("update", (1, {"loss": 0.5}))], Outcome({"steps": 1}), True)
     assert desk.fetch()[0] == []
     assert desk.begin() == 1  # again: the rank goes on from the checkpoint
 
@@ -122,7 +121,7 @@ def test_a_node_whose_disk_is_full_gets_no_version_and_the_others_do(monkeypatch
     begins = Handle(about=about(None, stage="loading the weights"))
     gone = Handle(about=ray.exceptions.RayActorError())
     said = type("Report", (), {"doing": lambda self, text: None})()
-    fleet = on_ray.OnRay([good, full, begins, gone], said)
+    fleet = on_ray.OnRay([good, full, begins, gone], said, lambda: False)
     assert fleet.urls() == ["http://a", "http://b"]
     assert fleet.publish("v1", {"adapter_model.safetensors": b"x"}) == {
         "http://b": "its node cannot write the version v1: No space left on device"
@@ -138,7 +137,7 @@ def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_costs_nothing_of_the_result(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_costs_nothing_of_the_result(tmp_path: Path, own_ray: dict[str, str]) -> None:
     """The whole way: a cluster of this machine, two ranks, one killed. The adapter is that of an undisturbed run,
     here of two processes that torchrun has started.
     """
@@ -149,7 +148,7 @@ def test_a_rank_that_is_killed_costs_nothing_of_the_result(tmp_path: Path) -> No
     launched = subprocess.Popen(
         [sys.executable, "-m", "msgrpo.cli", "train", "--ray", "auto", "--steps", "3", "--out", out, *settings],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=own_ray,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -98,7 +98,7 @@ def train(
             else:
                 summary = run(config, folder, resume=resume, report=report, logs=log or ())
         except KeyboardInterrupt:
-            report.note(f"stopped; go on with: {resume_command(folder)}")
+            report.note(f"stopped; go on with: {resume_command(folder, ray)}")
             raise
     if not first:
         return

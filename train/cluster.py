@@ -9,6 +9,7 @@ fetched there, and there they ask whether to stop.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -32,7 +33,7 @@ from msgrpo.train.engines.pool import NoServerError
 from msgrpo.train.loop import Cluster, train
 from msgrpo.train.peers import use_network_of
 from msgrpo.train.ranks import LostPeerError
-from msgrpo.train.run_folder import resume_command
+from msgrpo.train.run_folder import check_folder, resume_command
 from msgrpo.train.sinks import Measured, Reporter
 from msgrpo.train.stopping import stop_requests
 
@@ -53,12 +54,12 @@ class Outcome:
 
 
 class Desk:
-    """What ranks report, until the command fetches it; and whether they shall stop."""
+    """What ranks report, until the command fetches it; whether they run; and whether they shall stop."""
 
     def __init__(self) -> None:
         self._reports: list[tuple[str, tuple[Any, ...]]] = []
         self._outcome: Outcome | None = None
-        self._stopping = False
+        self._stopping = self._running = False
         self._starts, self._fruitless, self._last_fault = 0, 0, "no message"
 
     def report(self, method: str, *given: Any) -> None:
@@ -66,12 +67,14 @@ class Desk:
         if method == "update":
             self._fruitless = 0
 
-    def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], Outcome | None]:
+    def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], Outcome | None, bool]:
+        """The reports since the last time, how the run has ended, and whether its ranks run."""
         reports, self._reports = self._reports, []
-        return reports, self._outcome
+        return reports, self._outcome, self._running
 
     def begin(self) -> int:
         """The first rank begins, again where this is not 0."""
+        self._running = True
         self._fruitless += 1
         if self._fruitless > STARTS and self._outcome is None:
             self._outcome = Outcome(
@@ -84,7 +87,7 @@ class Desk:
 
     def fault(self, text: str) -> None:
         """A rank has ended by something that starting again may cure."""
-        self._last_fault = text
+        self._last_fault, self._running = text, False
         self._reports.append(("note", (f"a process of the run has ended, all begin again: {text}",)))
 
     def end(self, outcome: Outcome) -> None:
@@ -150,6 +153,7 @@ class Work:
     resume: bool
     logs: Sequence[str]
     folder: Path  # in which the command was started: names of files may be relative to it
+    scratch: Path  # Ray Train's own files; ours are the checkpoints in the run's folder
     desk: Any
     hosts: Sequence[Any]
 
@@ -164,9 +168,11 @@ def rank(work: Mapping[str, Work]) -> None:
     again = first and ray.get(desk.begin.remote()) > 0
     if ray.get(desk.is_over.remote()):
         return
-    cluster = Cluster(
-        OnRay(given.hosts, report) if given.hosts else None, lambda: bool(ray.get(desk.stopping.remote()))
-    )
+
+    def stopping() -> bool:
+        return bool(ray.get(desk.stopping.remote()))
+
+    cluster = Cluster(OnRay(given.hosts, report, stopping) if given.hosts else None, stopping)
     try:
         summary = train(
             given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster
@@ -214,8 +220,16 @@ def train_on_ray(
     Raises what `train` raises; KeyboardInterrupt once all is saved and ended. Nothing of the run is left on the
     cluster, however it ends.
     """
+    if config.child is not None and not config.servers:
+        raise UsageError(
+            "rollouts=vllm starts a server beside the first trainer, whose end Ray would not let it notice",
+            fix="--set servers=1: servers that Ray places; or --rollouts hf",
+        )
+    check_folder(out, config, resume)
     with connected(address) as is_ours:
         gpus = ray.cluster_resources().get("GPU", 0) > 0
+        if not gpus:
+            report.note("the cluster has no GPU now: the run computes on processors")
         lack = missing(config, gpus=gpus)
         if lack and is_ours:
             raise UsageError(
@@ -226,12 +240,19 @@ def train_on_ray(
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
         hosts = start_hosts(config.servers, request(config, gpus=gpus), gpus=gpus) if config.servers else []
-        work = Work(config, out.resolve(), resume, logs, Path.cwd(), desk, hosts)
+        scratch = Path(tempfile.mkdtemp(prefix="msgrpo-ray-"))
+        work = Work(config, out.resolve(), resume, logs, Path.cwd(), scratch, desk, hosts)
         try:
-            return _followed(Fit(work, gpus=gpus), work, report, gpus=gpus)
+            return _followed(Fit(work, gpus=gpus), work, report, address, gpus=gpus)
+        except ray.exceptions.RayError as error:  # the desk's or the head's process is gone
+            raise RunError(
+                f"the Ray cluster is lost: {str(error).splitlines()[0]}",
+                fix=f"the last checkpoint is kept; go on with: {resume_command(out, address)}",
+            ) from error
         finally:
             if hosts:
                 stop_hosts(hosts)
+            shutil.rmtree(work.scratch, ignore_errors=True)
 
 
 class Fit:
@@ -246,8 +267,8 @@ class Fit:
             scaling_config=ScalingConfig(num_workers=many if few == many else (few, many), use_gpu=gpus),
             run_config=RunConfig(
                 name="train",
-                storage_path=tempfile.mkdtemp(prefix="msgrpo-ray-"),  # ours are the checkpoints in the run's folder
-                failure_config=FailureConfig(max_failures=-1),  # the desk ends what does not get on
+                storage_path=str(work.scratch),
+                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=STARTS),  # the desk counts
             ),
         )
         self.error: BaseException | None = None
@@ -271,13 +292,13 @@ class _Stopping:
         self._report.note("stopping: this update is done and saved; Ctrl-C once more stops without saving")
 
 
-def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str, Any]:
+def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: bool) -> dict[str, Any]:
     """Show what the ranks report until the run has ended."""
     passed_on, looked = False, 0.0
     with stop_requests(_Stopping(report)) as stop:  # type: ignore[arg-type]
         while True:
             running = fit.thread.is_alive()
-            reports, outcome = ray.get(work.desk.fetch.remote())
+            reports, outcome, begun = ray.get(work.desk.fetch.remote())
             for method, given in reports:
                 getattr(report, method)(*given)
             if outcome is not None:
@@ -285,21 +306,26 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
             if not running:
                 raise RunError(
                     f"Ray Train has ended the run: {str(fit.error).splitlines()[0] if fit.error else 'no reason'}",
-                    fix=f"go on with: {resume_command(work.out)}",
+                    fix=f"go on with: {resume_command(work.out, address)}",
                 )
+            if not begun and stop.asked is not None:
+                raise KeyboardInterrupt  # nobody is there who could save anything
             if time.monotonic() - looked > MISSING_S:
                 looked = time.monotonic()
                 if lack := missing(work.config, gpus=gpus):
                     report.note(f"waiting: {lack}")
-                    if stop.asked is not None:
-                        raise KeyboardInterrupt
+                elif not begun:
+                    free = ray.available_resources()
+                    report.doing(
+                        f"waiting for the trainers; free now: {free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
+                    )
             if stop.asked is not None and not passed_on:
                 work.desk.stop.remote()
                 passed_on = True
             time.sleep(POLL_S)
-    fit.thread.join(END_S)
-    if outcome.error:
+    if outcome.error:  # the other ranks may still wait for the one that has it
         raise RunError(outcome.error, fix=outcome.fix)
+    fit.thread.join(END_S)
     if outcome.summary is None:
         raise KeyboardInterrupt
     summary: dict[str, Any] = outcome.summary

@@ -63,7 +63,8 @@ def train(
         config = ranks.broadcast(config)
         report.doing(f"loading {config.base}")
         trainer = Trainer(config, Policy(config), Players.of(config, ranks), report)
-        with run_log.alone(out) if ranks.first else nullcontext():
+        alone = run_log.alone(out) if ranks.first else nullcontext()
+        with alone, ranks.exchanging() if config.shard else nullcontext():
             return _train(trainer, out, logs, cluster or Cluster())
 
 

@@ -7,6 +7,7 @@ waits for that process fails as it does for one that was killed.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import os
 import socket
@@ -89,6 +90,16 @@ def use_network_of(address: str) -> None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
+def use_network_towards(host: str, *, one_machine: bool) -> None:
+    """The same with the network that leads to `host`; loopback only where all processes are on one machine: a host's
+    own name often leads there, and the other machines could not reach it.
+    """
+    with suppress(OSError):  # a name that does not resolve: opening the process group says so
+        address = address_towards(host)
+        if one_machine or not ipaddress.ip_address(address).is_loopback:
+            use_network_of(address)
+
+
 def address_towards(host: str) -> str:
     """This machine's address on the network that leads to `host`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
@@ -102,5 +113,5 @@ def close(chosen: set[Connection]) -> None:
     """Shut those of them that are still open: who waits at one is told that it has ended."""
     for ends, descriptor in connections().items():
         if ends in chosen:
-            with socket.socket(fileno=os.dup(descriptor)) as copy:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:  # it may have ended since
                 copy.shutdown(socket.SHUT_RDWR)

@@ -75,16 +75,30 @@ class Ranks:
             parameter.grad = summed.view_as(gradient).to(gradient.dtype)
 
     @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around a computation that exchanges weights (`shard.py`): a peer that is gone is named there, too."""
+        try:
+            yield
+        except RuntimeError as error:
+            ended = isinstance(error, dist.DistError) or "gloo" in str(error)
+            if not ended and (self._others is None or self._others.why() is None):
+                raise  # a fault of this process
+            raise self._lost(error) from error
+
+    @contextmanager
     def _all_there(self) -> Iterator[None]:
         """A peer that is gone closes its connections: say that, not which call noticed."""
         try:
             yield
         except RuntimeError as error:
-            why = self._others.why() if self._others is not None else None
-            raise LostPeerError(
-                why or f"another process of this run has ended: {str(error).splitlines()[0]}",
-                fix="its own message says why; then the same command with --resume goes on from the last checkpoint",
-            ) from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> LostPeerError:
+        why = self._others.why() if self._others is not None else None
+        return LostPeerError(
+            why or f"another process of this run has ended: {str(error).splitlines()[0]}",
+            fix="its own message says why; then the same command with --resume goes on from the last checkpoint",
+        )
 
 
 ALONE = Ranks()
@@ -108,14 +122,20 @@ def open_ranks() -> Iterator[Ranks]:
     if torch.cuda.is_available():
         torch.cuda.set_device(_launched("LOCAL_RANK", 0))
     before = peers.connections().keys()
+    host, port = os.environ["MASTER_ADDR"], _launched("MASTER_PORT", 0)
+    peers.use_network_towards(host, one_machine=_launched("LOCAL_WORLD_SIZE", 0) == count)
     with ALONE._all_there():
-        peers.use_network_of(peers.address_towards(os.environ["MASTER_ADDR"]))
         # On GPUs gloo carries what is no tensor: its connections can be closed when a process is gone.
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    between = peers.connections().keys() - before
+
+    def end() -> None:
+        """Close what leads to the others, later groups too, but not the store, by which this is noticed."""
+        since = peers.connections().keys() - before
+        peers.close({ends for ends in since if port not in (ends[0].port, ends[1].port)})
+
     # A connection to the store of its own: it must not wait for the trainer's.
     store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
-    others = Peers(store, dist.get_rank(), count, lambda: peers.close(between))
+    others = Peers(store, dist.get_rank(), count, end)
     try:
         with others.listening():
             yield Ranks(dist.get_rank(), count, others)

@@ -48,15 +48,18 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         )
 
 
-def resume_command(out: Path) -> str:
-    """What goes on with the run in `out`, ready to be pasted; what only a person may name is named in it."""
+def resume_command(out: Path, ray: str | None = None) -> str:
+    """What goes on with the run in `out`, ready to be pasted; what only a person may name is named in it, and the
+    Ray cluster that it runs on.
+    """
     try:
         recorded = from_json((out / CONFIG).read_bytes())
     except (OSError, ValueError):
         recorded = {}
     named = [name for _, name in foreign(recorded)] if isinstance(recorded, dict) else []
     allowed = "".join(f"--allow {shlex.quote(name)} " for name in named)
-    return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}"
+    cluster = "" if ray is None else f" --ray {shlex.quote(ray)}"
+    return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}{cluster}"
 
 
 def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -12,6 +12,7 @@ from msgrpo.errors import MsgrpoError, ServeError
 from msgrpo.serve.host import ENVIRONMENT, About, Host
 from msgrpo.serve.vllm_command import Request
 from msgrpo.train.sinks import Reporter
+from msgrpo.train.stopping import StopRequested
 
 ASK_S = 2.0  # a host that is gone or starts again answers nothing
 RECEIVE_S = 120.0  # 1.7 GB over a slow network
@@ -49,20 +50,27 @@ def stop_hosts(hosts: Sequence[Actor]) -> None:
 class OnRay:
     """The fleet of a run whose servers are hosts on a cluster."""
 
-    def __init__(self, hosts: Sequence[Actor], report: Reporter) -> None:
-        self._hosts, self._report = list(hosts), report
+    def __init__(self, hosts: Sequence[Actor], report: Reporter, stopping: Callable[[], bool]) -> None:
+        self._hosts, self._report, self._stopping = list(hosts), report, stopping
+        self._noted: set[str] = set()  # errors of servers, each told once
         self._at: dict[str, Actor] = {}  # who serves at a URL
 
     def urls(self) -> list[str]:
         while True:
             known = self._all("about", timeout=ASK_S)
             self._at = {about.url: host for host, about in known.items() if about.url is not None}
+            failed = [about for about in known.values() if about.error]
+            for about in failed:
+                if about.error not in self._noted:
+                    self._noted.add(about.error)
+                    self._report.note(f"a server on {about.node} cannot start: {about.error}")
             if self._at:
                 return sorted(self._at)
             self._report.doing(f"waiting for a server: {waiting(self._hosts, known)}")
-            failed = [about for about in known.values() if about.error]
             if len(failed) == len(self._hosts):
                 raise ServeError(failed[0].error, fix=failed[0].fix)
+            if self._stopping():
+                raise StopRequested
             time.sleep(1.0)
 
     def publish(self, name: str, files: Mapping[str, bytes]) -> dict[str, str]:
