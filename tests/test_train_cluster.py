@@ -21,8 +21,10 @@ from tests.test_train_ranks import ROOT, TINY, run
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
 
-from msgrpo.train.cluster import STARTS, Desk, Outcome, missing, request  # noqa: E402
+from msgrpo.train.cluster import STARTS, Desk, Outcome, missing, request, train_on_ray  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
+from msgrpo.train.run_folder import resume_command  # noqa: E402
+from msgrpo.train.stopping import StopRequested  # noqa: E402
 
 
 def test_the_desk_passes_on_what_ranks_report_once_and_in_order() -> None:
@@ -126,6 +128,45 @@ def test_a_node_whose_disk_is_full_gets_no_version_and_the_others_do(monkeypatch
     assert fleet.publish("v1", {"adapter_model.safetensors": b"x"}) == {
         "http://b": "its node cannot write the version v1: No space left on device"
     }
+
+
+class Notes:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    doing = note
+
+
+def test_waiting_for_servers_tells_each_fault_once_and_ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server that cannot start beside one that has no place yet: this waited for ever, and said nothing of the
+    first; a stop was not looked for.
+    """
+    monkeypatch.setattr(on_ray.ray, "wait", lambda refs, **options: (refs, []))
+    monkeypatch.setattr(on_ray.ray, "get", lambda value: value)
+    monkeypatch.setattr(on_ray.time, "sleep", lambda seconds: None)
+    broken = Handle(about=About("10.0.0.1", 1, None, error="[Errno 28] No space left on device"))
+    begins = Handle(about=About("10.0.0.2", 1, 2, stage="loading the weights"))
+    asked, report = iter([False, False, True]), Notes()
+    with pytest.raises(StopRequested):
+        on_ray.OnRay([broken, begins], report, lambda: next(asked)).urls()  # type: ignore[arg-type]
+    assert sum("a server on 10.0.0.1 cannot start" in note for note in report.notes) == 1
+
+
+def test_a_server_that_ray_does_not_place_is_refused(tmp_path: Path) -> None:
+    """Its supervisor would be killed with the rank, and vLLM left behind."""
+    config = make_config(settings=["rollouts=vllm", "trainers=2"])
+    with pytest.raises(UsageError, match="starts a server beside the first trainer") as error:
+        train_on_ray(config, tmp_path / "run", "auto", resume=False, report=Notes())  # type: ignore[arg-type]
+    assert "--set servers=1" in str(error.value.fix)
+
+
+def test_what_goes_on_with_a_run_names_its_cluster(tmp_path: Path) -> None:
+    assert resume_command(tmp_path, "10.0.0.1:6379").endswith(f"--out {tmp_path} --ray 10.0.0.1:6379")
 
 
 def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:

@@ -74,6 +74,65 @@ def test_the_network_is_that_of_the_address(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
+def test_loopback_is_nothing_that_other_machines_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a host's own name leads to 127.0.1.1, its rank took loopback and the others their network."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    peers.use_network_towards("127.0.0.1", one_machine=False)
+    peers.use_network_towards("no.such.name.invalid", one_machine=True)  # the process group will say so
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    peers.use_network_towards("127.0.0.1", one_machine=True)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+SILENT = """
+import os, signal
+from msgrpo.train import peers
+peers.BEAT_S, peers.SILENT_S = 0.5, 5.0
+from msgrpo.train.ranks import LostPeerError, open_ranks
+from msgrpo.train.shard import Lockstep
+
+with open_ranks() as ranks:
+    steps = Lockstep()
+    steps.at("a forward pass")
+    if not ranks.first:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        with ranks.exchanging():
+            steps.at("a forward pass")
+    except LostPeerError as error:
+        print(error.message, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_silent_rank_of_a_shared_base_is_noticed_too(tmp_path: Path) -> None:
+    """Its group is opened later than the run's own, and its connections were not closed: it waited half an hour."""
+    (tmp_path / "silent.py").write_text(SILENT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    first, second = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "silent.py")],
+            cwd=ROOT,
+            env=os.environ | shared | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    with first, second:
+        try:
+            output, _ = first.communicate(timeout=240)
+        finally:
+            first.kill()
+            second.kill()
+    assert "nothing has been heard of process 1 of this run for 5 s" in output
+
+
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_ends_the_run_with_its_name(tmp_path: Path) -> None:
     """SIGSTOP closes no connection, like a pulled cable; the bound is shortened, or this would take a minute."""

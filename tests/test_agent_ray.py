@@ -1,0 +1,51 @@
+"""Which Ray cluster `--ray` means: nobody's private one, and none that does not answer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from msgrpo import ray_cluster
+from msgrpo.errors import UsageError
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """An address at which something listens, and no cluster of this machine."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "http://a:1", "a:b", "a:", ":6379", "a:123456"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="is no address"):
+        ray_cluster._checked(address)
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(listening: str) -> None:
+    assert ray_cluster._checked(listening) == listening
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(UsageError, match=f"no Ray cluster answers at {closed}"):
+        ray_cluster._checked(closed)
+
+
+def test_auto_is_what_ray_start_wrote_down_while_it_answers(
+    listening: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own `auto` joins any cluster whose process it finds: another run's, which ends some day."""
+    assert ray_cluster._current() is None
+    written = tmp_path / "ray" / "ray_current_cluster"
+    written.parent.mkdir()
+    written.write_text(f"{listening}\n")
+    assert ray_cluster._current() == listening
+    written.write_text("127.0.0.1:1\n")  # it has ended since
+    assert ray_cluster._current() is None
+    monkeypatch.setenv("RAY_ADDRESS", listening)
+    assert ray_cluster._current() == listening
