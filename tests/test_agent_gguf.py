@@ -36,6 +36,7 @@ def write(
     template: str | None = TEMPLATE,
     drop: str = "",
     rule: str = "qwen2",
+    extra: str = "",
     merges: tuple[str, ...] = ("a b",),
 ) -> Path:
     """A tiny model with random weights, partly in eight bits."""
@@ -71,6 +72,8 @@ def write(
         else:
             writer.add_tensor(name, weights)
 
+    if extra:
+        add(extra, 8)
     add("token_embd.weight", len(words), WIDE)
     add("output_norm.weight", WIDE)
     for n in range(LAYERS):
@@ -86,7 +89,8 @@ def write(
             "ffn_down": (WIDE, HIDDEN),
         }.items():
             add(f"blk.{n}.{part}.weight", *shape)
-        for part, width in {"attn_q": WIDE, "attn_k": WIDE // 2, "attn_v": WIDE // 2}.items():
+        biases = {"attn_q": WIDE, "attn_k": WIDE // 2, "attn_v": WIDE // 2} if architecture == "qwen2" else {}
+        for part, width in biases.items():
             add(f"blk.{n}.{part}.bias", width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -254,6 +258,8 @@ def test_files_that_cannot_be_used_are_refused_in_one_sentence(tmp_path: Path, c
         "cannot be read: No such file": tmp_path / "missing.gguf",
         "the architecture 'clip'": write(tmp_path / "other.gguf", architecture="clip"),
         "no chat template": write(tmp_path / "bare.gguf", template=None),
+        "scales its positions (rope_freqs.weight)": write(tmp_path / "scaled.gguf", extra="rope_freqs.weight"),
+        "and transformers reads": write(tmp_path / "more.gguf", extra="blk.0.attn_gate_of_tomorrow.weight"),
         "as a Qwen2Tokenizer, which splits it by another": write(
             tmp_path / "mixed.gguf", rule="gpt-2", merges=MERGES
         ),

@@ -28,6 +28,7 @@ from msgrpo.files import digest, replace_bytes, sync_file, sync_folder
 
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
 CONVERSION = 2  # of the folder's name: what an older one made is made again (1 had not the file's splitting rule)
+SCALED = "rope_freqs.weight"  # Llama 3.1's factors of the positions' frequencies
 RULE = "tokenizer.ggml.pre"  # the name of the rule by which text is split before it becomes tokens
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MOST_FIELDS = 100_000  # of a header, and tensors
@@ -115,6 +116,11 @@ def _convert(file: Path, folder: Path, header: Header) -> None:
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
         parameters = _save_dequantised(file, part, header.rule)
+        if parameters != header.parameters:  # what it has no name for it passes over without a word
+            raise ModelError(
+                f"the model {file} holds {header.parameters:,} parameters, and transformers reads {parameters:,}",
+                fix="give the model as a folder with safetensors",
+            )
         facts = {"file": file.name, "sha256": checksum(file), "bytes": file.stat().st_size}
         facts |= {"architecture": header.architecture, "parameters": parameters, "splitting": header.rule}
         facts["weights"] = "de-quantised, in bfloat16"
@@ -195,9 +201,10 @@ def check(file: Path) -> Header:
         )
     architecture = header.architecture
     layers = fields.get(f"{architecture}.block_count", 0)
-    if not isinstance(layers, int) or not 0 <= layers <= header.tensors:
+    if not isinstance(layers, int) or not 0 <= layers <= len(header.tensors):
         raise ModelError(
-            f"the model {file} is damaged: it claims {str(layers)[:60]} layers and holds {header.tensors} tensors",
+            f"the model {file} is damaged: it claims {str(layers)[:60]} layers and holds "
+            f"{len(header.tensors)} tensors",
             fix="fetch the file again",
         )
     with needs(f"the model {file.name}", "gguf"):
@@ -210,6 +217,13 @@ def check(file: Path) -> Header:
         raise ModelError(
             f"the model {file} has the architecture {architecture[:60]!r}, which transformers cannot read from GGUF",
             fix=f"known: {', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}",
+        )
+    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
+    if SCALED in header.tensors or (scaling != "none" and architecture != "gpt-oss"):
+        raise ModelError(
+            f"the model {file} scales its positions ({SCALED if SCALED in header.tensors else scaling}), which "
+            f"transformers does not read from GGUF",
+            fix="give the model as a folder with safetensors",
         )
     if header.rule is not None and header.rule not in KNOWN:
         raise ModelError(
@@ -235,7 +249,7 @@ class Header:
     """What a file's header says."""
 
     fields: dict[str, Any]  # scalars and texts; a list is None
-    tensors: int
+    tensors: tuple[str, ...]  # their names
     parameters: int
 
     @property
@@ -278,7 +292,8 @@ def _read_header(file: Path) -> Header:
         for _ in range(count):
             name, kind = reader.text(), reader.number("I")
             fields[name] = reader.value(kind)
-        return Header(fields, tensors, sum(reader.tensor() for _ in range(tensors)))
+        listed = [reader.tensor() for _ in range(tensors)]
+        return Header(fields, tuple(name for name, _ in listed), sum(elements for _, elements in listed))
 
 
 @dataclass
@@ -318,15 +333,15 @@ class _Header:
             raise ValueError(f"holds a list of type {of}")
         return None
 
-    def tensor(self) -> int:
-        """The number of a tensor's elements; its name, type and place are passed over."""
-        self.text()
+    def tensor(self) -> tuple[str, int]:
+        """A tensor's name and the number of its elements; its type and place are passed over."""
+        name = self.text()
         dimensions = self.number("I")
         if dimensions > MOST_DIMENSIONS:
             raise ValueError(f"lists a tensor of {dimensions} dimensions")
         shape = [self.number("Q") for _ in range(dimensions)]
         self.take(4 + 8)
-        return prod(shape)
+        return name, prod(shape)
 
 
 @dataclass(frozen=True)
