@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,19 @@ from msgrpo.games import get_scenario
 RETRIES = 5  # of a task whose worker was lost
 LOADED = ("nano", "base", "adapter")  # agents whose model the worker loads
 MakeAgent = Callable[[], Agent]
-_agents: dict[bytes, Agent] = {}  # of this worker: a model is loaded once
+_agents: dict[str, Agent] = {}  # of this worker: a model is loaded once
 
 
-def play_chunk(name: bytes, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> Answers:
+def play_chunk(spec: str, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> Answers:
     """Play the episodes of a chunk, in a worker; as JSON, which any version of Python reads.
 
     A fault of one ends none of the others: what was played is kept.
     """
     if folder.is_dir():
         os.chdir(folder)  # names of agents may be relative to it
-    if name not in _agents:
-        _agents[name] = make()
-    agent = _agents[name]
+    if spec not in _agents:
+        _agents[spec] = make()
+    agent = _agents[spec]
 
     async def all_of_them() -> list[Episode | BaseException]:
         try:
@@ -71,7 +72,7 @@ class OnRay:
         local = spec.partition(":")[0] in LOADED and ray.cluster_resources().get("GPU", 0) > 0
         task = self._task.options(max_retries=RETRIES, num_cpus=1, num_gpus=int(local))
         try:
-            answers = await task.remote(spec.encode(), _Maker(self._make, spec), Path.cwd(), list(chunk), regret)
+            answers = await task.remote(spec, partial(self._make, spec), Path.cwd(), list(chunk), regret)
         except ray.exceptions.RayError as error:
             raise RunError(
                 f"the cluster could not play {len(chunk)} episodes of {spec}: {str(error).splitlines()[0]}",
@@ -81,16 +82,6 @@ class OnRay:
             answer.error() if isinstance(answer, _Fault) else Episode.model_validate_json(answer)
             for answer in answers
         ]
-
-
-class _Maker:
-    """Makes an agent, in whatever process."""
-
-    def __init__(self, make: Callable[[str], Agent], spec: str) -> None:
-        self._make, self._spec = make, spec
-
-    def __call__(self) -> Agent:
-        return self._make(self._spec)
 
 
 class _Fault:
@@ -109,8 +100,8 @@ class _Fault:
 Answers = list[bytes | _Fault]
 
 
-def play_or_say_why(name: bytes, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> Answers:
+def play_or_say_why(spec: str, make: MakeAgent, folder: Path, chunk: Sequence[Given], regret: bool) -> Answers:
     try:
-        return play_chunk(name, make, folder, chunk, regret)
+        return play_chunk(spec, make, folder, chunk, regret)
     except MsgrpoError as error:  # the agent cannot be made there
         return [_Fault(error)] * len(chunk)

@@ -19,8 +19,6 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
 }
-
-
 PROBE_S = 5.0  # for an address to answer at all
 
 
