@@ -9,13 +9,13 @@ in tic-tac-toe; elsewhere playouts estimate it, and a difference counts only whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, Turn
 from msgrpo.errors import GameFaultError
 from msgrpo.game import Game, Judge, Judgement, Outcome, Scenario
 from msgrpo.limits import games_code
@@ -60,13 +60,22 @@ def _future(
 def judged(scenario: Scenario, episode: Episode) -> list[Judgement]:
     """The judgement of every turn of an episode, in the order of its turns. The scenario must have a judge."""
     assert scenario.judge is not None
-    game, judgements = scenario.new(episode.start_seed, episode.chance_seed), []
+    judgements = []
+    for turn, game in decided(scenario, episode):
+        with games_code(scenario.id):
+            judgements.append(scenario.judge(game, turn.player))
+    return judgements
+
+
+def decided(scenario: Scenario, episode: Episode) -> Iterator[tuple[Turn, Game]]:
+    """Every turn of an episode and the state in which it was decided. It is one game, which goes on between turns."""
+    game = scenario.new(episode.start_seed, episode.chance_seed)
     for _, step in groupby(episode.turns, key=lambda turn: turn.step):
         turns = list(step)
+        for turn in turns:
+            yield turn, game
         with games_code(scenario.id):
-            judgements += [scenario.judge(game, turn.player) for turn in turns]
-        game.step({turn.player: turn.action for turn in turns})
-    return judgements
+            game.step({turn.player: turn.action for turn in turns})
 
 
 async def add_regrets(scenario: Scenario, episode: Episode) -> None:

@@ -17,7 +17,7 @@ from msgrpo.errors import UsageError
 _allowed: set[str] = set()
 # Settings of a run, or of a study, that can name code or a server.
 CHOICES = ("credit", "select", "gate")  # of `msgrpo.train.rivals`, which a function outside may make
-SETTINGS = ("scenario", *CHOICES, "rollouts", "adapters", "opponent", "test_opponent")
+SETTINGS = ("scenario", *CHOICES, "teacher", "rollouts", "adapters", "opponent", "test_opponent")
 
 
 def allow(names: Iterable[str]) -> None:

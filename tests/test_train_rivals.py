@@ -336,6 +336,7 @@ SETTINGS = {
     "widest": "(drop=0.5)",
     "variance": "(brevity=0.2, words=1)",
     "fixed": "(brevity=0.2, format=1)",
+    "model": "(of=nano:frozen-lake)",
     "episode": "(words=0.3, scale=update)",
     "uniform": "(keep=2)",
     "spread": "(keep=2)",

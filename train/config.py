@@ -33,7 +33,7 @@ from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
 from msgrpo.train.mixture import names_of, weights_of
 from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed
-from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select
+from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select, Teacher
 from msgrpo.train.rivals.paper import AAW, Clip, WholeReturn
 
 T = TypeVar("T")
@@ -104,6 +104,9 @@ class TrainConfig(BaseModel):
     gate: Annotated[Gate, *_named("gate")] | None = Field(None, description="which whole groups the update sees")
     objectives: Annotated[Objectives, *_named("objectives")] | None = Field(
         None, description="what is compared beside the return: fixed(brevity=0.2)"
+    )
+    teacher: Annotated[Teacher, *_named("teacher")] | None = Field(
+        None, description="who says more of a turn than its return: optimal(weight=0.3), model(of=adapter:DIR)"
     )
     explore: Annotated[Explore, *_named("explore")] | None = Field(
         None, description="what rollouts try beyond G episodes: branch(episodes=8), entropy(target=0.1)"
@@ -204,8 +207,9 @@ class TrainConfig(BaseModel):
             raise ValueError("shard=true needs rollouts by vLLM: the trainer's own process has a part of the base")
         if self.opponent is not None and self.opponent not in ("random", "optimal", "nano"):
             raise ValueError(f"opponent is {self.opponent!r}, and shard=true leaves no room for a second base")
-        if self.credit.asks_policy:
-            raise ValueError(f"credit is {self.credit}, which asks the base on each rank for itself: not with shard")
+        for chosen in self.choices:
+            if chosen.asks_policy:
+                raise ValueError(f"{chosen} asks the base on each rank for itself: not with shard")
 
     def _check_opponent(self, opponent: str) -> None:
         if any(len(scenario.players) == 1 for scenario in self.scenarios):
@@ -219,7 +223,7 @@ class TrainConfig(BaseModel):
     @property
     def choices(self) -> list[Choice]:
         """The run's choices from `msgrpo.train.rivals`."""
-        chosen = (self.credit, self.select, self.gate, self.objectives, self.explore, self.loss)
+        chosen = (self.credit, self.select, self.gate, self.objectives, self.teacher, self.explore, self.loss)
         return [choice for choice in chosen if choice is not None]
 
     @property

@@ -8,6 +8,7 @@ from functools import cache
 
 from torch import Tensor
 
+from msgrpo.agent import Completion
 from msgrpo.episode import Episode, Turn
 from msgrpo.game import Game, Scenario
 from msgrpo.train.msgrpo import composite_returns, group_advantages
@@ -45,6 +46,7 @@ class Group:
     returns_G: Tensor
     advantages_G: Tensor
     place: int = 0
+    episodes: Sequence[Episode] = ()  # that the trajectories are of
 
     @classmethod
     def of(
@@ -58,7 +60,7 @@ class Group:
         returns = composite_returns(
             [[turn.paid for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
         )
-        return cls(lambda j: origin(whole[j]), turns, returns, group_advantages(returns), place)
+        return cls(lambda j: origin(whole[j]), turns, returns, group_advantages(returns), place, whole)
 
     def trajectories(self) -> list[list[Step]]:
         """The turns as far as credit goes."""
@@ -75,6 +77,49 @@ class Group:
     def is_flat(self) -> bool:
         """All returns equal: no episode was better than another, so there is nothing to learn from."""
         return not bool(self.advantages_G.any())
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One turn as an update sees it: token ids, the log-probabilities that they were sampled with, and advantages.
+
+    `weights` says how much of the advantage each token has; it is empty where all have the whole of it [P]. Tokens
+    that nobody sampled have NaN for a log-probability: their ratio is 1.
+    """
+
+    completion: Completion
+    advantage: float
+    weights: tuple[float, ...] = ()
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.completion.prompt_ids
+
+    @property
+    def answer_ids(self) -> tuple[int, ...]:
+        return self.completion.token_ids
+
+    @property
+    def old_logprobs(self) -> tuple[float, ...]:
+        return self.completion.logprobs
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.answer_ids)
+
+    @property
+    def advantages(self) -> tuple[float, ...]:
+        """Of every token."""
+        return tuple(self.advantage * weight for weight in self.weights or (1.0,) * len(self.answer_ids))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A kept turn: what the returns make of it, and the episode that it is from."""
+
+    sample: Sample
+    turn: Turn
+    episode: Episode | None
 
 
 def _asked(turn: Turn) -> Hashable:

@@ -31,7 +31,7 @@ from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writ
 from msgrpo.train.sinks import Reporter, Sinks
 from msgrpo.train.state import RunState, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
-from msgrpo.train.update import Picked, check_mismatch, pick, update
+from msgrpo.train.update import Picked, check_mismatch, lessons, pick, update
 from msgrpo.train.watched import watched
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Trainer:
             passing = ranks.broadcast(config.gate.passing(groups) if ranks.first else [])
             groups = [groups[place] for place in passing]
         picked = pick(groups, config, learner)
-        samples = [sample for of_group in picked for sample in of_group.samples(config, policy.tokenizer)]
+        samples, taught = lessons(picked, config, learner)
         learning = f"{self.now(step)}: learning from {len(samples)} turns"
         self.report.doing(learning)
 
@@ -168,7 +168,7 @@ class Trainer:
             self.report.doing(f"{learning}, {minibatches} of {config.minibatches} steps")
 
         stats = update(policy, self.optimizer, samples, config, learner.generator, step, ranks, done)
-        stats |= {
+        stats |= taught | {
             "rollout/temperature": policy.temperature,
             "rollout/gated_groups": 1 - len(groups) / max(len(rollouts.groups), 1),
             "rollout/staleness": float(rollouts.staleness),

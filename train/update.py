@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from msgrpo.agent import Completion
 from msgrpo.errors import RunError
 from msgrpo.models.shared_prefix import common_prefix_length
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.groups import Advantages, Group
+from msgrpo.train.groups import Advantages, Group, Lesson, Sample
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals.contract import Learner
@@ -104,16 +103,17 @@ def _accumulate(
         weight = in_micro / tokens if config.loss.over == "token" else len(micro.pairs) * counts / len(part)
         reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.loss.kl else None
         logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
+        old = torch.where(micro.old_logprobs_NT.isnan(), logprobs.detach(), micro.old_logprobs_NT)
         loss, stats = config.loss(
             logprobs,
-            micro.old_logprobs_NT,
+            old,
             logprobs.detach() if reference is None else reference,
             micro.advantages_NT,
             mask,
         )
         policy.together("a backward pass")
         (loss * weight).backward()  # type: ignore[no-untyped-call]
-        off = (logprobs.detach() - micro.old_logprobs_NT).abs() * mask * counts
+        off = (logprobs.detach() - old).abs() * mask * counts
         furthest = max(furthest, float(off.max()))
         totals["loss"] += float(loss.detach()) * weight
         totals["mismatch"] += float(off.sum()) / tokens
@@ -147,34 +147,6 @@ def _joined(parts: Sequence[tuple[dict[str, float], float]]) -> tuple[dict[str, 
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One turn of a kept episode: the engine's own completion, its advantage, and how much of it each token has.
-
-    `weights` is empty where all tokens have the whole of it [P].
-    """
-
-    completion: Completion
-    advantage: float
-    weights: tuple[float, ...] = ()
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        return self.completion.prompt_ids
-
-    @property
-    def answer_ids(self) -> tuple[int, ...]:
-        return self.completion.token_ids
-
-    @property
-    def old_logprobs(self) -> tuple[float, ...]:
-        return self.completion.logprobs
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prompt_ids) + len(self.answer_ids)
-
-
-@dataclass(frozen=True)
 class MicroBatch:
     """N turns that go through the model together: the shared prefix once, then each one's own tokens."""
 
@@ -192,24 +164,43 @@ class Picked:
     credits: Advantages
     kept: list[int]
 
-    def samples(self, config: TrainConfig, tokenizer: Any) -> Iterator[Sample]:
+    def lessons(self, config: TrainConfig, tokenizer: Any) -> Iterator[Lesson]:
         """Every turn of every kept episode, with its credit."""
         for j in self.kept:
+            episode = self.group.episodes[j] if self.group.episodes else None
             for turn, advantage in zip(self.group.turns[j], self.credits[j], strict=True):
                 assert turn.completion is not None
                 weights: tuple[float, ...] = ()
                 if config.credit.words != 1:
                     weights = config.credit.token_weights(turn.completion, tokenizer)
-                yield Sample(turn.completion, advantage, weights)
+                yield Lesson(Sample(turn.completion, advantage, weights), turn, episode)
+
+    def samples(self, config: TrainConfig, tokenizer: Any) -> Iterator[Sample]:
+        """What the returns make of these turns."""
+        return (lesson.sample for lesson in self.lessons(config, tokenizer))
 
 
 def pick(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[Picked]:
-    """The groups that have something to teach, and which of their episodes the update sees."""
+    """The groups that have something to teach, and which of their episodes the update sees.
+
+    A teacher has something to say of those groups too in which all episodes went alike.
+    """
     picked = []
     for group, credits in zip(groups, advantages(groups, config, learner), strict=True):
-        if any(any(of_episode) for of_episode in credits):
+        if config.teacher is not None or any(any(of_episode) for of_episode in credits):
             picked.append(Picked(group, credits, config.select.kept(group, learner)))
     return picked
+
+
+def lessons(picked: Sequence[Picked], config: TrainConfig, learner: Learner) -> tuple[list[Sample], dict[str, float]]:
+    """What the update learns from the picked groups: from their returns, and from the teacher where there is one.
+
+    With it come the teacher's figures, for the metrics.
+    """
+    tokenizer = learner.policy.tokenizer
+    if config.teacher is None:
+        return [sample for of_group in picked for sample in of_group.samples(config, tokenizer)], {}
+    return config.teacher.taught([lesson for one in picked for lesson in one.lessons(config, tokenizer)], learner)
 
 
 def advantages(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[Advantages]:
@@ -284,7 +275,7 @@ def _pack(part: Sequence[Sample], shared: int, device: torch.device) -> MicroBat
     for i, sample in enumerate(part):
         own = slice(longest - len(sample.answer_ids), longest)
         old[i, own] = torch.tensor(sample.old_logprobs)
-        advantages[i, own] = sample.advantage * torch.tensor(sample.weights or [1.0] * len(sample.answer_ids))
+        advantages[i, own] = torch.tensor(sample.advantages)
     return MicroBatch(
         list(part[0].prompt_ids[:shared]),
         [(list(sample.prompt_ids[shared:]), list(sample.answer_ids)) for sample in part],

@@ -42,6 +42,10 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
         "fixed": "rivals.objectives:Fixed",
         "variance": "rivals.objectives:Variance",
     },
+    "teacher": {
+        "optimal": "rivals.optimal:Optimal",
+        "model": "rivals.distilled:Model",
+    },
     "explore": {
         "branch": "rivals.branch:Branch",
         "entropy": "rivals.entropy:Entropy",

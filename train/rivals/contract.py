@@ -4,6 +4,7 @@
     select       which episodes of a group the update sees
     gate         which whole groups the update sees
     objectives   what else than the return is compared
+    teacher      who says more of a turn than its return does
     explore      what the rollouts try beyond G episodes from each start
     loss         the loss of a micro-batch
 
@@ -27,7 +28,7 @@ from msgrpo.agent import Completion, LanguageAgent
 from msgrpo.episode import Episode
 from msgrpo.game import Game, Scenario
 from msgrpo.prompt import PromptTemplate
-from msgrpo.train.groups import Advantages, Group
+from msgrpo.train.groups import Advantages, Group, Lesson, Sample
 from msgrpo.train.ranks import Ranks
 
 
@@ -44,6 +45,8 @@ class Settings(Protocol):
     def prompt(self) -> PromptTemplate: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def explore(self) -> Explore | None: ...
 
 
 class Trained(Protocol):
@@ -51,6 +54,10 @@ class Trained(Protocol):
 
     @property
     def model(self) -> Any: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def temperature(self) -> float: ...
     def hidden(self, prefix: list[int], rests: Sequence[list[int]]) -> Tensor:
         """The trunk's last hidden state (N, D) at the end of each prompt."""
         ...
@@ -168,6 +175,21 @@ class Objectives(Choice):
     @abstractmethod
     def combined(self, credit: Advantages, group: Group) -> Advantages:
         """The advantages of all objectives together, [j][t]; `credit` is what the return says."""
+
+
+class Teacher(Choice):
+    """Somebody who says more of a turn than its return does: on-policy distillation.
+
+    The policy plays, and the teacher speaks of the states that it came to. What is learnt from a teacher who knows
+    the best moves is no evidence of what reinforcement can learn.
+    """
+
+    weight: float = Field(1.0, gt=0, description="of what the teacher says")
+    returns: float = Field(1.0, ge=0, description="of what the returns say; 0: the teacher alone")
+
+    @abstractmethod
+    def taught(self, lessons: Sequence[Lesson], learner: Learner) -> tuple[list[Sample], dict[str, float]]:
+        """What the update sees in place of the lessons' own samples; and figures for the metrics, `teacher/…`."""
 
 
 @dataclass(frozen=True)

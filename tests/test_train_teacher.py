@@ -1,0 +1,283 @@
+"""Teachers: what they make of a turn, by hand and against the gradient of the divergence itself; and what is refused.
+
+`tests/test_train_rivals.py` runs each for two updates, with resume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from msgrpo.errors import ModelError, UsageError
+from msgrpo.games import get_scenario
+from msgrpo.judge import decided
+from msgrpo.parse import parse_action
+from msgrpo.references import best_actions
+from msgrpo.run_log import read_rows
+from msgrpo.train import loop
+from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.groups import Lesson, Sample
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
+from msgrpo.train.rivals import choose
+from msgrpo.train.rivals.actfocus import token_weights
+from msgrpo.train.rivals.contract import Learner, Teacher
+from msgrpo.train.rivals.distilled import loaded
+from msgrpo.train.rivals.optimal import Advice, Optimal
+from msgrpo.train.update import _accumulate, pick
+from tests.train_helpers import played
+
+SMALL = ["groups=3", "group_size=4", "select=all", "minibatches=1", "eval_episodes=4", "film=0", "loss=clip(kl=0)"]
+LAKE = get_scenario("frozen-lake")
+ACTIONS = LAKE.actions
+
+
+def config(*settings: str, scenario: str | None = None) -> TrainConfig:
+    return make_config(settings=[*SMALL, *settings], given={"scenario": scenario})
+
+
+def lessons(chosen: TrainConfig, policy: Policy) -> tuple[list[Lesson], Learner]:
+    """The first update's kept turns."""
+    playing, episodes = played(chosen, policy)
+    learner = Learner(policy, ALONE, torch.Generator().manual_seed(0))
+    picked = pick(playing.groups(episodes), chosen, learner)
+    return [lesson for one in picked for lesson in one.lessons(chosen, policy.tokenizer)], learner
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    made = Policy(config("teacher=optimal"))
+    generator = torch.Generator().manual_seed(1)
+    for weight in made.parameters:  # LoRA's first weights give no gradient to one of its two factors
+        weight.data = torch.randn(weight.shape, generator=generator) * 0.02
+    return made
+
+
+@pytest.fixture(scope="module")
+def turns(policy: Policy) -> tuple[list[Lesson], Learner]:
+    return lessons(config("teacher=optimal"), policy)
+
+
+def gradient(policy: Policy, samples: Sequence[Sample]) -> Tensor:
+    """Of the loss of these samples as one minibatch, times its number of tokens: of a sum, not of a mean."""
+    policy.model.zero_grad()
+    _accumulate(policy, samples, ALONE, config())
+    tokens = sum(len(sample.answer_ids) for sample in samples)
+    return torch.cat([weight.grad.flatten() for weight in policy.parameters if weight.grad is not None]) * tokens
+
+
+def named(lesson: Lesson, policy: Policy) -> Iterator[tuple[str, Sample]]:
+    """Each action, and the answer that names it after the lesson's own words; taught with the weight 0 as yet."""
+    completion = lesson.sample.completion
+    words = completion.token_ids[: token_weights(completion, policy.tokenizer, 0.0).index(1.0)]
+    for action in ACTIONS:
+        rest = policy.tokenizer(f"<action>{action}</action>", add_special_tokens=False)["input_ids"]
+        ids = (*words, *rest, policy.tokenizer.eos_token_id)
+        row = replace(completion, token_ids=ids, logprobs=(math.nan,) * len(ids))
+        yield action, Sample(row, 0.0, (0.0,) * len(words) + (1.0,) * (len(ids) - len(words)))
+
+
+def chances(lesson: Lesson, policy: Policy) -> dict[str, Tensor]:
+    """log p(a | s, words) of every action, with its gradient."""
+    logs = {}
+    for action, sample in named(lesson, policy):
+        logprobs, _ = policy.logprobs([], [(list(sample.prompt_ids), list(sample.answer_ids))])
+        logs[action] = (logprobs[0] * torch.tensor(sample.weights)).sum()
+    return logs
+
+
+def best_of(lesson: Lesson) -> Sequence[str]:
+    """What the reference player plays in the lesson's state, by replaying its episode."""
+    assert lesson.episode is not None
+    return next(
+        best_actions(LAKE, game, turn.player) for turn, game in decided(LAKE, lesson.episode) if turn is lesson.turn
+    )
+
+
+def with_action(all_turns: Sequence[Lesson]) -> list[Lesson]:
+    return [lesson for lesson in all_turns if lesson.turn.action is not None]
+
+
+def test_what_the_reference_player_would_have_done_gets_a_row_of_its_own(
+    policy: Policy, turns: tuple[list[Lesson], Learner]
+) -> None:
+    all_turns, learner = turns
+    teacher = choose("teacher", "optimal(weight=0.5)")
+    assert isinstance(teacher, Optimal)
+    agreed = 0
+    for lesson in all_turns:
+        samples, _ = teacher.taught([lesson], learner)
+        best, own, others = best_of(lesson), samples[0], samples[1:]
+        if lesson.turn.action is None:
+            continue
+        agreed += lesson.turn.action in best
+        before = [
+            a + b for a, b in zip(own.advantages, [-lesson.sample.advantage] * len(own.answer_ids), strict=True)
+        ]
+        assert before[0] == pytest.approx(0)  # a word: what the returns say and no more
+        assert before[-1] == pytest.approx(0.5 / len(best) if lesson.turn.action in best else 0)
+        texts = [policy.tokenizer.decode(other.answer_ids, skip_special_tokens=True) for other in others]
+        assert sorted(parse_action(text, ACTIONS).action or "" for text in texts) == sorted(
+            set(best) - {lesson.turn.action}
+        )
+        for other, text in zip(others, texts, strict=True):
+            answer = lesson.turn.answer or ""
+            assert text[: text.rindex("<action>")] == answer[: answer.rindex("<action>")]  # the policy's own words
+            assert other.answer_ids[-1] == policy.tokenizer.eos_token_id
+            assert other.advantages[0] == 0
+            assert other.advantages[-1] == 0.5 / len(best)
+            assert all(map(math.isnan, other.old_logprobs))
+    _, figures = teacher.taught(all_turns, learner)
+    assert figures["teacher/agreement"] == pytest.approx(agreed / len(all_turns))
+
+
+def test_cross_entropy_is_its_own_gradient(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
+    """Σ_a q(a) ∇ log p(a | s, words), by autograd; another action's likelihood points elsewhere."""
+    all_turns, learner = turns
+    teacher = choose("teacher", "optimal(weight=0.5, returns=0)")
+    assert isinstance(teacher, Optimal)
+    for lesson in with_action(all_turns)[:3]:
+        best = best_of(lesson)
+        samples, _ = teacher.taught([lesson], learner)
+        policy.model.zero_grad()
+        logs = chances(lesson, policy)
+        (-0.5 * sum(logs[action] for action in best) / len(best)).backward()  # type: ignore[union-attr]
+        right = torch.cat([weight.grad.flatten() for weight in policy.parameters])  # type: ignore[union-attr]
+        found = gradient(policy, samples)
+        assert torch.allclose(found, right, atol=1e-5 * float(right.abs().max()), rtol=1e-3)
+        wrong = gradient(
+            policy, [replace(row, advantage=0.5) for action, row in named(lesson, policy) if action not in best]
+        )
+        assert float(torch.cosine_similarity(wrong, right, dim=0)) < 0.9
+
+
+def test_reverse_kl_is_the_gradient_of_the_divergence(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
+    """Over the four answers, weighted by their chances, its samples' gradients sum to that of KL(p ‖ q)."""
+    all_turns, learner = turns
+    teacher = choose("teacher", "optimal(weight=1, returns=0, divergence=reverse-kl, smooth=0.1)")
+    assert isinstance(teacher, Optimal)
+    for lesson in with_action(all_turns)[:3]:
+        best = best_of(lesson)
+        q = {action: 0.9 * (action in best) / len(best) + 0.1 / 4 for action in ACTIONS}
+        logs = chances(lesson, policy)
+        total = torch.stack(list(logs.values())).exp().sum()
+        policy.model.zero_grad()
+        # p over all texts, not only the four: Σ p (log p − log q), whose gradient is Σ ∇p (log p − log q + 1)
+        sum(logs[a].exp() * (logs[a] - math.log(q[a])) - logs[a].exp() for a in ACTIONS).backward()  # type: ignore[union-attr]
+        right = torch.cat([weight.grad.flatten() for weight in policy.parameters])  # type: ignore[union-attr]
+        assert 0.5 < float(total.detach()) <= 1.0001
+        found = torch.zeros_like(right)
+        for action, sample in named(lesson, policy):
+            logprobs, _ = policy.logprobs([], [(list(sample.prompt_ids), list(sample.answer_ids))])
+            old = tuple(logprobs[0].detach().tolist())
+            answered = replace(sample.completion, logprobs=old)
+            turn = lesson.turn.model_copy(update={"action": action})
+            said = replace(lesson, sample=Sample(answered, 7.0), turn=turn)
+            chosen = teacher._samples(said, Advice(best, 4), learner.policy.tokenizer)
+            found += float(logs[action].detach().exp()) * gradient(policy, list(chosen))
+        assert torch.allclose(found, right, atol=1e-4 * float(right.abs().max()), rtol=1e-3)
+
+
+def test_an_answer_without_an_action_teaches_nothing(turns: tuple[list[Lesson], Learner]) -> None:
+    all_turns, learner = turns
+    lesson = all_turns[0]
+    words = lesson.sample.completion.token_ids[:2]
+    silent = replace(lesson.sample.completion, token_ids=words, logprobs=lesson.sample.completion.logprobs[:2])
+    said = replace(lesson, sample=Sample(silent, -0.7))
+    for divergence in ("cross-entropy", "reverse-kl"):
+        for returns in (0.0, 1.0):
+            spec = f"optimal(weight=1, returns={returns}, divergence={divergence})"
+            samples, _ = _teacher(spec).taught([said, *all_turns[1:2]], learner)
+            own = [sample for sample in samples if sample.answer_ids == words]
+            assert [sample.advantages for sample in own] == ([(-0.7, -0.7)] if returns else [])
+
+
+def _teacher(spec: str) -> Teacher:
+    teacher = choose("teacher", spec)
+    assert isinstance(teacher, Teacher)
+    return teacher
+
+
+def test_another_model_scores_the_answers_token_by_token(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
+    """Against the teacher asked for each answer by itself; the policy as its own teacher has nothing to add."""
+    all_turns, learner = turns
+    samples, figures = _teacher("model(of=nano:frozen-lake, weight=0.5)").taught(all_turns, learner)
+    teacher = loaded("nano:frozen-lake")
+    for lesson, sample in list(zip(all_turns, samples, strict=True))[:5]:
+        ids = torch.tensor([[*sample.prompt_ids, *sample.answer_ids]])
+        with torch.no_grad():
+            logits = teacher.model(ids).logits[0, len(sample.prompt_ids) - 1 : -1].log_softmax(-1)
+        q = logits.gather(1, torch.tensor(sample.answer_ids)[:, None])[:, 0]
+        p = torch.tensor(sample.old_logprobs)
+        assert torch.allclose(torch.tensor(sample.advantages), lesson.sample.advantage + 0.5 * (q - p), atol=1e-4)
+    assert figures["teacher/kl"] > 0.01
+    fresh = Policy(config())  # LoRA's first weights change nothing
+    own, learner = lessons(config(), fresh)
+    samples, figures = _teacher("model(of=nano, returns=0)").taught(own, learner)
+    assert max(abs(advantage) for sample in samples for advantage in sample.advantages) < 1e-4
+    assert figures["teacher/kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
+    """On one step from a start nobody reaches the goal: no return says anything, and the teacher does."""
+    chosen = config("teacher=optimal")
+    playing, episodes = played(chosen, policy)
+    for episode in episodes:
+        for turn in episode.turns:
+            turn.reward = turn.late = turn.shaping = 0.0
+    learner = Learner(policy, ALONE, torch.Generator().manual_seed(0))
+    flat = playing.groups(episodes)
+    assert all(group.is_flat for group in flat)
+    assert pick(flat, config(), learner) == []
+    assert len(pick(flat, chosen, learner)) == len(flat)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings", "message"),
+    [
+        ("spiel:kuhn_poker", ["teacher=optimal"], "has no reference player"),
+        (None, ["teacher=optimal", "explore=branch(episodes=2)"], "explore=branch begins later"),
+        (None, ["teacher=best"], "no teacher is named 'best'"),
+        (None, ["teacher=model"], "teacher=model: of"),
+        (None, ["teacher=optimal(weight=0)"], "greater than 0"),
+        (None, ["teacher=optimal(divergence=jensen)"], "cross-entropy"),
+        (
+            None,
+            ["teacher=model(of=nano)", "shard=true", "rollouts=http://h:1", "adapters=x"],
+            "asks the base on each rank",
+        ),
+    ],
+)
+def test_what_a_teacher_cannot_do_is_refused(scenario: str | None, settings: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        config(*settings, scenario=scenario)
+
+
+@pytest.mark.parametrize("of", ["random", "optimal", "dqn:nowhere", "adapter:nowhere", "best"])
+def test_who_is_no_language_model_here_teaches_nothing(of: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("run") / "out"
+    with pytest.raises((UsageError, ModelError)):
+        loop.train(config(f"teacher=model(of={of})", "steps=1"), out, report=Quiet())
+    assert not (out / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_policy_comes_to_play_as_its_teacher_does(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Six updates by the teacher alone: it agrees with the reference player more often than before."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    chosen = make_config(
+        settings=[
+            "teacher=optimal(returns=0)", "steps=6", "groups=8", "group_size=6", "eval_every=6", "eval_episodes=4",
+            "film=0", "learning_rate=3e-3", "select=all",
+        ]
+    )  # fmt: skip
+    loop.train(chosen, out, report=Quiet())
+    agreement = [row["teacher/agreement"] for row in read_rows(out) if row["kind"] == "train"]
+    assert len(agreement) == 6
+    assert sum(agreement[-2:]) / 2 > agreement[0] + 0.05

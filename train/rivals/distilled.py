@@ -1,0 +1,97 @@
+"""teacher="model(of=adapter:runs/x)": another model says how likely it would have been to write each token.
+
+The advantage of token y_i of an answer to prompt s gets beside it
+
+    w (log q(y_i | s, y_<i) − log p(y_i | s, y_<i))
+
+with q the teacher and p the policy that played: the gradient of −KL(p ‖ q), estimated from what was sampled, each
+token by itself (on-policy distillation: MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649). The teacher reads the
+policy's tokens, so both must have one vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from msgrpo.agent import LanguageAgent
+from msgrpo.errors import UsageError
+from msgrpo.models.local import LocalModel
+from msgrpo.models.shared_prefix import answer_logprobs, shareable_length
+from msgrpo.models.trunk import trunk_and_head
+from msgrpo.specs import make_agent
+from msgrpo.text import Clean
+from msgrpo.train.groups import Lesson, Sample
+from msgrpo.train.rivals.contract import Learner, Teacher
+
+TOKENS = 16_384  # own tokens of one forward pass
+
+
+class Model(Teacher):
+    """Another language model in this process, with the policy's vocabulary."""
+
+    name = "model"
+    asks_policy = True
+    of: Clean = Field(description="the teacher: adapter:DIR, nano:SCENARIO or base:DIR")
+
+    def prepare(self) -> None:
+        loaded(self.of)
+
+    def taught(self, lessons: Sequence[Lesson], learner: Learner) -> tuple[list[Sample], dict[str, float]]:
+        teacher, tokenizer = loaded(self.of), learner.policy.tokenizer
+        if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
+            raise UsageError(
+                f"teacher={self} has another vocabulary than the policy, so it cannot read the policy's tokens",
+                fix="name a teacher with the same base",
+            )
+        samples, further = [], []
+        for lesson, says in zip(lessons, self._logprobs(teacher, lessons, learner.policy.temperature), strict=True):
+            sample = lesson.sample
+            further += [q - p for q, p in zip(says, sample.old_logprobs, strict=True)]
+            advantages = [
+                self.returns * advantage + self.weight * (q - p)
+                for advantage, q, p in zip(sample.advantages, says, sample.old_logprobs, strict=True)
+            ]
+            samples.append(Sample(sample.completion, 1.0, tuple(advantages)))
+        return samples, {"teacher/kl": -sum(further) / max(len(further), 1)}
+
+    def _logprobs(self, teacher: LocalModel, lessons: Sequence[Lesson], temperature: float) -> list[list[float]]:
+        """log q of every token of every answer."""
+        from msgrpo.train.update import micro_batches
+
+        trunk, head = trunk_and_head(teacher.model)
+        says: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+
+        def shareable(common: int, longest: int) -> int:
+            return shareable_length(trunk, common, longest)
+
+        samples = [lesson.sample for lesson in lessons]
+        for micro in micro_batches(samples, TOKENS, teacher.model.device, shareable) if samples else ():
+            with torch.no_grad():
+                logprobs, _ = answer_logprobs(trunk, head, micro.prefix, micro.pairs, teacher.pad_id, temperature)
+            for (rest, answer), row in zip(micro.pairs, logprobs, strict=True):
+                says[(*micro.prefix, *rest), tuple(answer)] = _own(row, len(answer))
+        return [says[sample.prompt_ids, sample.answer_ids] for sample in samples]
+
+
+def _own(row_T: Tensor, tokens: int) -> list[float]:
+    """The last tokens of a row that is filled up on the left."""
+    own: list[float] = row_T[len(row_T) - tokens :].tolist()
+    return own
+
+
+@cache
+def loaded(spec: str) -> LocalModel:
+    """The model that an agent's name stands for. Raises UsageError where it is none in this process."""
+    agent: Any = make_agent(spec)
+    if not isinstance(agent, LanguageAgent) or not isinstance(agent.model, LocalModel):
+        raise UsageError(
+            f"teacher=model(of={spec}) is no language model in this process",
+            fix="name adapter:DIR, nano:SCENARIO or base:DIR",
+        )
+    return agent.model
