@@ -13,6 +13,7 @@ from msgrpo.evals.ranking import Overall, ranking
 from msgrpo.evals.rows import Pair, Retelling, Row, failures, pair_of, retellings, row_of
 from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION
 from msgrpo.games import recorded_scenario
+from msgrpo.text import printable
 
 
 class Leaderboard(BaseModel):
@@ -47,6 +48,12 @@ def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
 
 
 def _notes(plays: Sequence[Series]) -> Iterator[str]:
+    taught = {play.label: teacher for play in plays if (teacher := play.settings.get("teacher"))}
+    for agent, teacher in taught.items():
+        yield (
+            f"{agent} was trained with a teacher, {printable(str(teacher))}: its score is no evidence of what "
+            "learning from returns reaches."
+        )
     for play in plays:
         if not play.finished:
             last = f"; the last: {play.failed[-1].error_message}" if play.failed else ""

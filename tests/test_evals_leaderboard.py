@@ -533,6 +533,15 @@ def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path:
     assert verify(tmp_path.parent / f"{tmp_path.name}-own" / "r.jsonl").foreign == 1
 
 
+def test_who_had_a_teacher_is_said() -> None:
+    """A policy that was told the best moves is no evidence of what returns teach."""
+    taught, other = play([True, False] * 4), play([True, False] * 4, agent="b")
+    taught.settings = SETTINGS | {"teacher": "optimal(weight=1.0)\x1b[2J"}
+    (note,) = [note for note in build([taught, other]).notes if "teacher" in note]
+    assert note.startswith("a was trained with a teacher, optimal(weight=1.0)")
+    assert "\x1b" not in note
+
+
 def test_losses_that_became_failures_are_in_the_notes() -> None:
     won, lost = play([True, True]), [episode(i, False, error="server_error") for i in range(2, 8)]
     won.failed = lost

@@ -67,8 +67,8 @@ def test_presets_set_what_they_name(preset: str) -> None:
 
 
 def test_a_run_has_few_settings() -> None:
-    """Thirty, and five for films and clusters. What one choice alone takes is in parentheses: to-go(gamma=0.6)."""
-    assert len(TrainConfig.model_fields) <= 35
+    """Thirty, and six for films, clusters and teachers. What one choice alone takes is in its parentheses."""
+    assert len(TrainConfig.model_fields) <= 36
 
 
 def test_settings_are_chosen_for_scenarios_that_are_there() -> None:

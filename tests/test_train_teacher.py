@@ -280,4 +280,5 @@ def test_a_policy_comes_to_play_as_its_teacher_does(tmp_path_factory: pytest.Tem
     loop.train(chosen, out, report=Quiet())
     agreement = [row["teacher/agreement"] for row in read_rows(out) if row["kind"] == "train"]
     assert len(agreement) == 6
+    assert loaded(f"adapter:{out}").extra_settings["teacher"] == str(chosen.teacher)  # a table can say so
     assert sum(agreement[-2:]) / 2 > agreement[0] + 0.05

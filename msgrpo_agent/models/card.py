@@ -13,8 +13,8 @@ from msgrpo.models.paths import NANO, NANO_DIR, read_adapter_config
 from msgrpo.text import as_json, interval_text, printable
 
 SHOWN = (
-    "scenario", "steps", "groups", "group_size", "credit", "select", "gate", "objectives", "loss", "opponent",
-    "format_penalty", "temperature", "max_tokens", "learning_rate", "minibatches", "lora_rank", "seed",
+    "scenario", "steps", "groups", "group_size", "credit", "select", "gate", "objectives", "teacher", "loss",
+    "opponent", "format_penalty", "temperature", "max_tokens", "learning_rate", "minibatches", "lora_rank", "seed",
 )  # fmt: skip
 MOST = 1000  # characters of a name or a setting
 

@@ -31,6 +31,7 @@ from msgrpo.models.paths import check_base, is_folder, own_code, tensor_shapes
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.trunk import prepare
 from msgrpo.prompt import PromptTemplate
+from msgrpo.text import printable
 
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()
@@ -219,22 +220,25 @@ def weights_of(base: str) -> str:
 
 def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:
     """A trained run's model, named after its folder; without `chat`, with the arguments that it was trained with."""
-    chat = _trained_with(folder, "chat") if chat is None else chat
+    trained_with = _settings_of(folder)
+    chat = _object(trained_with.get("chat")) if chat is None else chat
     model = LocalModel(folder.resolve().name, *load_adapted(folder), chat=chat)
     model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **({"chat": chat} if chat else {})}
+    if isinstance(teacher := trained_with.get("teacher"), str):  # a table must not take its score for reinforcement's
+        model.extra_settings["teacher"] = printable(teacher)[:200]
     return model
 
 
 def template_of(folder: Path) -> PromptTemplate | None:
     """The prompt that an adapter was trained with; None for one that was trained elsewhere."""
     try:
-        return PromptTemplate.model_validate(_trained_with(folder, "prompt"))
+        return PromptTemplate.model_validate(_object(_settings_of(folder).get("prompt")))
     except ValidationError:
         return None
 
 
-def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
-    """A setting of the adapter's training that is an object; empty for one that was trained elsewhere."""
+def _settings_of(folder: Path) -> dict[str, Any]:
+    """The settings of the adapter's training; empty for one that was trained elsewhere."""
     try:
         config = from_json((folder / "config.json").read_bytes())
     except OSError:
@@ -244,7 +248,11 @@ def _trained_with(folder: Path, setting: str) -> dict[str, Any]:
             f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {error}",
             fix="copy the run again; or remove the file to have it asked as usual",
         ) from error
-    value = config.get(setting, {}) if isinstance(config, dict) else {}
+    return _object(config)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """What a file says, if it is an object."""
     return value if isinstance(value, dict) else {}
 
 
