@@ -24,7 +24,7 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
-from msgrpo.rollout import GAME_FAULT, computed, new_episode, place_for, play_on
+from msgrpo.rollout import computed, lost_by, new_episode, place_for, play_on
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -416,7 +416,7 @@ async def play_one(
             with games_code(scenario.id):
                 begin(game, episode)
         except GameFaultError as fault:
-            episode.error, episode.error_message = GAME_FAULT, fault.message
+            lost_by(episode, fault)
         else:
             await play_on(game, episode, scenario, agents, after_step=after_step)
     if regret and scenario.judge is not None and episode.error is None:

@@ -43,12 +43,14 @@ class GameError(MsgrpoError):
 class GameFaultError(GameError):
     """A game's own code failed or returned an invalid value. It costs the episode and nothing else.
 
-    `rule` is the part of the contract (`contract.RULES`) that it breaks.
+    `rule` is the part of the contract (`contract.RULES`) that it breaks. A `fatal` fault ends what plays the
+    episodes: to go on would take hours.
     """
 
-    def __init__(self, message: str, *, rule: str = "runs") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, rule: str = "runs", fatal: bool = False, fix: str | None = None) -> None:
+        super().__init__(message, fix=fix)
         self.rule = rule
+        self.fatal = fatal
 
 
 class ModelError(MsgrpoError):

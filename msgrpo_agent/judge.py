@@ -82,7 +82,9 @@ async def add_regrets(scenario: Scenario, episode: Episode) -> None:
     """Write each turn's regret into the episode, in a thread; write nothing if the judge itself fails."""
     try:
         judgements = await asyncio.to_thread(judged, scenario, episode)
-    except GameFaultError:  # an episode is not lost because nobody can say what its moves were worth
+    except GameFaultError as fault:  # an episode is not lost because nobody can say what its moves were worth
+        if fault.fatal:
+            raise
         return
     for turn, judgement in zip(episode.turns, judgements, strict=True):
         turn.regret = judgement.regret(turn.action)

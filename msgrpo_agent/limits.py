@@ -10,19 +10,25 @@ and line, where it does not (a library's own loop). One thread watches all calls
 from __future__ import annotations
 
 import ctypes
+import os
+import resource
+import shlex
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
 
 GAME_S = 60.0  # seconds that one call of a game may take
+HANGS = 3  # such calls end what plays the game
 HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
 LOOK_S = 0.25  # between two looks of the watcher
 
@@ -40,6 +46,7 @@ class _Call:
 _calls: dict[int, _Call] = {}  # thread -> its innermost call
 _lock = threading.Lock()
 _watcher: threading.Thread | None = None
+_hangs: Counter[str] = Counter()  # calls of each game that took too long
 
 
 @contextmanager
@@ -121,22 +128,68 @@ def _stop_here(number: int, frame: FrameType | None) -> None:
 def games_code(name: str) -> Iterator[None]:
     """A game's own code: whatever it raises within, and taking longer than GAME_S, becomes one GameFaultError that
     names the game, and the file and the line where that is known. Only GameError, the answer to a wrong move, passes.
+    The third call that took too long is fatal: two hundred episodes would hang for hours. A game that changes the
+    working directory would have everybody else's files written elsewhere, so that is a fault too.
     """
+    here = _folder()
     try:
         with within(GAME_S, f"the game {name}"):
             yield
+        if _folder() != here:
+            raise GameFaultError(f"it changed the working directory to {_folder()[:200]!r}")
     except GameFaultError as fault:
         if fault.message.startswith(f"the game {name}"):
             raise
-        raise GameFaultError(f"the game {name}: {fault.message}", rule=fault.rule) from fault
+        raise GameFaultError(f"the game {name}: {fault.message}", rule=fault.rule, fatal=fault.fatal) from fault
     except GameError:
         raise
     except TookTooLongError as error:
-        raise GameFaultError(f"the game {name} took longer than {GAME_S:g} s: {where_raised(error)}") from None
+        _hangs[name] += 1
+        raise GameFaultError(
+            f"the game {name} took longer than {GAME_S:g} s: {where_raised(error)}",
+            fatal=_hangs[name] >= HANGS,
+            fix=f"it did so {HANGS} times, and what was played before is kept: msgrpo games check {shlex.quote(name)}"
+            if _hangs[name] >= HANGS
+            else None,
+        ) from None
     except BaseException as error:  # nothing of ours is awaited within: a cancellation, too, is the game's own
         if is_interrupt(error):
             raise
         raise GameFaultError(f"the game {name} failed: {where_raised(error)}") from error
+    finally:
+        if here and _folder() != here:
+            os.chdir(here)
+
+
+def _folder() -> str:
+    """The working directory; nothing where it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+@contextmanager
+def memory_within(more: int) -> Iterator[None]:
+    """Raise MemoryError within the block once this process has grown by `more` bytes; only where Linux counts them.
+
+    The limit is that of the whole process, so the block must be short, and `more` larger than what other threads
+    ask for in the meantime.
+    """
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + more
+    if resource.RLIM_INFINITY not in (soft, hard):
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def is_interrupt(error: BaseException) -> bool:

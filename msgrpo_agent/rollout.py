@@ -180,7 +180,7 @@ async def play_episode(
         try:
             game = await computed(scenario, scenario.new, start_seed, chance_seed)
         except GameFaultError as fault:
-            episode.error, episode.error_message = GAME_FAULT, fault.message
+            lost_by(episode, fault)
             return episode
         await play_on(game, episode, scenario, agents, shaping)
     return episode
@@ -217,7 +217,14 @@ async def play_on(
             raise
         episode.error, episode.error_message = error.kind, error.message
     except GameFaultError as fault:
-        episode.error, episode.error_message = GAME_FAULT, fault.message
+        lost_by(episode, fault)
+
+
+def lost_by(episode: Episode, fault: GameFaultError) -> None:
+    """Write into the episode that the game's own fault ended it; raise a fatal one."""
+    if fault.fatal:
+        raise fault
+    episode.error, episode.error_message = GAME_FAULT, fault.message
 
 
 def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:

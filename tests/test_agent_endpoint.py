@@ -81,7 +81,14 @@ async def test_an_answer_and_what_was_asked() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "sent"),
-    [({}, "none"), ({"OPENAI_API_KEY": "a"}, "a"), ({"OPENAI_API_KEY": "a", "MSGRPO_API_KEY": "b"}, "b")],
+    [
+        ({}, "none"),
+        ({"OPENAI_API_KEY": "a"}, "a"),
+        ({"OPENAI_API_KEY": "a", "MSGRPO_API_KEY": "b"}, "b"),
+        ({"OPENAI_API_KEY": "a", "MSGRPO_API_KEY_127_0_0_1": "c"}, "c"),  # the host's own
+        ({"OPENAI_API_KEY": "a", "MSGRPO_API_KEY_127_0_0_1": ""}, "none"),  # it shall have none
+        ({"OPENAI_API_KEY": "a", "MSGRPO_API_KEY_EXAMPLE_COM": "d"}, "a"),  # another's
+    ],
 )
 async def test_the_key_comes_from_the_environment(
     environment: dict[str, str], sent: str, monkeypatch: pytest.MonkeyPatch

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import copy
 import json
 import math
+import os
+import resource
 import shutil
 import struct
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +30,10 @@ from msgrpo.errors import EndpointError, GameFaultError, ModelError, TookTooLong
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import _checked
-from msgrpo.limits import games_code, within
+from msgrpo.judge import add_regrets
+from msgrpo.limits import games_code, memory_within, within
 from msgrpo.models import loading
+from msgrpo.models.chat import ChatFormat
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
@@ -35,6 +41,13 @@ from msgrpo.prompt import Prompt
 from msgrpo.references import RandomAgent
 from msgrpo.rollout import GAME_FAULT, play_episode
 from tests.serve_fakes import nano_lora_shapes, write_adapter
+
+
+@pytest.fixture(autouse=True)
+def _nothing_has_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All games of these tests have one name, and the third hang of a game is the last."""
+    monkeypatch.setattr(limits, "_hangs", Counter())
+
 
 # ── games ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,6 +273,58 @@ async def test_a_game_that_hangs_is_named_with_its_line_and_stopped(monkeypatch:
         assert episode.error == GAME_FAULT
         assert "took longer than 0.4 s" in episode.error_message
         assert f"{Path(__file__).name}:" in episode.error_message
+
+
+async def test_the_third_hang_ends_what_plays_the_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred episodes that hang for a minute each would take three hours; the sibling is a judge that hangs."""
+    monkeypatch.setattr(limits, "GAME_S", 0.4)
+
+    class Stuck(Walk):
+        def observe(self, player: str) -> str:
+            time.sleep(60)
+            return ""
+
+    def stuck(game: Any, player: str) -> Any:
+        time.sleep(60)
+
+    assert [(await played(Stuck)).error for _ in range(limits.HANGS - 1)] == [GAME_FAULT] * (limits.HANGS - 1)
+    with pytest.raises(GameFaultError, match="took longer") as error:
+        await played(Stuck)
+    assert "3 times" in str(error.value.fix)
+    assert "games check" in str(error.value.fix)
+    episode = await played(Walk)
+    with pytest.raises(GameFaultError, match="took longer"):
+        await add_regrets(scenario(Walk, judge=stuck), episode)
+
+
+async def test_a_game_that_changes_the_folder_loses_its_episode_and_nothing_else(tmp_path: Path) -> None:
+    """A run with a relative --out went on in another folder."""
+    here = Path.cwd()
+
+    class Moves(Walk):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            os.chdir(tmp_path)
+            return super()._advance(actions)
+
+    episode = await played(Moves)
+    assert episode.error == GAME_FAULT
+    assert "changed the working directory" in str(episode.error_message)
+    assert Path.cwd() == here
+
+
+def test_a_template_that_takes_memory_is_refused() -> None:
+    """It doubled a text till the system ended the process. A limit holds for the block alone."""
+    tokenizer = copy.deepcopy(loading.nano().tokenizer)
+    tokenizer.chat_template = (
+        "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+    )
+    with pytest.raises(ModelError, match="GiB of memory"):
+        ChatFormat(tokenizer)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(MemoryError), memory_within(2**28):
+        bytearray(2**30)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert len(bytearray(2**30)) == 2**30
 
 
 def test_a_persons_ctrl_c_is_no_fault_of_the_game() -> None:

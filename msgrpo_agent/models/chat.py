@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from msgrpo.errors import LONGEST_REASON, ModelError, TookTooLongError
-from msgrpo.limits import within
+from msgrpo.limits import memory_within, within
 from msgrpo.prompt import Prompt
 
 _MARK = "\u241fcontent\u241f"
 RENDER_S = 10.0  # seconds of one prompt: templates take milliseconds
+RENDER_BYTES = 2**31  # of memory: templates take kilobytes
 LONGEST = 200_000  # characters that a template may add to a prompt
 PROVED_ON = 4  # prompts on which a short way is compared with the long one
 MOST_HEADS = 64  # beginnings of prompts whose tokens are kept
@@ -111,12 +112,17 @@ class ChatFormat:
         """The template's text of a prompt. A template is somebody's program, so its time and its text are bounded."""
         asked = prompt.prefix + prompt.state
         try:
-            with within(RENDER_S, f"the chat template of {self.tokenizer.name_or_path!r}"):
+            with (
+                within(RENDER_S, f"the chat template of {self.tokenizer.name_or_path!r}"),
+                memory_within(RENDER_BYTES),
+            ):
                 text = self.tokenizer.apply_chat_template(
                     prompt.messages, tokenize=False, add_generation_prompt=True, **self.arguments
                 )
         except TookTooLongError:
             raise self._unusable(f"it has not ended after {RENDER_S:g} s") from None
+        except MemoryError:
+            raise self._unusable(f"it asked for more than {RENDER_BYTES >> 30} GiB of memory") from None
         except Exception as error:  # whatever a program raises
             raise self._unusable(f"{str(error) or type(error).__name__}"[:LONGEST_REASON]) from error
         if not isinstance(text, str) or len(text) > len(asked) + len(prompt.system) + LONGEST:

@@ -107,10 +107,19 @@ class _StatusError(Exception):
         self.response = response
 
 
+def key_of(url: str) -> str:
+    """The key for the host of an address: MSGRPO_API_KEY_HOST where that is set (API_EXAMPLE_COM for
+    api.example.com), even to nothing, else MSGRPO_API_KEY or OPENAI_API_KEY; "none" without one.
+    """
+    of_host = f"{KEY_VARIABLES[0]}_{re.sub(r'[^A-Z0-9]', '_', (urlsplit(url).hostname or '').upper())}"
+    names = (of_host,) if of_host in os.environ else KEY_VARIABLES
+    return next((os.environ[name] for name in names if os.environ.get(name)), "none")
+
+
 class EndpointModel:
     """A model of an OpenAI-compatible server.
 
-    The key comes from MSGRPO_API_KEY or OPENAI_API_KEY; a server without keys needs neither. `body` is merged
+    The key is `key_of` its host; a server without keys needs none. `body` is merged
     into every request, and a value of None takes a parameter out (`{"max_tokens": None,
     "max_completion_tokens": 512}`). A query in the URL (Azure's `?api-version=…`) goes with every request. `retries`
     are the further tries of one request, `rate` the most requests a minute. `retrying` says how many requests wait
@@ -132,7 +141,7 @@ class EndpointModel:
         rate: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "none")
+        key = key_of(url)
         check_address(url, model_name)
         check_headers({"Authorization": key} | _openais(url) | dict(headers or {}))
         check_body(body or {})
