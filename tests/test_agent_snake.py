@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.games.snake import DELTA, Cell, Snake
+from msgrpo.games.search import bit, layers, steps_to
+from msgrpo.games.snake import DELTA, Cell, Snake, ahead
 
 SNAKES = [s.id for s in SCENARIOS.values() if s.family == "snake"]
 MOVES = st.lists(st.tuples(*[st.sampled_from([*DELTA, None])] * 2), min_size=1, max_size=100)
@@ -103,3 +104,19 @@ def test_luck_differs_between_chance_seeds() -> None:
         return seen
 
     assert len({tuple(enemy_path(chance)) for chance in range(8)}) > 1
+
+
+@given(st.integers(1, 12), st.data())
+def test_layers_are_those_of_a_walk_from_cell_to_cell(size: int, data: st.DataObject) -> None:
+    """One cell after the other; without the masks a step would go on at the other side of the board."""
+    cells = [(x, y) for x in range(size) for y in range(size)]
+    source = data.draw(st.sampled_from(cells))
+    blocked = data.draw(st.sets(st.sampled_from(cells), max_size=size * size // 2))
+    steps, queue = {source: 0}, [source]
+    for cell in queue:
+        for following in (ahead(cell, action) for action in DELTA):
+            if following in cells and following not in blocked and following not in steps:
+                steps[following] = steps[cell] + 1
+                queue.append(following)
+    reached = layers(size, source, blocked)
+    assert {cell: found for cell in cells if (found := steps_to(reached, bit(size, cell))) is not None} == steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 
 import numpy as np
@@ -71,25 +71,44 @@ def optimal_lake_actions(game: FrozenLake) -> list[str]:
     return [a for a, i in GYM_ACTION.items() if best[i] and delay[i] <= delay[best].min() + 1e-9]
 
 
-def distances(game: Snake, source: Cell, blocked: set[Cell]) -> dict[Cell, int]:
-    """Steps from `source` to every cell that can be reached around `blocked` (breadth first)."""
-    around = neighbours(game.setting.size)
-    steps = {source: 0}
-    queue = deque([source])
-    while queue:
-        cell = queue.popleft()
-        for following in around[cell]:
-            if following not in blocked and following not in steps:
-                steps[following] = steps[cell] + 1
-                queue.append(following)
-    return steps
+def layers(size: int, source: Cell, blocked: Iterable[Cell]) -> list[int]:
+    """The cells that can be reached around `blocked` in 0, 1, 2, … steps, each layer as a set of bits.
+
+    The bit of the cell (x, y) is `bit(size, (x, y))`; a layer moves by one step on all its cells at once.
+    """
+    whole, not_left, not_right = _columns(size)
+    layer = bit(size, source)
+    seen = layer
+    for cell in blocked:
+        seen |= bit(size, cell)
+    found = []
+    while layer:
+        found.append(layer)
+        around = (layer & not_right) << 1 | (layer & not_left) >> 1 | layer << size | layer >> size
+        layer = around & whole & ~seen
+        seen |= layer
+    return found
+
+
+def steps_to(reached: Sequence[int], there: int) -> int | None:
+    """In which layer the cell is; None where it cannot be reached."""
+    for steps, layer in enumerate(reached):
+        if layer & there:
+            return steps
+    return None
+
+
+def bit(size: int, cell: Cell) -> int:
+    return 1 << (cell[1] * size + cell[0])
 
 
 @cache
-def neighbours(size: int) -> dict[Cell, tuple[Cell, ...]]:
-    """The cells beside each cell of a board."""
+def _columns(size: int) -> tuple[int, int, int]:
+    """All cells of a board, those not in its leftmost column, and those not in its rightmost, as bits."""
     cells = [(x, y) for x in range(size) for y in range(size)]
-    return {cell: tuple(c for action in DELTA if (c := ahead(cell, action)) in set(cells)) for cell in cells}
+    whole = sum(bit(size, cell) for cell in cells)
+    left, right = (sum(bit(size, cell) for cell in cells if cell[0] == x) for x in (0, size - 1))
+    return whole, whole ^ left, whole ^ right
 
 
 def snake_scores(game: Snake, player: str) -> dict[str, float]:
@@ -99,7 +118,7 @@ def snake_scores(game: Snake, player: str) -> dict[str, float]:
     − 1 if the space behind the move is smaller than the body; −∞ (here −9) for a move that surely kills.
     A heuristic, strong at 20 steps and not proven optimal.
     """
-    body = game.bodies[player]
+    body, size = game.bodies[player], game.setting.size
     others = [b for name, b in game.bodies.items() if name != player and b]
     blocked = {c for b in [body, *others] for c in b[:-1]} | {b[0] for b in others if len(b) > 1}
     reach_of_others = [{ahead(b[0], a) for a in DELTA} for b in others]
@@ -110,13 +129,15 @@ def snake_scores(game: Snake, player: str) -> dict[str, float]:
         if not game.inside(cell) or cell in blocked or (item and cell == body[-1]):
             scores[action] = -9.0
             continue
-        near = distances(game, cell, blocked | {body[0]})
+        reached = layers(size, cell, [*blocked, body[0]])
         score = float(item.value if item else 0)
         for kind in game.setting.items:
             if kind.value > 0:
-                score += sum(kind.value * 0.6 ** near[c] for c in game.items[kind.name] if c in near and c != cell)
+                far = [steps_to(reached, bit(size, c)) for c in game.items[kind.name] if c != cell]
+                score += sum([kind.value * 0.6**steps for steps in far if steps is not None])
         score -= 1.5 * sum(cell in reach for reach in reach_of_others) / 3
-        scores[action] = score - (1.0 if len(near) < len(body) + 1 else 0.0)
+        space = sum(map(int.bit_count, reached))
+        scores[action] = score - (1.0 if space < len(body) + 1 else 0.0)
     return scores
 
 
