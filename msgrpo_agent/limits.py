@@ -46,25 +46,45 @@ class _Call:
 _calls: dict[int, _Call] = {}  # thread -> its innermost call
 _lock = threading.Lock()
 _watcher: threading.Thread | None = None
+_wakes = False  # whether the main thread has been asked to take the signal
 _hangs: Counter[str] = Counter()  # calls of each game that took too long
 
 
-@contextmanager
-def within(limit_s: float, what: str) -> Iterator[None]:
+def within(limit_s: float, what: str) -> _Within:
     """Raise TookTooLongError within the block once it has taken `limit_s` seconds; `what` says whose code it is."""
-    _start()
-    me = threading.get_ident()
-    call = _calls[me] = _Call(what, time.monotonic() + limit_s, limit_s, _calls.get(me))
-    try:
-        yield
-    finally:
+    return _Within(limit_s, what)
+
+
+class _Within:
+    """A class and no generator: each turn of a game passes through five of these blocks."""
+
+    __slots__ = ("_call", "_limit_s", "_thread", "_what")
+
+    def __init__(self, limit_s: float, what: str) -> None:
+        self._limit_s, self._what = limit_s, what
+
+    def __enter__(self) -> None:
+        _start()
+        self._thread = me = threading.get_ident()
+        ends = time.monotonic() + self._limit_s
+        self._call = _calls[me] = _Call(self._what, ends, self._limit_s, _calls.get(me))
+
+    def __exit__(self, *given: object) -> None:
+        try:
+            self._end()
+        except TookTooLongError:  # it is sent once, and may arrive here
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        call = self._call
         with _lock:  # the watcher does nothing to a call that has ended
-            if call.before is None:
-                del _calls[me]
+            if call.before is not None:
+                _calls[self._thread] = call.before
             else:
-                _calls[me] = call.before
+                _calls.pop(self._thread, None)
             if call.stopped:
-                _take_back(me)
+                _take_back(self._thread)
 
 
 def _take_back(thread: int) -> None:
@@ -83,10 +103,11 @@ def _take_back(thread: int) -> None:
 
 def _start() -> None:
     """Start the watcher; in the main thread also take the signal that wakes what sleeps there."""
-    global _watcher
-    here = threading.current_thread() is threading.main_thread()
-    if here and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-        signal.signal(signal.SIGALRM, _stop_here)
+    global _watcher, _wakes
+    if not _wakes and threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            signal.signal(signal.SIGALRM, _stop_here)
+        _wakes = True
     if _watcher is None or not _watcher.is_alive():  # a forked process has none
         _watcher = threading.Thread(target=_watch, name="msgrpo-limits", daemon=True)
         _watcher.start()
@@ -124,41 +145,59 @@ def _stop_here(number: int, frame: FrameType | None) -> None:
         raise TookTooLongError
 
 
-@contextmanager
-def games_code(name: str) -> Iterator[None]:
+def games_code(name: str) -> _GamesCode:
     """A game's own code: whatever it raises within, and taking longer than GAME_S, becomes one GameFaultError that
     names the game, and the file and the line where that is known. Only GameError, the answer to a wrong move, passes.
     The third call that took too long is fatal: two hundred episodes would hang for hours. A game that changes the
     working directory would have everybody else's files written elsewhere, so that is a fault too.
     """
-    here = _folder()
-    try:
-        with within(GAME_S, f"the game {name}"):
-            yield
-        if _folder() != here:
-            raise GameFaultError(f"it changed the working directory to {_folder()[:200]!r}")
-    except GameFaultError as fault:
-        if fault.message.startswith(f"the game {name}"):
-            raise
-        raise GameFaultError(f"the game {name}: {fault.message}", rule=fault.rule, fatal=fault.fatal) from fault
-    except GameError:
-        raise
-    except TookTooLongError as error:
-        _hangs[name] += 1
-        raise GameFaultError(
-            f"the game {name} took longer than {GAME_S:g} s: {where_raised(error)}",
-            fatal=_hangs[name] >= HANGS,
-            fix=f"it did so {HANGS} times, and what was played before is kept: msgrpo games check {shlex.quote(name)}"
-            if _hangs[name] >= HANGS
-            else None,
-        ) from None
-    except BaseException as error:  # nothing of ours is awaited within: a cancellation, too, is the game's own
-        if is_interrupt(error):
-            raise
-        raise GameFaultError(f"the game {name} failed: {where_raised(error)}") from error
-    finally:
-        if here and _folder() != here:
-            os.chdir(here)
+    return _GamesCode(name)
+
+
+class _GamesCode:
+    __slots__ = ("_folder", "_limit", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._folder = _folder()
+        self._limit = within(GAME_S, f"the game {self._name}")
+        self._limit.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        try:
+            self._limit.__exit__()
+        except TookTooLongError as late:
+            error = late
+        moved = _folder()
+        if moved != self._folder and self._folder:
+            os.chdir(self._folder)
+            error = error or GameFaultError(f"it changed the working directory to {moved[:200]!r}")
+        if error is not None and (fault := self._fault(error)) is not error:
+            raise fault from (None if isinstance(error, TookTooLongError) else error)
+
+    def _fault(self, error: BaseException) -> BaseException:
+        """What an error of the game is for everybody else; itself where it is to pass."""
+        game = f"the game {self._name}"
+        if isinstance(error, GameFaultError):
+            if error.message.startswith(game):
+                return error
+            return GameFaultError(f"{game}: {error.message}", rule=error.rule, fatal=error.fatal)
+        if isinstance(error, GameError):
+            return error
+        if isinstance(error, TookTooLongError):
+            _hangs[self._name] += 1
+            fatal = _hangs[self._name] >= HANGS
+            fix = f"it did so {HANGS} times, and what was played before is kept: msgrpo games check {{}}"
+            return GameFaultError(
+                f"{game} took longer than {GAME_S:g} s: {where_raised(error)}",
+                fatal=fatal,
+                fix=fix.format(shlex.quote(self._name)) if fatal else None,
+            )
+        if is_interrupt(error):  # nothing of ours is awaited within: a cancellation, too, is the game's own
+            return error
+        return GameFaultError(f"{game} failed: {where_raised(error)}")
 
 
 def _folder() -> str:
