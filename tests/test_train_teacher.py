@@ -179,9 +179,23 @@ def test_reverse_kl_is_the_gradient_of_the_divergence(policy: Policy, turns: tup
             answered = replace(sample.completion, logprobs=old)
             turn = lesson.turn.model_copy(update={"action": action})
             said = replace(lesson, sample=Sample(answered, 7.0), turn=turn)
-            chosen = teacher._samples(said, Advice(best, 4), learner.policy.tokenizer)
-            found += float(logs[action].detach().exp()) * gradient(policy, list(chosen))
+            chosen = teacher._scored([(said, Advice(best, 4), sample.weights)])
+            found += float(logs[action].detach().exp()) * gradient(policy, chosen)
         assert torch.allclose(found, right, atol=1e-4 * float(right.abs().max()), rtol=1e-3)
+
+
+def test_the_words_are_taught_with_their_action(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
+    """whole=true: every token of an answer has w (log q − log p − the mean), so over the turns it sums to nothing."""
+    all_turns, learner = turns
+    acted = with_action(all_turns)
+    spec = "optimal(weight=0.5, returns=0, divergence=reverse-kl, smooth=0.1"
+    parts, _ = _teacher(f"{spec})").taught(acted, learner)
+    whole, _ = _teacher(f"{spec}, whole=true)").taught(acted, learner)
+    of_action = [sample.advantages[-1] for sample in parts]
+    assert all(sample.advantages[0] == 0 for sample in parts)
+    mean = sum(of_action) / len(of_action)
+    for sample, value in zip(whole, of_action, strict=True):
+        assert sample.advantages == pytest.approx([value - mean] * len(sample.answer_ids))
 
 
 def test_an_answer_without_an_action_teaches_nothing(turns: tuple[list[Lesson], Learner]) -> None:
@@ -247,6 +261,7 @@ def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
         (None, ["teacher=model"], "teacher=model: of"),
         (None, ["teacher=optimal(weight=0)"], "greater than 0"),
         (None, ["teacher=optimal(divergence=jensen)"], "cross-entropy"),
+        (None, ["teacher=optimal(whole=true)"], "whole=true is for divergence=reverse-kl"),
         (
             None,
             ["teacher=model(of=nano)", "shard=true", "rollouts=http://h:1", "adapters=x"],

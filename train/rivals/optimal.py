@@ -9,7 +9,9 @@ answer that names action a after the policy's own words x:
                     chose: the gradient of −KL(p ‖ q), estimated from what was sampled. With smoothing ε,
                     q = (1 − ε) / |best| + ε / |legal|, since an action that q never plays would weigh −∞.
 
-Only the tokens of the action are taught, not the words before it; an answer without an action teaches nothing.
+Taught are the tokens of the action. With reverse-kl and whole=true the words before it are taught too: all tokens get
+w (log q(a|s) − log p(a|s, x) − b), b the mean over the update's turns. That is the gradient of the expectation over
+the words, −E_x KL(p(·|s, x) ‖ q(·|s)). An answer without an action teaches nothing.
 Sources: on-policy distillation as in GKD (arXiv 2306.13649); states from the learner and actions from the expert as
 in DAgger (arXiv 1011.0686).
 """
@@ -39,48 +41,70 @@ class Optimal(Teacher):
     name = "optimal"
     divergence: Literal["cross-entropy", "reverse-kl"] = "cross-entropy"
     smooth: float = Field(0.05, gt=0, lt=1, description="ε, how often q plays any legal action (reverse-kl)")
+    whole: bool = Field(False, description="teach the words before the action too (reverse-kl)")
 
     def check(self, config: Settings) -> None:
         if without := [scenario.id for scenario in config.scenarios if scenario.reference is None]:
             raise ValueError(f"teacher={self.name}: {without[0]} has no reference player")
+        if self.whole and self.divergence != "reverse-kl":
+            raise ValueError(f"teacher={self.name}: whole=true is for divergence=reverse-kl")
         if config.explore is not None and config.explore.name == "branch":
             raise ValueError(
                 f"teacher={self.name} plays episodes again from their start; explore=branch begins later"
             )
 
     def taught(self, lessons: Sequence[Lesson], learner: Learner) -> tuple[list[Sample], dict[str, float]]:
-        advice = advised(lessons)
-        samples = [
-            sample
-            for lesson, said in zip(lessons, advice, strict=True)
-            for sample in self._samples(lesson, said, learner.policy.tokenizer)
-        ]
+        advice, tokenizer = advised(lessons), learner.policy.tokenizer
+        of_action = [token_weights(lesson.sample.completion, tokenizer, 0.0) for lesson in lessons]
+        taught = zip(lessons, advice, of_action, strict=True)
+        if self.divergence == "reverse-kl":
+            samples = self._scored(list(taught))
+        else:
+            samples = [sample for one in taught for sample in self._corrected(*one, tokenizer)]
         agreed = sum(lesson.turn.action in said.best for lesson, said in zip(lessons, advice, strict=True))
         return samples, {"teacher/agreement": agreed / max(len(lessons), 1)}
 
-    def _samples(self, lesson: Lesson, said: Advice, tokenizer: Any) -> Iterator[Sample]:
-        completion = lesson.sample.completion
-        of_action = token_weights(completion, tokenizer, 0.0)
-        own = [self.returns * advantage for advantage in lesson.sample.advantages]
-        if self.divergence == "reverse-kl":
-            p = math.fsum(old * part for old, part in zip(completion.logprobs, of_action, strict=True))
-            more = math.log(self._chance(lesson.turn.action, said)) - p
-        else:
-            more = (lesson.turn.action in said.best) / len(said.best)
+    def _scored(self, taught: Sequence[tuple[Lesson, Advice, Sequence[float]]]) -> list[Sample]:
+        """reverse-kl: each turn with what the teacher thinks of its action."""
+        further = [
+            math.log(self._chance(lesson.turn.action, said)) - _log_chance(lesson, of_action)
+            for lesson, said, of_action in taught
+        ]
+        acted = [more for more, (lesson, *_) in zip(further, taught, strict=True) if lesson.turn.action is not None]
+        mean = math.fsum(acted) / max(len(acted), 1) if self.whole else 0.0
+        return [
+            sample
+            for (lesson, _, of_action), more in zip(taught, further, strict=True)
+            if (sample := self._more(lesson, more - mean, [1.0] * len(of_action) if self.whole else of_action))
+        ]
+
+    def _corrected(
+        self, lesson: Lesson, said: Advice, of_action: Sequence[float], tokenizer: Any
+    ) -> Iterator[Sample]:
+        """cross-entropy: each turn, and its words with every best action that it did not choose."""
+        share = 1 / len(said.best)
+        if own := self._more(lesson, share * (lesson.turn.action in said.best), of_action):
+            yield own
         if any(of_action):
-            own = [value + self.weight * more * part for value, part in zip(own, of_action, strict=True)]
-        if self.returns or any(own):
-            yield Sample(completion, 1.0, tuple(own))
-        if self.divergence == "cross-entropy" and any(of_action):
             for action in said.best:
                 if action != lesson.turn.action:
-                    yield self._instead(lesson, action, of_action, len(said.best), tokenizer)
+                    yield self._instead(lesson, action, of_action, share, tokenizer)
+
+    def _more(self, lesson: Lesson, more: float, parts: Sequence[float]) -> Sample | None:
+        """The turn's own sample with so much more on its parts; None where nothing would be learnt from it."""
+        if lesson.turn.action is None:
+            parts = [0.0] * len(parts)
+        pairs = zip(lesson.sample.advantages, parts, strict=True)
+        own = [self.returns * advantage + self.weight * more * part for advantage, part in pairs]
+        return Sample(lesson.sample.completion, 1.0, tuple(own)) if self.returns or any(own) else None
 
     def _chance(self, action: str | None, said: Advice) -> float:
         """q(a|s)."""
         return (1 - self.smooth) * (action in said.best) / len(said.best) + self.smooth / said.legal
 
-    def _instead(self, lesson: Lesson, action: str, of_action: Sequence[float], best: int, tokenizer: Any) -> Sample:
+    def _instead(
+        self, lesson: Lesson, action: str, of_action: Sequence[float], share: float, tokenizer: Any
+    ) -> Sample:
         """The policy's words with another action behind them."""
         completion = lesson.sample.completion
         ids = completion.token_ids
@@ -92,7 +116,7 @@ class Optimal(Teacher):
         rest = tokenizer(f"{text[begun : span[0]]}{action}</action>", add_special_tokens=False)["input_ids"]
         end = [ids[-1]] if ids[-1] == tokenizer.eos_token_id else []
         row = (*words, *rest, *end)
-        taught = self.weight / best
+        taught = self.weight * share
         return Sample(
             replace(completion, token_ids=row, logprobs=(math.nan,) * len(row)),
             1.0,
@@ -106,6 +130,12 @@ class Advice:
 
     best: Sequence[str]
     legal: int
+
+
+def _log_chance(lesson: Lesson, of_action: Sequence[float]) -> float:
+    """log p(a|s, x) of the action that was chosen."""
+    pairs = zip(lesson.sample.completion.logprobs, of_action, strict=True)
+    return math.fsum(logprob * part for logprob, part in pairs)
 
 
 def advised(lessons: Sequence[Lesson]) -> list[Advice]:
