@@ -20,6 +20,7 @@ EXTRAS = {
     "openenv": ("openenv", "websockets"),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
+    "tinker": ("tinker", "torch", "transformers", "peft", "matplotlib", "tensorboard"),
     "ray": ("ray", "pandas", "pyarrow"),
     "export": ("inspect_ai", "pyarrow"),
 }

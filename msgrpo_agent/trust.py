@@ -17,7 +17,7 @@ from msgrpo.errors import UsageError
 _allowed: set[str] = set()
 # Settings of a run, or of a study, that can name code or a server.
 CHOICES = ("credit", "select", "gate")  # of `msgrpo.train.rivals`, which a function outside may make
-SETTINGS = ("scenario", *CHOICES, "teacher", "rollouts", "adapters", "opponent", "test_opponent")
+SETTINGS = ("scenario", *CHOICES, "teacher", "engine", "rollouts", "adapters", "opponent", "test_opponent")
 
 
 def allow(names: Iterable[str]) -> None:
@@ -48,6 +48,8 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             names = [name for name in games if names_code(name)]
         elif key == "rollouts":
             names = [name.strip() for name in parts if "://" in name]
+        elif key == "engine":
+            names = [value] if value != "here" else []  # it sends the run to a service, with a person's key
         else:
             names = [value] if key == "adapters" or ":" in value else []
         yield from ((key, name) for name in names)

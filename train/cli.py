@@ -8,8 +8,9 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,9 @@ from msgrpo.errors import UsageError
 from msgrpo.extras import needs
 from msgrpo.output import Json, err, out, print_json, say
 from msgrpo.signals import ending_as_interrupt
+
+if TYPE_CHECKING:
+    from msgrpo.train.config import TrainConfig
 
 commands = typer.Typer()
 nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
@@ -37,6 +41,16 @@ def train(
     rollouts: Annotated[
         str | None, typer.Option(help="What plays: hf (this process), vllm (a child), or servers' URLs with commas.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="What computes: here, or tinker (a service: see TINKER_BASE_URL)."),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(metavar="PREFILL,SAMPLE,TRAIN", help="That service's, in US$ for a million tokens."),
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(help="US$ that the run may spend there.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will cost there, and end.")] = False,
     log: Annotated[list[str] | None, typer.Option(help="wandb or trackio, beside TensorBoard; repeatable.")] = None,
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --out, by its own settings; starts it where there is none.")
@@ -52,16 +66,17 @@ def train(
     if watch and sys.stdout.isatty():  # torch alone takes seconds to load
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
-        from msgrpo.models.paths import NANO
+        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO
         from msgrpo.train.beside import train_and_watch
-        from msgrpo.train.config import TrainConfig, make_config, preset_for, settings_given
+        from msgrpo.train.config import make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter
         from msgrpo.train.loop import train as run
         from msgrpo.train.ranks import launched_as
         from msgrpo.train.run_folder import check_folder, config_of, resume_command
         from msgrpo.train.sinks import check_logs
 
-    given = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
+    given: dict[str, Any] = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
+    given |= {"engine": engine, "price": price, "max_cost": max_cost}
     check_logs(log or ())
 
     def configured(held: TrainConfig | None) -> TrainConfig:
@@ -74,6 +89,9 @@ def train(
         fix = f"begin one: msgrpo train frozen-lake --out {folder}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)
     config = configured(held)
+    if dry_run:
+        _show_cost(config, as_json)
+        return
     if ray is None and (config.servers or config.trainers != "1"):
         raise UsageError(
             f"servers={config.servers} and trainers={config.trainers} are started on a Ray cluster",
@@ -106,7 +124,24 @@ def train(
         print_json(summary | {"out": str(folder)})
         return
     out.print(closing_line(summary), highlight=False, soft_wrap=True)
-    say(f"adapter, curve.png and transcripts: {folder}")
+    what = "adapter, curve.png" if (folder / ADAPTER_WEIGHTS).is_file() else "curve.png"
+    say(f"{what} and transcripts: {folder}")
+
+
+def _show_cost(config: TrainConfig, as_json: bool) -> None:
+    """`--dry-run`: tokens, turns and dollars of a run at a service. Nothing is sent."""
+    from msgrpo.models.loading import local_tokenizer
+    from msgrpo.train.cost import estimate, lines, price_of
+
+    if config.engine == "here":
+        raise UsageError("--dry-run says what a service takes, and this machine takes nothing", fix="--engine tinker")
+    price = price_of(config)
+    found = estimate(config, local_tokenizer(config.base))
+    if as_json:
+        print_json(asdict(found) | {"usd": price.of(found.tokens), "usd_per_million": asdict(price)})
+        return
+    for line in lines(config, found, price):
+        out.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _folder_for(scenario: str) -> str:

@@ -28,6 +28,7 @@ from msgrpo.errors import UsageError, first_fault, nearest
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
+from msgrpo.models.gguf_file import is_gguf
 from msgrpo.models.paths import NANO, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
@@ -127,6 +128,11 @@ class TrainConfig(BaseModel):
     minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps an update")
     lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P]; alpha is twice this")
 
+    engine: Literal["here", "tinker"] = Field(
+        "here", description="what computes: this machine; or tinker, a service that TINKER_BASE_URL names"
+    )
+    price: Clean | None = Field(None, description="of that service: PREFILL,SAMPLE,TRAIN in US$ for a million tokens")
+    max_cost: float | None = Field(None, gt=0, description="US$ that a run may spend there, all resumptions together")
     rollouts: Clean = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
     ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
     servers: int = Field(0, ge=0, le=MANY, description="vLLM servers that --ray starts; they play the rollouts")
@@ -194,6 +200,10 @@ class TrainConfig(BaseModel):
             raise ValueError(f"rollouts is {self.rollouts!r}, and servers={self.servers} are vLLM's: rollouts=vllm")
         if self.shard:
             self._check_sharded()
+        if self.engine == "tinker":
+            self._check_remote()
+        elif self.price is not None or self.max_cost is not None:
+            raise ValueError("price and max_cost are of a service, and engine is 'here': --engine tinker")
         if self.ahead and self.rollouts == "hf":
             raise ValueError("ahead=1 needs rollouts by vLLM: in this process both would wait for the same cores")
         if self.explore is not None and self.explore.name == "branch":
@@ -210,6 +220,44 @@ class TrainConfig(BaseModel):
         for chosen in self.choices:
             if chosen.asks_policy:
                 raise ValueError(f"{chosen} asks the base on each rank for itself: not with shard")
+
+    def _check_remote(self) -> None:
+        """What cannot be where the weights are at a service that speaks Tinker's protocol."""
+        at = "engine=tinker keeps the weights at a service"
+        if not isinstance(self.loss, Clip):
+            raise ValueError(f"loss is {self.loss}, and {at}, whose loss is that of clip: --set 'loss=clip(kl=0)'")
+        if self.loss.kl > 0:
+            raise ValueError(
+                f"loss is {self.loss}, and {at}: it has no reference model for a KL penalty, so kl must be 0: "
+                "--set 'loss=clip(kl=0)'"
+            )
+        if self.rollouts != "hf" or self.servers or self.trainers != "1" or self.shard or self.ahead:
+            raise ValueError(
+                f"{at}, which also plays: leave rollouts, servers, trainers, shard and ahead as they are"
+            )
+        if self.temperature != 1 or (self.explore is not None and self.explore.name == "entropy"):
+            raise ValueError(
+                f"{at}, whose log-probabilities are those of temperature 1: no other, and no explore=entropy"
+            )
+        if self.credit.asks_policy:
+            raise ValueError(f"credit is {self.credit}, which asks the policy's hidden states, and {at}")
+        if self.opponent == "base":
+            raise ValueError(f"opponent is 'base', and {at}, the base's too: random, optimal, nano, adapter:DIR")
+        if is_gguf(self.base):
+            raise ValueError(f"base is {self.base!r}, and {at}: name the model as the service does")
+        if self.price is not None:
+            _ = self.prices  # raises ValueError
+
+    @property
+    def prices(self) -> tuple[float, float, float]:
+        """The numbers of `price`."""
+        numbers = [part.strip() for part in (self.price or "").split(",")]
+        if len(numbers) != 3 or not all(re.fullmatch(r"\d{1,6}(\.\d{1,9})?", number) for number in numbers):
+            raise ValueError(
+                f"price is {self.price!r}: PREFILL,SAMPLE,TRAIN in US$ for a million tokens, like 0.1,0.3,0.3"
+            )
+        prefill, sample, train = map(float, numbers)
+        return prefill, sample, train
 
     def _check_opponent(self, opponent: str) -> None:
         if any(len(scenario.players) == 1 for scenario in self.scenarios):
@@ -384,6 +432,8 @@ def make_config(
     values |= by_person
     if str(by_person.get("servers", 0)) != "0" and "rollouts" not in by_person:
         values["rollouts"] = "vllm"
+    if values.get("engine") == "tinker" and held is None and "loss" not in by_person:
+        values["loss"] = "clip(kl=0)"  # a service has no reference model
     for key in values:
         if key not in TrainConfig.model_fields:
             raise UsageError(f"no setting is named {key!r}", fix=nearest(key, TrainConfig.model_fields))

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,10 @@ class Evaluations:
         return row
 
 
-def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Evaluations) -> dict[str, Any]:
-    """Compare the first and the last evaluation, draw the curve, write `summary.json`."""
+def finish(
+    out: Path, config: TrainConfig, progress: Progress, evaluations: Evaluations, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Compare the first and the last evaluation, draw the curve, write `summary.json`, with `more` in it."""
     before, after = evaluations.done[0], evaluations.done[progress.step]
     score = before["score"]
     both = zip(after["values"], before["values"], strict=True)
@@ -165,6 +168,7 @@ def finish(out: Path, config: TrainConfig, progress: Progress, evaluations: Eval
     }
     if score == "success":
         summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in now], [v > 0 for v in then])
+    summary |= more
     replace_text(out / "summary.json", as_json(summary, indent=2) + "\n")
     draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
     return summary

@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msgrpo import run_log
+from msgrpo.extras import needs
 from msgrpo.rollout import derive_seed
+from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
+from msgrpo.train.cost import LimitReachedError
 from msgrpo.train.engines import open_engine
+from msgrpo.train.engines.contract import Engine
 from msgrpo.train.evaluate import Evaluations, finish
 from msgrpo.train.film import Film
 from msgrpo.train.memory import enough_memory
@@ -29,9 +33,9 @@ from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, entropy
 from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks
-from msgrpo.train.state import RunState, restore
+from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
-from msgrpo.train.update import Picked, check_mismatch, lessons, pick, update
+from msgrpo.train.update import Done, check_mismatch, lessons, pick, update
 from msgrpo.train.watched import watched
 
 if TYPE_CHECKING:
@@ -62,16 +66,17 @@ def train(
             choice.prepare()  # a wrong name ends the run before anything is written or loaded
         config = ranks.broadcast(config)
         report.doing(f"loading {config.base}")
-        trainer = Trainer(config, Policy(config), Players.of(config, ranks), report)
+        weights = open_weights(config, out, ranks, report)
+        trainer = Trainer(config, weights, Players.of(config, ranks), report)
         alone = run_log.alone(out) if ranks.first else nullcontext()
         with alone, ranks.exchanging() if config.shard else nullcontext():
             return _train(trainer, out, logs, cluster or Cluster())
 
 
 def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -> dict[str, Any]:
-    config, policy, ranks, report = trainer.config, trainer.policy, trainer.ranks, trainer.report
-    run = RunState(out, policy, trainer.optimizer, restore(out, config, policy, trainer.optimizer, report, ranks))
-    with closing(open_engine(config, config.scenarios[0], policy, out, ranks, report, cluster.fleet)) as engine:
+    config, weights, ranks, report = trainer.config, trainer.weights, trainer.ranks, trainer.report
+    run = RunState(out, weights, restore(out, config, weights, report, ranks))
+    with closing(weights.engine(out, cluster.fleet)) as engine:
         model = engine.load(run.step)
         evaluations = Evaluations(out, trainer.players, run.step)  # refuses before anything changes
         sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
@@ -95,12 +100,15 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     with stop.abandonable():
                         began = time.perf_counter()
                         ended = counter(report, trainer.now(step))
-                        sampling = config.sampling.model_copy(update={"temperature": policy.temperature})
+                        sampling = config.sampling.model_copy(update={"temperature": weights.temperature})
                         rollouts = source.next(step, first_start, model, sampling, ended)
                         picked, stats = trainer.learn(rollouts, step)
                         model = engine.load(step + 1)
                 except StopRequested:
                     break
+                except LimitReachedError:
+                    run.save()
+                    raise
                 seconds = time.perf_counter() - began
                 run.advance(rollouts, seconds)
                 if rollouts.lost:
@@ -118,7 +126,8 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                 if ranks.first:
                     run.save()
                 raise KeyboardInterrupt
-    return finish(out, config, run.progress, evaluations) if ranks.first else {}
+        more = weights.finished(out)
+    return finish(out, config, run.progress, evaluations, more) if ranks.first else {}
 
 
 @dataclass(frozen=True)
@@ -131,16 +140,12 @@ class Cluster:
 
 @dataclass
 class Trainer:
-    """What learns: the policy, its optimizer, and the settings of the run."""
+    """What learns: the policy's weights, and the settings of the run."""
 
     config: TrainConfig
-    policy: Policy
+    weights: Weights
     players: Players
     report: Reporter
-
-    def __post_init__(self) -> None:
-        rate = self.config.learning_rate
-        self.optimizer = torch.optim.AdamW(self.policy.parameters, lr=rate, weight_decay=0.0)
 
     @property
     def ranks(self) -> Ranks:
@@ -152,9 +157,11 @@ class Trainer:
 
     def learn(self, rollouts: Rollouts, step: int) -> tuple[list[Picked], dict[str, float]]:
         """Select the episodes that teach, update on their turns, and say how long each part took."""
-        config, policy, ranks = self.config, self.policy, self.ranks
+        config, weights, ranks = self.config, self.weights, self.ranks
         began = time.perf_counter()
-        learner = Learner(policy, ranks, torch.Generator().manual_seed(derive_seed("update", config.seed, step)))
+        learner = Learner(
+            weights.policy, ranks, torch.Generator().manual_seed(derive_seed("update", config.seed, step))
+        )
         groups = rollouts.groups
         if config.gate is not None:  # of several ranks the first decides: a gate need not be a pure function
             passing = ranks.broadcast(config.gate.passing(groups) if ranks.first else [])
@@ -167,9 +174,9 @@ class Trainer:
         def done(minibatches: int) -> None:
             self.report.doing(f"{learning}, {minibatches} of {config.minibatches} steps")
 
-        stats = update(policy, self.optimizer, samples, config, learner.generator, step, ranks, done)
+        stats = weights.update(samples, learner.generator, step, done)
         stats |= taught | {
-            "rollout/temperature": policy.temperature,
+            "rollout/temperature": weights.temperature,
             "rollout/gated_groups": 1 - len(groups) / max(len(rollouts.groups), 1),
             "rollout/staleness": float(rollouts.staleness),
             "time/rollout": rollouts.played_s,
@@ -177,7 +184,65 @@ class Trainer:
             "time/update": time.perf_counter() - began,
         }
         if config.explore is not None:
-            policy.temperature = config.explore.temperature(
-                policy.temperature, entropy(rollouts.all_episodes), config.temperature
+            weights.temperature = config.explore.temperature(
+                weights.temperature, entropy(rollouts.all_episodes), config.temperature
             )
         return picked, stats
+
+
+class Here:
+    """The policy and AdamW in this process, or in each of its ranks."""
+
+    def __init__(self, config: TrainConfig, ranks: Ranks, report: Reporter) -> None:
+        self.policy = Policy(config)
+        self._config, self._ranks, self._report = config, ranks, report
+        self._optimizer = torch.optim.AdamW(self.policy.parameters, lr=config.learning_rate, weight_decay=0.0)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.policy.tokenizer
+
+    @property
+    def temperature(self) -> float:
+        return self.policy.temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        self.policy.temperature = value
+
+    def engine(self, out: Path, fleet: Fleet | None) -> Engine:
+        config = self._config
+        return open_engine(config, config.scenarios[0], self.policy, out, self._ranks, self._report, fleet)
+
+    def update(
+        self, samples: Sequence[Sample], generator: torch.Generator, step: int, done: Done
+    ) -> dict[str, float]:
+        return update(self.policy, self._optimizer, samples, self._config, generator, step, self._ranks, done)
+
+    def copy(self, progress: Progress) -> State:
+        return State(progress, self.policy.adapter_state(), on_cpu(self._optimizer.state_dict()))
+
+    def kept(self, state: State) -> State:
+        return state
+
+    def restore(self, state: State) -> None:
+        self.policy.load_adapter_state(state.adapter)
+        self._optimizer.load_state_dict(state.optimizer)
+
+    def write(self, out: Path, state: State) -> None:
+        self.policy.save_adapter(out, state.adapter)
+
+    def finished(self, out: Path) -> dict[str, Any]:
+        return {}
+
+
+def open_weights(config: TrainConfig, out: Path, ranks: Ranks, report: Reporter) -> Weights:
+    """The policy's weights as they begin, where `config.engine` says that they are."""
+    if config.engine == "here":
+        return Here(config, ranks, report)
+    with needs("--engine tinker", "tinker"):
+        import tinker  # noqa: F401
+
+    from msgrpo.train.remote import Remote
+
+    return Remote(config, out, ranks, report)

@@ -22,8 +22,27 @@ from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
 
 # On resume: how long it runs, where it plays and computes, and what is shown of it.
-MAY_CHANGE = ("steps", "rollouts", "ahead", "adapters", "servers", "tensor_parallel", "trainers", "shard", "film")
-BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", LOCK)  # what a run leaves that did not begin
+MAY_CHANGE = (
+    "steps",
+    "rollouts",
+    "ahead",
+    "adapters",
+    "servers",
+    "tensor_parallel",
+    "trainers",
+    "shard",
+    "film",
+    "price",
+    "max_cost",
+)
+BEFORE_A_RUN = (
+    "vllm.log",
+    "versions",
+    "versions-of",
+    "train.log",
+    "cost.json",
+    LOCK,
+)  # what a run leaves that did not begin
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,10 +15,60 @@ from msgrpo.models.paths import ADAPTER_WEIGHTS
 from msgrpo.train import checkpoint
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.policy import Policy
+from msgrpo.train.engines.contract import Engine
 from msgrpo.train.ranks import Ranks
+from msgrpo.train.rivals.contract import Trained
 from msgrpo.train.rollouts import Rollouts
 from msgrpo.train.sinks import Reporter
+
+if TYPE_CHECKING:
+    from msgrpo.train.engines.fleet import Fleet
+    from msgrpo.train.update import Sample
+
+
+class Weights(Protocol):
+    """The policy's weights and their optimizer, wherever they are: in this process (`loop.Here`), or at a service
+    (`remote.Remote`).
+    """
+
+    temperature: float  # of the next rollouts
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def policy(self) -> Trained:
+        """What a choice may ask."""
+        ...
+
+    def engine(self, out: Path, fleet: Fleet | None) -> Engine:
+        """What plays rollouts with them."""
+        ...
+
+    def update(
+        self, samples: Sequence[Sample], generator: torch.Generator, step: int, done: Callable[[int], None]
+    ) -> dict[str, float]:
+        """A pass over the kept turns; see `update.update`."""
+        ...
+
+    def copy(self, progress: Progress) -> State:
+        """All that the next update depends on, as it is now."""
+        ...
+
+    def kept(self, state: State) -> State | None:
+        """What a checkpoint of this state holds; None where it cannot be kept any more."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Take over what a checkpoint holds. Raises RunError where it is another policy's."""
+        ...
+
+    def write(self, out: Path, state: State) -> None:
+        """The adapter of this state as files, where it is here."""
+        ...
+
+    def finished(self, out: Path) -> dict[str, Any]:
+        """What is to be done after the last update, and what the summary says of it."""
+        ...
 
 
 class RunState:
@@ -26,11 +77,11 @@ class RunState:
     An update may be given up at any moment: its own state is a copy, taken when the update before it had ended.
     """
 
-    def __init__(self, out: Path, policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        self._out, self._policy, self._optimizer = out, policy, optimizer
+    def __init__(self, out: Path, weights: Weights, progress: Progress) -> None:
+        self._out, self._weights = out, weights
         self.progress = progress
         self._saved = progress.step
-        self._state = self._copy()
+        self._state = weights.copy(progress)
 
     @property
     def step(self) -> int:
@@ -45,44 +96,36 @@ class RunState:
             next_start=rollouts.next_start,
             seconds=self.progress.seconds + seconds,
             flat_groups=self.progress.flat_groups + sum(group.is_flat for group in rollouts.groups),
-            temperature=self._policy.temperature,
+            temperature=self._weights.temperature,
         )
-        self._state = self._copy()
+        self._state = self._weights.copy(self.progress)
 
     def save(self) -> None:
         """The checkpoint, and the adapter of the same update beside it; once for each update."""
         if self.step == self._saved:
             return
-        checkpoint.save(self._out, self._state)
-        self._policy.save_adapter(self._out, self._state.adapter)
-        self._saved = self.step
+        state = self._weights.kept(self._state)
+        if state is not None:
+            checkpoint.save(self._out, state)
+            self._weights.write(self._out, state)
+            self._saved = self.step
 
     def rewrite_adapter(self) -> None:
         """Write the restored checkpoint's adapter again: a crash after the checkpoint may have left an older one."""
         if self.step:
-            self._policy.save_adapter(self._out, self._state.adapter)
-
-    def _copy(self) -> State:
-        return State(self.progress, self._policy.adapter_state(), _on_cpu(self._optimizer.state_dict()))
+            self._weights.write(self._out, self._state)
 
 
-def _on_cpu(state: Any) -> Any:
+def on_cpu(state: Any) -> Any:
     """A copy of nested state with its tensors in the CPU's memory."""
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        return {key: _on_cpu(value) for key, value in state.items()}
-    return [_on_cpu(value) for value in state] if isinstance(state, list) else copy.deepcopy(state)
+        return {key: on_cpu(value) for key, value in state.items()}
+    return [on_cpu(value) for value in state] if isinstance(state, list) else copy.deepcopy(state)
 
 
-def restore(
-    out: Path,
-    config: TrainConfig,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    report: Reporter,
-    ranks: Ranks,
-) -> Progress:
+def restore(out: Path, config: TrainConfig, weights: Weights, report: Reporter, ranks: Ranks) -> Progress:
     """Go on from the newest whole checkpoint, or from the beginning; every rank from what the first one read."""
     state = None
     if ranks.first:
@@ -99,15 +142,14 @@ def restore(
     if state is None:
         return Progress()
     progress = state.progress
-    policy.temperature = progress.temperature or config.temperature
+    weights.temperature = progress.temperature or config.temperature
     if progress.step > config.steps:
         raise UsageError(
             f"--out {out} has {progress.step} updates already, more than the {config.steps} asked for",
             fix=f"--steps {progress.step}, or more",
         )
-    policy.load_adapter_state(state.adapter)
     try:
-        optimizer.load_state_dict(state.optimizer)
+        weights.restore(state)
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"the newest checkpoint of {out} holds the optimizer of another run: {error}",

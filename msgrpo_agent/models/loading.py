@@ -94,6 +94,20 @@ def load_base(
     return model, tokenizer
 
 
+def local_tokenizer(base: str) -> Any | None:
+    """The tokenizer of a base whose folder, or whose name in the hub's cache, has one; None where nothing is here."""
+    path = base_path(base)
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a damaged folder raises nearly anything; a name that is not in the cache too
+        if not is_folder(path):
+            return None
+        raise ModelError(
+            f"the tokenizer of {base!r} cannot be loaded: {str(error)[:300]}",
+            fix="give a folder with tokenizer.json and tokenizer_config.json; its weights are not needed",
+        ) from error
+
+
 def _placed(path: str, dtype: torch.dtype, device: torch.device, placing: Placing) -> Any:
     folder = path if is_folder(path) else snapshot_download(path, allow_patterns=["*.json", "*.safetensors"])
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

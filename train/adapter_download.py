@@ -1,0 +1,75 @@
+"""The adapter that a service offers, as files of a run: two of them, of bounded size, and nothing else.
+
+A signed URL is asked without any key. What the adapter's config names as its base is replaced by the run's own.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic_core import from_json
+
+from msgrpo.errors import RunError
+from msgrpo.files import replace_bytes
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, absolute, check_header
+from msgrpo.text import as_json
+
+LARGEST = 4 * 2**30  # bytes of an adapter
+FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+READ_S = 60.0
+
+
+def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> None:
+    """Write the adapter's config and weights into `out`. Raises RunError where they are not offered, or are none."""
+    try:
+        found = _members(urls, service)
+        config = from_json(found[ADAPTER_CONFIG])
+        if not isinstance(config, dict):
+            raise ValueError(f"{ADAPTER_CONFIG} holds no JSON object")
+        config["base_model_name_or_path"] = absolute(base)
+        part = out / f"{ADAPTER_WEIGHTS}.part"
+        part.write_bytes(found[ADAPTER_WEIGHTS])
+        try:
+            check_header(part)
+        finally:
+            part.unlink()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, tarfile.TarError, EOFError, OSError) as error:
+        raise RunError(f"the service's adapter cannot be taken over: {str(error)[:300]}") from error
+    replace_bytes(out / ADAPTER_WEIGHTS, found[ADAPTER_WEIGHTS])
+    replace_bytes(out / ADAPTER_CONFIG, (as_json(config, indent=2) + "\n").encode())
+
+
+def _members(urls: Mapping[str, str], service: str) -> dict[str, bytes]:
+    """The two files, from their own URLs or out of one archive."""
+    if "archive" not in urls:
+        named = {Path(name).name: url for name, url in urls.items()}
+        return {name: _body(named[name], service) for name in FILES}
+    with tarfile.open(fileobj=io.BytesIO(_body(urls["archive"], service))) as archive:
+        members = {Path(member.name).name: member for member in archive if member.isfile()}
+        found = {}
+        for name in FILES:
+            if members[name].size > LARGEST:
+                raise ValueError(f"{name} has {members[name].size:,} bytes")
+            file = archive.extractfile(members[name])
+            found[name] = b"" if file is None else file.read()
+        return found
+
+
+def _body(url: str, service: str) -> bytes:
+    """What lies at a signed URL, over https or at the service's own host; no redirect is followed."""
+    if urlsplit(url).scheme != "https" and urlsplit(url).netloc != urlsplit(service).netloc:
+        raise ValueError(f"it names {url[:100]!r}, which is neither https nor the service's own host")
+    body = bytearray()
+    with httpx.stream("GET", url, timeout=READ_S) as response:
+        if response.status_code != 200:
+            raise ValueError(f"status {response.status_code} at {urlsplit(url).netloc}")
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > LARGEST:
+                raise ValueError(f"the adapter is larger than {LARGEST // 2**30} GiB")
+    return bytes(body)

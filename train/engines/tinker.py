@@ -1,0 +1,129 @@
+"""Rollouts by a service that speaks Tinker's protocol; each version is proved before it plays (`contract.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgrpo.agent import Completion, OnText, Sampling
+from msgrpo.errors import RunError
+from msgrpo.models.chat import ChatFormat
+from msgrpo.prompt import Prompt
+from msgrpo.train.config import TrainConfig
+from msgrpo.train.engines.contract import SEEDS, canary_prompts, canary_sampling
+from msgrpo.train.service import Row, Service
+
+if TYPE_CHECKING:
+    from msgrpo.train.remote import Remote
+
+MOST_APART = (
+    0.15  # nats a token on average, between two of the service's own computations: as bfloat16 kernels differ
+)
+
+
+class TinkerModel:
+    """Lθ of one version."""
+
+    def __init__(self, name: str, service: Service, sampler: Any, tokenizer: Any, chat: ChatFormat) -> None:
+        self.name = name
+        self.extra_settings: dict[str, Any] = {}
+        self.sampler = sampler
+        self._service, self._tokenizer, self._chat = service, tokenizer, chat
+        self._stop_ids = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        seed: int,
+        *,
+        actions: Sequence[str] = (),
+        on_text: OnText | None = None,
+    ) -> Completion:
+        """The service's answer. Raises RunError where there is none: no turn is ever made up."""
+        prompt_ids = self._chat.ids([prompt])[0]
+        began = time.perf_counter()
+        ids, logprobs, reason = await self._service.sample(self.sampler, prompt_ids, sampling, seed, self._stop_ids)
+        known = len(self._tokenizer)
+        if max(ids) >= known:
+            raise RunError(
+                f"the service's answer has token {max(ids)}, and the tokenizer {known}: it has another one",
+                fix="give --base the folder of the very model that the service has",
+            )
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        if on_text is not None:
+            on_text(text)
+        return Completion(
+            text=text,
+            finish_reason="stop" if reason == "stop" else "length",
+            prompt_tokens=len(prompt_ids),
+            completion_tokens=len(ids),
+            latency_s=time.perf_counter() - began,
+            prompt_ids=tuple(prompt_ids),
+            token_ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            model=self.name,
+        )
+
+    async def close(self) -> None:
+        """The session is the engine's."""
+
+
+class TinkerEngine:
+    """Publishes the weights for each version and plays with them."""
+
+    def __init__(self, remote: Remote, config: TrainConfig) -> None:
+        self._remote, self._service = remote, remote.service
+        self._prompts = canary_prompts(config.scenarios[0])
+        self._sampling = canary_sampling(config.temperature)
+        self._chat = ChatFormat(remote.tokenizer, config.chat)
+        self._before: tuple[TinkerModel, int] | None = None  # the last version, and the steps it has
+
+    def load(self, version: int) -> TinkerModel:
+        name = f"policy-v{version:06d}"
+        model = TinkerModel(name, self._service, self._service.sampler(), self._remote.tokenizer, self._chat)
+        self._prove(model)
+        self._before = model, self._remote.steps
+        return model
+
+    def _prove(self, model: TinkerModel) -> None:
+        """Compare three computations of the same answers: sampling them, reading them, and the trainer's own.
+
+        Raises RunError where two are too far apart, and where the sampler reads exactly what the version before did
+        although steps were taken in between.
+        """
+        answers = asyncio.run(self._answers(model))
+        turns = [Row(answer.prompt_ids, answer.token_ids) for answer in answers]
+        read = asyncio.run(self._read(model, turns))
+        trained = [value for values in self._service.forward(turns) for value in values]
+        sampled = [value for answer in answers for value in answer.logprobs]
+        for what, values in (("reading its own answers", sampled), ("the weights that are trained", trained)):
+            apart = sum(abs(a - b) for a, b in zip(read, values, strict=True)) / len(read)
+            if not apart <= MOST_APART:
+                raise RunError(
+                    f"the service at {self._service.host} samples {model.name} and {what} differ by {apart:.3g} nats "
+                    f"a token on average (bound {MOST_APART:g}): rollouts would come from other weights than those "
+                    "being trained",
+                    fix="the last checkpoint is kept; unpublished weights do this, or another temperature",
+                )
+        before, steps = self._before or (model, self._remote.steps)
+        if steps != self._remote.steps and asyncio.run(self._read(before, turns)) == read:
+            raise RunError(
+                f"the service at {self._service.host} plays {model.name} with the weights of the version before: "
+                "their log-probabilities are equal to the last digit",
+                fix="the last checkpoint is kept; the service did not publish the update",
+            )
+
+    async def _answers(self, model: TinkerModel) -> list[Completion]:
+        asked = zip(self._prompts, SEEDS, strict=True)
+        return await asyncio.gather(*(model.complete(prompt, self._sampling, seed) for prompt, seed in asked))
+
+    async def _read(self, model: TinkerModel, turns: Sequence[Row]) -> list[float]:
+        """log p of all tokens of the answers, one after another."""
+        found = await asyncio.gather(*(self._service.logprobs(model.sampler, turn) for turn in turns))
+        return [value for values in found for value in values]
+
+    def close(self) -> None:
+        self._service.close()
