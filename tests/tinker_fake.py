@@ -133,7 +133,7 @@ class Fake:
         assert body["base_model"] == "nano"
         assert body["lora_config"]["train_unembed"] is False
         return {
-            "model_id": self.make(body["lora_config"]["rank"], body["lora_config"]["seed"]),
+            "model_id": self.make(body["lora_config"]["rank"], body["lora_config"].get("seed") or 0),
             "type": "create_model",
         }
 

@@ -1,6 +1,6 @@
 """The adapter that a service offers, as files of a run: two of them, of bounded size, and nothing else.
 
-A signed URL is asked without any key. What the adapter's config names as its base is replaced by the run's own.
+A signed URL is asked without any key. The config names the run's own base, and the layers that the weights have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from msgrpo.errors import RunError
 from msgrpo.files import replace_bytes
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, absolute, check_header
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, absolute, tensor_shapes
 from msgrpo.text import as_json
 
 LARGEST = 4 * 2**30  # bytes of an adapter
@@ -31,13 +31,16 @@ def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> Non
         config = from_json(found[ADAPTER_CONFIG])
         if not isinstance(config, dict):
             raise ValueError(f"{ADAPTER_CONFIG} holds no JSON object")
-        config["base_model_name_or_path"] = absolute(base)
         part = out / f"{ADAPTER_WEIGHTS}.part"
         part.write_bytes(found[ADAPTER_WEIGHTS])
         try:
-            check_header(part)
+            layers = {
+                name.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for name in tensor_shapes(part) if ".lora_" in name
+            }
         finally:
             part.unlink()
+        config |= {"base_model_name_or_path": absolute(base), "target_modules": sorted(layers)}  # some name none
+        config |= {"task_type": "CAUSAL_LM", "inference_mode": True}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, tarfile.TarError, EOFError, OSError) as error:
         raise RunError(f"the service's adapter cannot be taken over: {str(error)[:300]}") from error
     replace_bytes(out / ADAPTER_WEIGHTS, found[ADAPTER_WEIGHTS])

@@ -21,7 +21,7 @@ from msgrpo.models.loading import local_tokenizer
 from msgrpo.train.adapter_download import download
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.cost import Meter
+from msgrpo.train.cost import KINDS, Meter
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.paper import Clip
 from msgrpo.train.service import Row, Service
@@ -46,6 +46,7 @@ class Remote:
         self.tokenizer = local_tokenizer(config.base) or self.service.tokenizer()
         self.temperature = config.temperature
         self.steps = 0  # of the optimizer, in this process
+        self.proof = dict.fromkeys(KINDS, 0)  # the most tokens that the canary of a version takes
 
     @property
     def policy(self) -> Remote:
@@ -68,7 +69,10 @@ class Remote:
     ) -> dict[str, float]:
         """A pass over the kept turns: a gradient and a step of the service for each minibatch."""
         meter, parts = self.service.meter, list(minibatches(samples, self._config.minibatches, generator))
-        meter.reserve(train=sum(sample.tokens for sample in samples))  # all of it, or nothing is begun
+        turns = sum(sample.tokens for sample in samples)
+        whole = self.proof | {"train": turns + self.proof["train"]}  # with the next version's canary, or nothing
+        meter.reserve(**whole)
+        meter.unused(**self.proof)
         adam = ADAM | {"learning_rate": learning_rate(self._config, step)}
         totals = dict.fromkeys(("loss", "kl", "clip_share", "ratio"), 0.0)
         mismatch: dict[str, float] = {}
@@ -104,9 +108,8 @@ class Remote:
             advantages[i, own] = torch.tensor(_advantages(sample)).double()
             mask[i, own] = 1.0
         loss, stats = self._loss(new, old, new, advantages, mask)
-        return {"loss": float(loss)} | {name: float(value) for name, value in stats.items()}, (new - old).abs()[
-            mask.bool()
-        ]
+        measured = {"loss": float(loss)} | {name: float(value) for name, value in stats.items()}
+        return measured, (new - old).abs()[mask.bool()]
 
     def copy(self, progress: Progress) -> State:
         """No weights: they are there. By the count of steps it is seen whether they are still these."""

@@ -12,7 +12,7 @@ from msgrpo.errors import RunError
 from msgrpo.models.chat import ChatFormat
 from msgrpo.prompt import Prompt
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.engines.contract import SEEDS, canary_prompts, canary_sampling
+from msgrpo.train.engines.contract import ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
 from msgrpo.train.service import Row, Service
 
 if TYPE_CHECKING:
@@ -79,6 +79,9 @@ class TinkerEngine:
         self._prompts = canary_prompts(config.scenarios[0])
         self._sampling = canary_sampling(config.temperature)
         self._chat = ChatFormat(remote.tokenizer, config.chat)
+        read = sum(map(len, self._chat.ids(self._prompts)))
+        whole = read + ROWS * TOKENS
+        remote.proof = {"prefill": read + 2 * whole, "sample": ROWS * (TOKENS + 2), "train": whole}
         self._before: tuple[TinkerModel, int] | None = None  # the last version, and the steps it has
 
     def load(self, version: int) -> TinkerModel:
