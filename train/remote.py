@@ -21,7 +21,8 @@ from msgrpo.models.loading import local_tokenizer
 from msgrpo.train.adapter_download import download
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.cost import KINDS, Meter
+from msgrpo.train.cost import Meter
+from msgrpo.train.engines.tinker import TinkerEngine
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.paper import Clip
 from msgrpo.train.service import Row, Service
@@ -33,7 +34,7 @@ ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_cl
 
 
 class Remote:
-    """pθ at the service. Here are its tokenizer, how many steps it has taken, and where its checkpoints are."""
+    """pθ at the service, with its tokenizer here."""
 
     def __init__(self, config: TrainConfig, out: Path, ranks: Ranks, report: Reporter) -> None:
         if ranks.count > 1:
@@ -45,8 +46,6 @@ class Remote:
         self.service = Service(config, Meter.of(config, out))
         self.tokenizer = local_tokenizer(config.base) or self.service.tokenizer()
         self.temperature = config.temperature
-        self.steps = 0  # of the optimizer, in this process
-        self.proof = dict.fromkeys(KINDS, 0)  # the most tokens that the canary of a version takes
 
     @property
     def policy(self) -> Remote:
@@ -59,10 +58,8 @@ class Remote:
     def hidden(self, prefix: list[int], rests: Sequence[list[int]]) -> Tensor:
         raise _away()
 
-    def engine(self, out: Path, fleet: Any) -> Any:
-        from msgrpo.train.engines.tinker import TinkerEngine
-
-        return TinkerEngine(self, self._config)
+    def engine(self, out: Path, fleet: Any) -> TinkerEngine:
+        return TinkerEngine(self.service, self.tokenizer, self._config)
 
     def update(
         self, samples: Sequence[Sample], generator: torch.Generator, step: int, done: Done
@@ -70,14 +67,15 @@ class Remote:
         """A pass over the kept turns: a gradient and a step of the service for each minibatch."""
         meter, parts = self.service.meter, list(minibatches(samples, self._config.minibatches, generator))
         turns = sum(sample.tokens for sample in samples)
-        whole = self.proof | {"train": turns + self.proof["train"]}  # with the next version's canary, or nothing
+        whole = self.service.proof | {
+            "train": turns + self.service.proof["train"]
+        }  # with the next version's canary, or nothing
         meter.reserve(**whole)
-        meter.unused(**self.proof)
+        meter.unused(**self.service.proof)
         adam = ADAM | {"learning_rate": learning_rate(self._config, step)}
         totals = dict.fromkeys(("loss", "kl", "clip_share", "ratio"), 0.0)
         mismatch: dict[str, float] = {}
         for number, part in enumerate(parts, 1):
-            self.steps += 1
             logprobs, norm = self.service.step(rows(part, self._loss.over), (self._loss.low, self._loss.high), adam)
             stats, off = self._measured(part, logprobs)
             mismatch = mismatch or {
@@ -113,10 +111,10 @@ class Remote:
 
     def copy(self, progress: Progress) -> State:
         """No weights: they are there. By the count of steps it is seen whether they are still these."""
-        return State(progress, {}, {"steps": self.steps})
+        return State(progress, {}, {"steps": self.service.steps})
 
     def kept(self, state: State) -> State | None:
-        if state.optimizer["steps"] != self.steps:
+        if state.optimizer["steps"] != self.service.steps:
             self._report.note(
                 f"update {state.progress.step} is not saved: the service has begun the next one. The last checkpoint "
                 "is kept"

@@ -27,7 +27,7 @@ from msgrpo.errors import EndpointError, MsgrpoError, RunError, UsageError
 from msgrpo.models.endpoint import speaks_of_context
 from msgrpo.text import printable
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.cost import HOST, Meter
+from msgrpo.train.cost import HOST, KINDS, Meter
 
 PATIENCE_S = 900.0  # for one answer, the SDK's own tries included
 REACH_S = 10.0  # for the first sign of life
@@ -75,6 +75,8 @@ class Service:
         with self.asked("opening a session"):
             self._client = tinker.ServiceClient(user_metadata={"program": "msgrpo"})
         self._training: Any = None
+        self.steps = 0  # of the optimizer, in this process
+        self.proof = dict.fromkeys(KINDS, 0)  # the most tokens that the canary of a version takes
 
     def _reach(self) -> None:
         """One request without the key: the SDK would try for minutes where nobody answers."""
@@ -209,6 +211,7 @@ class Service:
             for row in rows
         ]
         bounds = {"clip_low_threshold": 1 - low, "clip_high_threshold": 1 + high}
+        self.steps += 1
         with self.asked("an update"):
             gradient = self.training.forward_backward(data, "ppo", bounds)
             taken = self.training.optim_step(self._sdk.types.AdamParams(**adam))  # both are on their way at once

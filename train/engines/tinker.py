@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import RunError
@@ -14,9 +14,6 @@ from msgrpo.prompt import Prompt
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
 from msgrpo.train.service import Row, Service
-
-if TYPE_CHECKING:
-    from msgrpo.train.remote import Remote
 
 MOST_APART = (
     0.15  # nats a token on average, between two of the service's own computations: as bfloat16 kernels differ
@@ -74,21 +71,21 @@ class TinkerModel:
 class TinkerEngine:
     """Publishes the weights for each version and plays with them."""
 
-    def __init__(self, remote: Remote, config: TrainConfig) -> None:
-        self._remote, self._service = remote, remote.service
+    def __init__(self, service: Service, tokenizer: Any, config: TrainConfig) -> None:
+        self._service, self._tokenizer = service, tokenizer
         self._prompts = canary_prompts(config.scenarios[0])
         self._sampling = canary_sampling(config.temperature)
-        self._chat = ChatFormat(remote.tokenizer, config.chat)
+        self._chat = ChatFormat(tokenizer, config.chat)
         read = sum(map(len, self._chat.ids(self._prompts)))
         whole = read + ROWS * TOKENS
-        remote.proof = {"prefill": read + 2 * whole, "sample": ROWS * (TOKENS + 2), "train": whole}
+        service.proof = {"prefill": read + 2 * whole, "sample": ROWS * (TOKENS + 2), "train": whole}
         self._before: tuple[TinkerModel, int] | None = None  # the last version, and the steps it has
 
     def load(self, version: int) -> TinkerModel:
         name = f"policy-v{version:06d}"
-        model = TinkerModel(name, self._service, self._service.sampler(), self._remote.tokenizer, self._chat)
+        model = TinkerModel(name, self._service, self._service.sampler(), self._tokenizer, self._chat)
         self._prove(model)
-        self._before = model, self._remote.steps
+        self._before = model, self._service.steps
         return model
 
     def _prove(self, model: TinkerModel) -> None:
@@ -111,8 +108,8 @@ class TinkerEngine:
                     "being trained",
                     fix="the last checkpoint is kept; unpublished weights do this, or another temperature",
                 )
-        before, steps = self._before or (model, self._remote.steps)
-        if steps != self._remote.steps and asyncio.run(self._read(before, turns)) == read:
+        before, steps = self._before or (model, self._service.steps)
+        if steps != self._service.steps and asyncio.run(self._read(before, turns)) == read:
             raise RunError(
                 f"the service at {self._service.host} plays {model.name} with the weights of the version before: "
                 "their log-probabilities are equal to the last digit",
