@@ -249,6 +249,7 @@ def test_a_wrong_key_is_told_and_not_repeated(fake: Fake, tmp_path: Path, monkey
         ("loss=clip(kl=0.1)", r"--set 'loss=clip\(kl=0\)'"),
         ("loss=gspo(kl=0)", "whose loss is that of clip"),
         ("credit=critic", "hidden states"),
+        ("teacher=optimal", "sampled answers alone"),
         ("rollouts=vllm", "which also plays"),
         ("temperature=0.7", "temperature 1"),
         ("explore=entropy(target=0.1)", "temperature 1"),

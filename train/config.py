@@ -239,8 +239,11 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"{at}, whose log-probabilities are those of temperature 1: no other, and no explore=entropy"
             )
-        if self.credit.asks_policy:
-            raise ValueError(f"credit is {self.credit}, which asks the policy's hidden states, and {at}")
+        for chosen in self.choices:
+            if chosen.asks_policy:
+                raise ValueError(f"{chosen} asks the policy's hidden states, and {at}")
+        if self.teacher is not None:
+            raise ValueError(f"teacher is {self.teacher}, and {at}, which learns from sampled answers alone")
         if self.opponent == "base":
             raise ValueError(f"opponent is 'base', and {at}, the base's too: random, optimal, nano, adapter:DIR")
         if is_gguf(self.base):

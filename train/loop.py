@@ -25,6 +25,7 @@ from msgrpo.train.engines import open_engine
 from msgrpo.train.engines.contract import Engine
 from msgrpo.train.evaluate import Evaluations, finish
 from msgrpo.train.film import Film
+from msgrpo.train.groups import Sample
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.metrics import describe, left_out
 from msgrpo.train.policy import Policy
@@ -35,7 +36,7 @@ from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writ
 from msgrpo.train.sinks import Reporter, Sinks
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
-from msgrpo.train.update import Done, check_mismatch, lessons, pick, update
+from msgrpo.train.update import Done, Picked, check_mismatch, lessons, pick, update
 from msgrpo.train.watched import watched
 
 if TYPE_CHECKING:
@@ -197,10 +198,6 @@ class Here:
         self.policy = Policy(config)
         self._config, self._ranks, self._report = config, ranks, report
         self._optimizer = torch.optim.AdamW(self.policy.parameters, lr=config.learning_rate, weight_decay=0.0)
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.policy.tokenizer
 
     @property
     def temperature(self) -> float:

@@ -23,11 +23,12 @@ from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.cost import Meter
 from msgrpo.train.engines.tinker import TinkerEngine
+from msgrpo.train.groups import Sample
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.paper import Clip
 from msgrpo.train.service import Row, Service
 from msgrpo.train.sinks import Reporter
-from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, Sample, learning_rate, minibatches
+from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches
 
 # As ours. With the protocol's own eps, 1e-12, gradients that are only rounding would make whole steps.
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": MAX_GRAD_NORM}
@@ -103,7 +104,7 @@ class Remote:
         for i, (sample, found) in enumerate(zip(part, logprobs, strict=True)):
             own = slice(0, len(found))
             new[i, own], old[i, own] = torch.tensor(found).double(), torch.tensor(sample.old_logprobs).double()
-            advantages[i, own] = torch.tensor(_advantages(sample)).double()
+            advantages[i, own] = torch.tensor(sample.advantages).double()
             mask[i, own] = 1.0
         loss, stats = self._loss(new, old, new, advantages, mask)
         measured = {"loss": float(loss)} | {name: float(value) for name, value in stats.items()}
@@ -162,13 +163,8 @@ def rows(part: Sequence[Sample], over: str) -> list[Row]:
             sample.old_logprobs,
             [
                 value / (tokens if over == "token" else len(part) * len(sample.answer_ids))
-                for value in _advantages(sample)
+                for value in sample.advantages
             ],
         )
         for sample in part
     ]
-
-
-def _advantages(sample: Sample) -> list[float]:
-    """The advantage of each token of a turn's answer."""
-    return [sample.advantage * weight for weight in sample.weights or [1.0] * len(sample.answer_ids)]

@@ -23,7 +23,7 @@ from msgrpo.train.sinks import Reporter
 
 if TYPE_CHECKING:
     from msgrpo.train.engines.fleet import Fleet
-    from msgrpo.train.update import Sample
+    from msgrpo.train.groups import Sample
 
 
 class Weights(Protocol):
@@ -33,8 +33,6 @@ class Weights(Protocol):
 
     temperature: float  # of the next rollouts
 
-    @property
-    def tokenizer(self) -> Any: ...
     @property
     def policy(self) -> Trained:
         """What a choice may ask."""
