@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from msgrpo.game import Game, Scenario
+from msgrpo.limits import games_code
 from msgrpo.parse import START_OF_REASONING, ParseFailure, in_reasoning, parse_action
 from msgrpo.prompt import Past, Prompt, PromptTemplate
 from msgrpo.text import printable
@@ -42,6 +43,11 @@ class View:
     game: Game
     seed: int  # of this turn's sampling: the same turn of a resumed run draws the same answer
     past: Sequence[Past] = ()  # the player's turns before this one, for templates that tell of them
+
+    def legal(self) -> tuple[str, ...]:
+        """What the player may do now. Raises GameFaultError where the game's own code fails, or takes too long."""
+        with games_code(self.scenario.id):
+            return self.game.legal(self.player)
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ class LanguageAgent:
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         prompt = self.prompt(view)
-        legal = view.game.legal(view.player)
+        legal = view.legal()
         actions = legal if self.show_probabilities else ()
         shown = None if on_text is None else (lambda text: on_text(cleaned(text)))
         raw = await self.model.complete(prompt, self.sampling, view.seed, actions=actions, on_text=shown)

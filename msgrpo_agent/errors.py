@@ -109,6 +109,8 @@ def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
 def where_raised(error: BaseException) -> str:
     """An exception in one line: its type, what it says, the file and the line."""
     frames = traceback.extract_tb(error.__traceback__)
+    while isinstance(error, TookTooLongError) and frames[1:] and frames[-1].name == "_stop_here":
+        frames.pop()  # the signal's handler in `limits`; what it stopped is the frame before
     at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
     if isinstance(error, SyntaxError) and error.filename:
         at = f"{error.filename}:{error.lineno}"

@@ -21,6 +21,7 @@ import numpy as np
 
 from msgrpo.errors import GameError, GameFaultError, UsageError, nearest
 from msgrpo.limits import games_code
+from msgrpo.text import printable
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -83,10 +84,13 @@ class Board:
     caption: str = ""
 
     def __post_init__(self) -> None:
-        """Raises GameFaultError for cells that are not one character each, which no screen can show."""
+        """Raises GameFaultError for cells that are not one character each, and for words that no screen can show."""
         odd = next((cell for row in self.cells for cell in row if len(cell) != 1 or not cell.isprintable()), None)
         if odd is not None:
             raise GameFaultError(f"a cell of the board is {odd!r}, not one character", rule="board")
+        for word in (*self.legend.values(), *self.across, *self.down, self.caption):
+            if not isinstance(word, str) or printable(word) != word:
+                raise GameFaultError(f"the board says {word!r}, which is no text that can be printed", rule="board")
 
     def text(self) -> str:
         """The board with the names of its rows on the left and of its columns below, one space between cells."""

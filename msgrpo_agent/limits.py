@@ -19,11 +19,13 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
 
@@ -31,6 +33,9 @@ GAME_S = 60.0  # seconds that one call of a game may take
 HANGS = 3  # such calls end what plays the game
 HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
 LOOK_S = 0.25  # between two looks of the watcher
+LATER_S = 4 * LOOK_S  # after a call's end, by when the watcher has looked, if it can
+OURS = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)))  # a game leaves them as they were
+_handler_of: Callable[[int], Any] = import_module("_signal").getsignal  # `signal`'s own takes 4 µs to give it a name
 
 
 @dataclass
@@ -68,6 +73,7 @@ class _Within:
         self._thread = me = threading.get_ident()
         ends = time.monotonic() + self._limit_s
         self._call = _calls[me] = _Call(self._what, ends, self._limit_s, _calls.get(me))
+        _set_alarm(self._call)
 
     def __exit__(self, *given: object) -> None:
         try:
@@ -78,6 +84,7 @@ class _Within:
 
     def _end(self) -> None:
         call = self._call
+        _set_alarm(call.before)
         with _lock:  # the watcher does nothing to a call that has ended
             if call.before is not None:
                 _calls[self._thread] = call.before
@@ -113,6 +120,17 @@ def _start() -> None:
         _watcher.start()
 
 
+def _set_alarm(call: _Call | None) -> None:
+    """Have the system wake this thread again and again after a call's end; not at all without a call.
+
+    Code in C that holds Python's lock (a regular expression that tries for hours) keeps the watcher from looking. But
+    it lets signals in, and with their handler the watcher. Only the main thread has handlers.
+    """
+    if threading.current_thread() is threading.main_thread() and _handler_of(signal.SIGALRM) is _stop_here:
+        left = 0.0 if call is None else max(call.ends - time.monotonic(), 0.0) + LATER_S
+        signal.setitimer(signal.ITIMER_REAL, left, LATER_S)
+
+
 def _watch() -> None:
     while True:
         time.sleep(LOOK_S)
@@ -132,7 +150,7 @@ def _look(thread: int, call: _Call, now: float) -> None:
         else:
             error = ctypes.py_object(TookTooLongError)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
-    elif not call.named and now >= call.ends + max(call.limit_s, 4 * LOOK_S):
+    elif not call.named and now >= call.ends + max(call.limit_s, LATER_S):
         call.named = True
         frame = sys._current_frames().get(thread)
         at = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
@@ -149,13 +167,14 @@ def games_code(name: str) -> _GamesCode:
     """A game's own code: whatever it raises within, and taking longer than GAME_S, becomes one GameFaultError that
     names the game, and the file and the line where that is known. Only GameError, the answer to a wrong move, passes.
     The third call that took too long is fatal: two hundred episodes would hang for hours. A game that changes the
-    working directory would have everybody else's files written elsewhere, so that is a fault too.
+    working directory would have everybody else's files written elsewhere, so that is a fault too. What it changes of
+    Ctrl-C and other signals is put back.
     """
     return _GamesCode(name)
 
 
 class _GamesCode:
-    __slots__ = ("_folder", "_limit", "_name")
+    __slots__ = ("_folder", "_handlers", "_limit", "_name")
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -164,9 +183,11 @@ class _GamesCode:
         self._folder = _folder()
         self._limit = within(GAME_S, f"the game {self._name}")
         self._limit.__enter__()
+        self._handlers = _handlers()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         try:
+            _put_back(self._handlers)
             self._limit.__exit__()
         except TookTooLongError as late:
             error = late
@@ -198,6 +219,32 @@ class _GamesCode:
         if is_interrupt(error):  # nothing of ours is awaited within: a cancellation, too, is the game's own
             return error
         return GameFaultError(f"{game} failed: {where_raised(error)}")
+
+
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """Put back the working directory, and what Ctrl-C and other signals do, where somebody's code within changes
+    them: files would be written elsewhere, and nobody could end the program.
+    """
+    here, handlers = _folder(), _handlers()
+    try:
+        yield
+    finally:
+        _put_back(handlers)
+        if here and _folder() != here:
+            os.chdir(here)
+
+
+def _handlers() -> Sequence[Any]:
+    """The handlers of OURS; nothing in a thread, which has none."""
+    main = threading.current_thread() is threading.main_thread()
+    return [_handler_of(number) for number in OURS] if main else ()
+
+
+def _put_back(handlers: Sequence[Any]) -> None:
+    for number, handler in zip(OURS, handlers, strict=False):
+        if handler is not None and _handler_of(number) is not handler:
+            signal.signal(number, handler)
 
 
 def _folder() -> str:

@@ -43,7 +43,7 @@ class RandomAgent:
 
     def choose(self, view: View) -> str:
         """The action of this turn: the same for the same seed."""
-        return str(stream(view.seed, "random-agent").choice(view.game.legal(view.player)))
+        return str(stream(view.seed, "random-agent").choice(view.legal()))
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         return Decision(self.choose(view))

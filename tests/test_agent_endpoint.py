@@ -26,6 +26,7 @@ from msgrpo.models.endpoint import (
     EndpointModel,
     Timeouts,
     action_probabilities,
+    key_of,
     retry_after,
 )
 from msgrpo.parse import ParseFailure
@@ -98,6 +99,32 @@ async def test_the_key_comes_from_the_environment(
     async with FakeServer([GOOD]) as server:
         await Client(server).ask()
     assert server.requests[0].headers["authorization"] == f"Bearer {sent}"
+
+
+@pytest.mark.parametrize(
+    ("host", "key"),
+    [
+        ("api.example.com", "own"),
+        ("API.Example.com:8443", "own"),
+        ("api.example.com.", "own"),  # the same host
+        ("api-example.com", "general"),  # anybody's
+        ("ap\N{LATIN SMALL LETTER DOTLESS I}.example.com", "general"),  # whose capital is an I
+        ("api_example.com", "general"),
+        ("[::1]:8000", "loopback"),
+    ],
+)
+def test_a_hosts_own_key_is_no_other_hosts(host: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every character but letters and digits became an underscore, so that look-alikes shared a variable."""
+    monkeypatch.setenv("OPENAI_API_KEY", "general")
+    monkeypatch.setenv("MSGRPO_API_KEY_API_EXAMPLE_COM", "own")
+    monkeypatch.setenv("MSGRPO_API_KEY___1", "loopback")
+    assert key_of(f"http://{host}/v1") == key
+
+
+def test_brackets_that_do_not_close_are_no_address() -> None:
+    """The key was looked for before the address was looked at: a traceback."""
+    with pytest.raises(UsageError, match="is no endpoint"):
+        EndpointModel("http://[::1/v1", "m")
 
 
 async def test_the_seed_is_sent_in_31_bits_and_the_same_seed_again() -> None:

@@ -8,8 +8,10 @@ import copy
 import json
 import math
 import os
+import re
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -24,11 +26,11 @@ import numpy as np
 import pytest
 
 from msgrpo import contract, limits
-from msgrpo.agent import Decision, OnText, Sampling, View
+from msgrpo.agent import Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.contract import examine
 from msgrpo.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
-from msgrpo.game import Game, Scenario
-from msgrpo.games import get_scenario
+from msgrpo.game import Board, Game, Scenario
+from msgrpo.games import get_scenario, outside
 from msgrpo.games.outside import _checked
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code, memory_within, within
@@ -47,6 +49,7 @@ from tests.serve_fakes import nano_lora_shapes, write_adapter
 def _nothing_has_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """All games of these tests have one name, and the third hang of a game is the last."""
     monkeypatch.setattr(limits, "_hangs", Counter())
+    monkeypatch.setattr(limits, "_wakes", False)  # pytest's own limit may have had the signal when it was asked for
 
 
 # ── games ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,6 +238,7 @@ def test_what_a_game_raises_is_reported_without_its_escape_codes() -> None:
     assert "\x1b" not in breach
 
 
+@pytest.mark.timeout(0)
 def test_a_game_that_hangs_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of twenty games would take a minute."""
     for module in (limits, contract):
@@ -251,6 +255,7 @@ def test_a_game_that_hangs_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(calls) <= 2
 
 
+@pytest.mark.timeout(0)
 async def test_a_game_that_hangs_is_named_with_its_line_and_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GAME_S", 0.4)
 
@@ -275,6 +280,7 @@ async def test_a_game_that_hangs_is_named_with_its_line_and_stopped(monkeypatch:
         assert f"{Path(__file__).name}:" in episode.error_message
 
 
+@pytest.mark.timeout(0)
 async def test_the_third_hang_ends_what_plays_the_game(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hundred episodes that hang for a minute each would take three hours; the sibling is a judge that hangs."""
     monkeypatch.setattr(limits, "GAME_S", 0.4)
@@ -312,6 +318,118 @@ async def test_a_game_that_changes_the_folder_loses_its_episode_and_nothing_else
     assert Path.cwd() == here
 
 
+class Tries(Walk):
+    """Tries a regular expression that never ends: C code, which holds Python's lock and lets signals in."""
+
+    def observe(self, player: str) -> str:
+        return "" if re.match("(a+)+$", "a" * 40 + "b") is None else "never"
+
+
+@pytest.mark.timeout(0)  # pytest's own limit has the signal otherwise
+async def test_a_regular_expression_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher is a thread, and this code lets no other thread run. The sibling hunt found the same hang in the
+    import of a game's file and in the function that makes its scenario, which had no limit at all.
+    """
+    monkeypatch.setattr(limits, "GAME_S", 0.3)
+    episode = await played(Tries)
+    assert episode.error == GAME_FAULT
+    assert "took longer than 0.3 s" in (episode.error_message or "")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("where", ["import", "factory"])
+@pytest.mark.parametrize("does", ["re.match('(a+)+$', 'a' * 40 + 'b')", "time.sleep(99)"])
+def test_a_games_file_has_its_time(where: str, does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "IMPORT_S", 0.3)
+    file = tmp_path / "slow.py"
+    begins = "def scenario():\n    " if where == "factory" else ""
+    file.write_text(f"import re, time\n{begins}{does}\n")
+    with pytest.raises(UsageError, match="it took too long: TookTooLongError"):
+        get_scenario(f"{file}:scenario")
+
+
+@pytest.mark.parametrize("where", ["import", "factory", "step"])
+async def test_a_game_takes_no_signal_and_no_folder(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Ctrl-C ignored nobody can end a program; of an import nobody looked after the folder, either."""
+    monkeypatch.setenv("TAKES", where)
+    file = tmp_path / "takes.py"
+    file.write_text(TAKES)
+    here, interrupt = os.getcwd(), signal.getsignal(signal.SIGINT)
+    episode = await play_episode(
+        get_scenario(f"{file}:scenario"), {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0
+    )
+    assert (os.getcwd(), signal.getsignal(signal.SIGINT)) == (here, interrupt)
+    assert ("working directory" in (episode.error_message or "")) == (where == "step")
+
+
+TAKES = """
+import os, signal
+from msgrpo.games import SCENARIOS
+
+def take(where):
+    if os.environ["TAKES"] == where:
+        os.chdir("/")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+def scenario():
+    take("factory")
+    from tests.test_agent_hostile import Walk, scenario as made
+    class Takes(Walk):
+        def _advance(self, actions):
+            take("step")
+            return super()._advance(actions)
+    return made(Takes)
+
+take("import")
+"""
+
+
+class LateLegal(Walk):
+    """Its `legal` works for whoever shows the state, and fails for the agent that asks again."""
+
+    asked = 0
+
+    def legal(self, player: str) -> tuple[str, ...]:
+        self.asked += 1
+        if self.asked == 2:
+            raise ValueError("no \x1b[2J")
+        return self.actions
+
+
+async def test_what_an_agent_asks_of_the_game_is_the_games_code_too() -> None:
+    """The agents, random and language models alike, asked the game itself: a traceback ended the run."""
+    for agent in (RandomAgent(), LanguageAgent("m", Says())):
+        episode = await play_episode(
+            scenario(LateLegal), {"player": agent}, start_seed=0, chance_seed=0, sampling_seed=0
+        )
+        assert episode.error == GAME_FAULT
+        assert f"no \ufffd[2J ({__file__}:" in (episode.error_message or "")
+
+
+class Says:
+    """A model that always says one thing."""
+
+    name = "says"
+    extra_settings: Mapping[str, Any] = {}
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, seed: int, *, actions: Any = (), on_text: OnText | None = None
+    ) -> Completion:
+        return Completion("<action>on</action>", "stop")
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize("words", [{"caption": "\x1b[2J"}, {"legend": {".": "\x1b]0;x"}}, {"down": ("\x9b1m",)}])
+def test_words_of_a_board_do_not_drive_the_terminal(words: dict[str, Any]) -> None:
+    """Its cells were looked at, and its words were printed by `msgrpo play --plain` as they were."""
+    with pytest.raises(GameFaultError, match="no text that can be printed"):
+        Board((((".",),)), **({"legend": {}} | words))
+
+
 def test_a_template_that_takes_memory_is_refused() -> None:
     """It doubled a text till the system ended the process. A limit holds for the block alone."""
     tokenizer = copy.deepcopy(loading.nano().tokenizer)
@@ -325,6 +443,16 @@ def test_a_template_that_takes_memory_is_refused() -> None:
         bytearray(2**30)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     assert len(bytearray(2**30)) == 2**30
+
+
+def test_an_adapters_folder_brings_no_template_among_the_templates_arguments(tmp_path: Path) -> None:
+    """What its config.json says of `chat` was handed on as it was: another template, which nobody had looked at, and
+    whose number of a hundred million digits no signal interrupts.
+    """
+    tokenizer = loading.nano().tokenizer
+    with pytest.raises(ModelError, match="chat_template, tokenize would change how it is used"):
+        ChatFormat(tokenizer, {"chat_template": "{{ 9 ** 9 }}", "tokenize": True, "enable_thinking": False})
+    assert ChatFormat(tokenizer, {"enable_thinking": False, "tools": None}).arguments
 
 
 def test_a_persons_ctrl_c_is_no_fault_of_the_game() -> None:

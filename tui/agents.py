@@ -51,7 +51,7 @@ class HumanAgent:
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         kept, self.kept = self.kept, None
-        if kept is not None and kept in view.game.legal(view.player):
+        if kept is not None and kept in view.legal():
             return Decision(kept)
         self._turn = asyncio.get_running_loop().create_future()
         return Decision(await self._turn)

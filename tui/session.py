@@ -21,6 +21,7 @@ from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import get_scenario, recorded_scenario
 from msgrpo.limits import games_code
 from msgrpo.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
+from msgrpo.text import printable
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
 SPEED, LIVE_SPEED = 4.0, 2.0  # steps a second, unless somebody asks for another; the second in real time
@@ -89,7 +90,8 @@ class Frame:
     @classmethod
     def of(cls, game: Game, turns: Mapping[str, Turn], tallies: Mapping[str, Tally]) -> Frame:
         seen = observation_of(game, (game.to_move or game.players)[0])
-        return cls(game.steps, game.board(), seen, game.outcome, game.ending, turns, tallies)
+        ending = printable(str(game.ending))
+        return cls(game.steps, game.board(), seen, game.outcome, ending, turns, tallies)
 
 
 class Session:

@@ -20,7 +20,8 @@ import importlib.util
 import os
 import re
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -31,7 +32,7 @@ from typing import Any
 from msgrpo.errors import UsageError, users_code
 from msgrpo.extras import needs
 from msgrpo.game import Scenario
-from msgrpo.limits import within
+from msgrpo.limits import unmoved, within
 from msgrpo.text import printable
 from msgrpo.trust import allow
 
@@ -122,7 +123,7 @@ def _imported(module: str, name: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # behind all that is installed: a user's train.py does not stand in for ours
-    with _users(name), within(IMPORT_S, f"the import of {name}"):
+    with _users(name):
         return importlib.import_module(module)
 
 
@@ -138,7 +139,7 @@ def _from_file(file: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[known] = module  # dataclasses look their module up
     try:
-        with _users(name), within(IMPORT_S, f"the import of {name}"):
+        with _users(name):
             spec.loader.exec_module(module)
     except UsageError:
         del sys.modules[known]
@@ -171,5 +172,7 @@ def _checked(value: Any, name: str, where: str) -> Scenario:
     return replace(value, id=name, rules=printable(str(value.rules)), source=printable(str(value.source)))
 
 
-def _users(name: str) -> AbstractContextManager[None]:
-    return users_code(f"{name!r} cannot be loaded", fix=HOW)
+@contextmanager
+def _users(name: str) -> Iterator[None]:
+    with users_code(f"{name!r} cannot be loaded", fix=HOW), within(IMPORT_S, f"the import of {name}"), unmoved():
+        yield

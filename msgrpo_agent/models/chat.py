@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ RENDER_S = 10.0  # seconds of one prompt: templates take milliseconds
 RENDER_BYTES = 2**31  # of memory: templates take kilobytes
 LONGEST = 200_000  # characters that a template may add to a prompt
 PROVED_ON = 4  # prompts on which a short way is compared with the long one
+FOR_TEMPLATES = {"tools", "documents"}  # the parameters of `apply_chat_template` that templates read
 MOST_HEADS = 64  # beginnings of prompts whose tokens are kept
 
 
@@ -26,6 +28,12 @@ class _Head:
     text: str
     ids: list[int]
     to_prove: int = PROVED_ON
+
+
+def _own_parameters(tokenizer: Any) -> set[str]:
+    """The parameters of `apply_chat_template` that no template reads; one of them is another template."""
+    named = inspect.signature(tokenizer.apply_chat_template).parameters.values()
+    return {one.name for one in named if one.kind is not one.VAR_KEYWORD} - FOR_TEMPLATES
 
 
 class ChatFormat:
@@ -43,6 +51,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
         self.arguments = dict(arguments or {})
+        if ours := sorted(self.arguments.keys() & _own_parameters(tokenizer)):
+            raise self._unusable(f"{', '.join(ours)} would change how it is used, not what it is told")
         if tokenizer.chat_template is None:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template",

@@ -108,10 +108,15 @@ class _StatusError(Exception):
 
 
 def key_of(url: str) -> str:
-    """The key for the host of an address: MSGRPO_API_KEY_HOST where that is set (API_EXAMPLE_COM for
-    api.example.com), even to nothing, else MSGRPO_API_KEY or OPENAI_API_KEY; "none" without one.
+    """The key for the host of an address: MSGRPO_API_KEY_HOST where that is set, even to nothing, else
+    MSGRPO_API_KEY or OPENAI_API_KEY; "none" without one.
+
+    HOST is API_EXAMPLE_COM for api.example.com, and API__EXAMPLE_COM for api-example.com, which is somebody else. A
+    host with other characters than letters, digits, dots and hyphens has no variable of its own.
     """
-    of_host = f"{KEY_VARIABLES[0]}_{re.sub(r'[^A-Z0-9]', '_', (urlsplit(url).hostname or '').upper())}"
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    plain = re.fullmatch(r"[a-z0-9.:-]+", host)
+    of_host = f"{KEY_VARIABLES[0]}_{re.sub(r'[.:]', '_', host.replace('-', '__')).upper()}" if plain else ""
     names = (of_host,) if of_host in os.environ else KEY_VARIABLES
     return next((os.environ[name] for name in names if os.environ.get(name)), "none")
 
@@ -141,8 +146,8 @@ class EndpointModel:
         rate: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        key = key_of(url)
         check_address(url, model_name)
+        key = key_of(url)
         check_headers({"Authorization": key} | _openais(url) | dict(headers or {}))
         check_body(body or {})
         self.name = model_name
