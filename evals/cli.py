@@ -79,7 +79,7 @@ def verify(
 
     from msgrpo.agent import Agent
     from msgrpo.evals.record import records_in
-    from msgrpo.evals.verify import ask_again, verify
+    from msgrpo.evals.verify import ask_again, verify, without_record
     from msgrpo.specs import make_agent
 
     if bool(ask) != (agent is not None):
@@ -89,6 +89,9 @@ def verify(
         verified = verify(file)
         complete = complete and verified.is_complete
         out.print(printable(f"{file}: {verified.summary}"), soft_wrap=True, markup=False, highlight=False)
+    for line in (line for folder in files if folder.is_dir() for line in without_record(folder)):
+        complete = False
+        out.print(printable(line), soft_wrap=True, markup=False, highlight=False)
     if agent is not None:
 
         async def ask_all(asked: Agent) -> None:

@@ -36,7 +36,7 @@ from msgrpo.output import err
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
-from msgrpo.specs import make_agent
+from msgrpo.specs import make_agent, names_an_agent
 from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
@@ -64,9 +64,9 @@ class Options(Given):
             if spec not in specs:
                 raise UsageError(f"--name {given!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
             names[spec] = " ".join(printable(name).split())
-            if names[spec] in REFERENCES and names[spec] != spec:
+            if names_an_agent(plain := names[spec].casefold()) and plain != spec.casefold():
                 raise UsageError(
-                    f"--name {given!r}: {names[spec]} is who all are measured against", fix=f"--name {spec}=mine"
+                    f"--name {given!r}: {names[spec]} is the name of another agent", fix=f"--name {spec}=mine"
                 )
         if len({*names.values(), *(spec for spec in specs if spec not in names)}) < len(specs):
             raise UsageError(f"--name gives two agents one name: {', '.join(self.names)}")

@@ -20,6 +20,7 @@ from msgrpo.evals.verify import COMPUTED, game_steps, verify
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, recorded_scenario
 from msgrpo.prompt import PromptTemplate
+from msgrpo.specs import names_an_agent
 from msgrpo.text import printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
@@ -243,11 +244,11 @@ def speaks(episode: Episode, player: str) -> bool:
 
 
 def _check_names(run: Run) -> None:
-    """Raise RecordError for a table's name that makes one agent another: all are measured against these two."""
-    taken = {*COMPUTED, "human", *run.asked}
+    """Raise RecordError for a table's name that makes one agent another: a reader takes `nano` for nano."""
     for spec, name in run.names.items():
         plain = " ".join(name.split()).casefold()
-        if any(plain == other.casefold() for other in taken if other != spec):
+        others = (other.casefold() for other in run.asked if other != spec)
+        if plain != spec.casefold() and (plain in others or names_an_agent(plain)):
             raise RecordError(
                 f"run.json calls the agent {spec} {name!r}, as another agent is called",
                 fix="give it another name: msgrpo eval --name",

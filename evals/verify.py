@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from msgrpo.agent import Agent, LanguageAgent
 from msgrpo.episode import Episode, Turn, read_episodes, versions
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
-from msgrpo.evals.record import run_of, seeds_of
+from msgrpo.evals.record import RUN_FILE, folder_name, read_run, run_of, seeds_of
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
@@ -23,6 +24,7 @@ from msgrpo.parse import parse_action
 from msgrpo.prompt import PromptTemplate, recorded_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.rollout import GAME_FAULT, observation_of, replay, view_of
+from msgrpo.specs import is_language_model
 
 MATCHES = "match"  # the folder of their records
 # The players whose every move follows from the game and the seeds: verifying plays them again.
@@ -146,6 +148,17 @@ def verify(path: Path) -> Verified:
     return verified
 
 
+def without_record(folder: Path) -> Iterator[str]:
+    """Each agent and scenario that an evaluation below `folder` was to play, and of which there is no line."""
+    for file in sorted(folder.rglob(RUN_FILE)):
+        run = read_run(file.parent)
+        for spec, scenarios in run.asked.items() if run else ():
+            for scenario, episodes in scenarios.items():
+                record = file.parent / folder_name(spec) / f"{folder_name(scenario)}.jsonl"
+                if episodes and not (record.is_file() and record.stat().st_size):
+                    yield f"{record}: INCOMPLETE: {episodes} episodes of {scenario} by {spec} are missing"
+
+
 def _template(episode: Episode, player: str) -> PromptTemplate | None:
     return recorded_template(episode.settings.get(player, {}))
 
@@ -186,9 +199,9 @@ def _differences(episode: Episode) -> Iterator[str]:
         if template is not None and template.render(scenario, "").prefix != prefix:
             yield f"the prompt of {player} is not this version's"
     for turn in episode.turns:
-        settings = episode.settings.get(turn.player, {})
-        speaks = "template" in settings
-        if "parts" in settings:
+        settings, spec = episode.settings.get(turn.player, {}), episode.agents.get(turn.player, "")
+        speaks = "template" in settings or is_language_model(spec)
+        if _changed_hands(settings, spec):
             continue  # a person took over, or gave it back: some turns have answers, others none
         if speaks != (turn.answer is not None) or (speaks and turn.player not in episode.prefix):
             yield f"step {turn.step}: {turn.player} should {'' if speaks else 'not '}have a prompt and an answer"
@@ -213,6 +226,12 @@ def _differences(episode: Episode) -> Iterator[str]:
     simulated = (str(game.outcome), game.success, dict(game.returns))
     if recorded != simulated and episode.turns:
         yield f"(outcome, success, returns) {recorded}, now {simulated}"
+
+
+def _changed_hands(settings: Mapping[str, Any], spec: str) -> bool:
+    """Whether a seat was played by several, as its name says, too: `nano+human`."""
+    parts = settings.get("parts")
+    return isinstance(parts, dict) and len(parts) > 1 and "+".join(parts) == spec
 
 
 def _not_theirs(episode: Episode, scenario: Scenario, game: Game, turns: list[Turn]) -> Iterator[str]:

@@ -25,6 +25,18 @@ DEFAULT_SAMPLING = Sampling()
 USUAL = PromptTemplate()
 
 
+def is_language_model(spec: str) -> bool:
+    """Whether it names a language model, whose turns have a prompt and an answer."""
+    kind, sign, rest = spec.partition(":")
+    return spec == "nano" or (bool(sign and rest) and kind in ("nano", "adapter", "base", "endpoint"))
+
+
+def names_an_agent(text: str) -> bool:
+    """Whether it is an agent's spec, or looks like one, so that nothing else may be called so."""
+    kind, sign, _ = text.partition(":")
+    return text in PLAIN or (bool(sign) and kind in ("nano", "adapter", "base", "dqn", "endpoint"))
+
+
 def _shipped(scenario: str) -> Path:
     there = shipped_adapters()
     if scenario not in there:

@@ -111,8 +111,9 @@ def serve_games(
 ) -> None:
     """Serve games by the OpenEnv protocol, which TRL, SkyRL, verifiers and others play."""
     from msgrpo.extras import needs
+    from msgrpo.loopback import is_loopback
     from msgrpo.serve.preflight import check_port
-    from msgrpo.serve.vllm_command import KEY_VARIABLE, is_loopback
+    from msgrpo.serve.vllm_command import KEY_VARIABLE
 
     with needs("msgrpo env serve", "openenv"):
         from msgrpo.serve import env_server
@@ -124,6 +125,6 @@ def serve_games(
         raise UsageError(f"{host} can be reached by others: it needs a key", fix=f"set {KEY_VARIABLE}")
     check_port(host, port)
     catalogue = Catalogue(scenarios or list(SCENARIOS))
-    app = env_server.make_server(catalogue, sessions=sessions, idle_s=idle_s, key=key, web=web)
+    app = env_server.make_server(catalogue, sessions=sessions, idle_s=idle_s, key=key, web=web, local=not key)
     say(f"{', '.join(catalogue.scenarios)} at http://{host}:{port}{'/web' if web else ''}; Ctrl-C ends it")
     env_server.run(app, host, port)

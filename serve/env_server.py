@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse
 
 from msgrpo import __version__
 from msgrpo.game import SPLITS
+from msgrpo.loopback import is_own
 from msgrpo.serve.env_session import Catalogue, Move, Saved, Seen, Session
 
 SPLIT_TYPES = {"train": "train", "val": "validation", "test": "test"}  # the protocol's own words
@@ -117,8 +118,13 @@ class GameEnvironment(Environment[MoveAction, GameObservation, GameState]):  # t
         return [(str(action), {"action": action}) for action in observation.get("legal_actions", [])]
 
 
-def make_server(catalogue: Catalogue, *, sessions: int, idle_s: float, key: str | None, web: bool) -> Any:
-    """The ASGI application: `sessions` clients at most, each forgotten after `idle_s` seconds without a message."""
+def make_server(
+    catalogue: Catalogue, *, sessions: int, idle_s: float, key: str | None, web: bool, local: bool = False
+) -> Any:
+    """The ASGI application: `sessions` clients at most, each forgotten after `idle_s` seconds without a message.
+
+    `local`: only this machine is answered, and no page but its own.
+    """
 
     def environment() -> GameEnvironment:
         return GameEnvironment(catalogue)
@@ -132,7 +138,29 @@ def make_server(catalogue: Catalogue, *, sessions: int, idle_s: float, key: str 
         concurrency_config=ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle_s),
         state_cls=GameState,
     )
+    app = LocalOnly(app) if local else app
     return KeyRequired(app, key) if key else app
+
+
+class LocalOnly:
+    """Answers programs of this machine, and the server's own page, over HTTP and for websockets."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        given = {name: value.decode("latin-1") for name, value in scope.get("headers", [])}
+        if scope["type"] == "lifespan" or is_own(given.get(b"host", "localhost"), given.get(b"origin")):
+            await self.app(scope, receive, send)
+        else:
+            await refuse(scope, receive, send, "a server without a key answers this machine's own programs only", 421)
+
+
+async def refuse(scope: Any, receive: Any, send: Any, why: str, status: int) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": why})
+    else:
+        await JSONResponse({"detail": why}, status)(scope, receive, send)
 
 
 class KeyRequired:
@@ -145,10 +173,8 @@ class KeyRequired:
         given = dict(scope.get("headers", [])).get(b"authorization", b"")
         if scope["type"] == "lifespan" or scope["path"] == "/health" or compare_digest(given, self._wanted):
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "a key is needed"})
         else:
-            await JSONResponse({"detail": "a key is needed"}, 401)(scope, receive, send)
+            await refuse(scope, receive, send, "a key is needed", 401)
 
 
 def run(app: Any, host: str, port: int) -> None:

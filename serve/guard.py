@@ -21,9 +21,10 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import MsgrpoError
+from msgrpo.loopback import is_loopback
 from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo.serve.adapters import check_fits, read_adapter, same_base
-from msgrpo.serve.vllm_command import is_loopback, is_model_name
+from msgrpo.serve.vllm_command import is_model_name
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from msgrpo.errors import ServeError, UsageError
+from msgrpo.loopback import is_loopback
 from msgrpo.models.paths import is_folder
 from msgrpo.serve.adapters import Adapter, check_fits, read_adapter
 from msgrpo.serve.preflight import (
@@ -20,7 +21,7 @@ from msgrpo.serve.preflight import (
     machine_engine,
 )
 from msgrpo.serve.server import Server, models
-from msgrpo.serve.vllm_command import KEY_VARIABLE, Engine, Launch, Request, build, common_base, is_loopback
+from msgrpo.serve.vllm_command import KEY_VARIABLE, Engine, Launch, Request, build, common_base
 from msgrpo.signals import ending_as_interrupt
 
 LOGS = Path("runs") / "serve"

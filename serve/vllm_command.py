@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import shlex
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from msgrpo.errors import UsageError
+from msgrpo.loopback import is_loopback
 from msgrpo.models.paths import NANO, base_path
 from msgrpo.serve.adapters import Adapter, same_base, served_rank
 
@@ -71,16 +71,6 @@ class Launch:
         if self.key:
             settings["VLLM_API_KEY"] = f'"${{{KEY_VARIABLE}:?}}"'
         return " ".join(["env", *(f"{name}={value}" for name, value in settings.items()), shlex.join(self.command)])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server at `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def common_base(adapters: tuple[Adapter, ...], asked: str | None) -> str:

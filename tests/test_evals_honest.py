@@ -163,6 +163,43 @@ def test_a_models_record_cannot_call_itself_what_all_are_measured_against(tmp_pa
         plays.load([tmp_path / "b"])
 
 
+@pytest.mark.parametrize("settings", [{"model": "m"}, {"model": "m", "parts": {"nano": {}, "human": {}}}])
+@pytest.mark.parametrize("spec", ["endpoint:http://h/v1#m", "nano", "adapter:a"])
+def test_a_language_model_has_answered_in_words(spec: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """The sibling of a model that calls itself `optimal`: the optimum's play under a model's name passed, since
+    without a template nothing was looked at; and so did a seat that says it changed hands while its name does not.
+    """
+    file = played(tmp_path, OptimalAgent()) / "optimal" / "frozen-lake.jsonl"
+    rewritten(file, lambda rows: [r | {"agents": {"player": spec}, "settings": {"player": settings}} for r in rows])
+    with pytest.raises(RecordError, match="should have a prompt and an answer"):
+        verify(file)
+
+
+@pytest.mark.parametrize("name", ["nano", "Human", "endpoint:http://h/v1#m", "adapter:best"])
+def test_no_agent_is_called_as_another_kind_of_agent_is(name: str, tmp_path: Path) -> None:
+    """Only random, optimal and the others of the same table were refused: random could stand there as `nano`."""
+    played(tmp_path, RandomAgent())
+    run = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(run | {"names": {"random": name}}))
+    assert "as another agent is called" in str(cli("leaderboard", str(tmp_path)).exception)
+    told = cli(
+        "eval", "random", "--scenario", "frozen-lake", "--name", f"random={name.lower()}", "--out", str(tmp_path)
+    )
+    assert "is the name of another agent" in str(told.exception)
+
+
+@pytest.mark.parametrize("what", ["removed", "emptied"])
+def test_verifying_a_folder_misses_the_record_that_is_not_there(what: str, tmp_path: Path) -> None:
+    """Only records that are there were looked at: a scenario deleted for all agents was no finding, exit 0."""
+    played(tmp_path, RandomAgent())
+    played(tmp_path, RandomAgent(), scenario=SNAKE, episodes=2)
+    assert cli("verify", str(tmp_path)).exit_code == 0
+    record = tmp_path / "random" / "frozen-lake.jsonl"
+    record.unlink() if what == "removed" else record.write_text("")
+    told = cli("verify", str(tmp_path))
+    assert (told.exit_code, "INCOMPLETE: 8 episodes of frozen-lake by random" in told.stdout) == (1, True)
+
+
 def test_asking_again_asks_whom_a_person_names(tmp_path: Path) -> None:
     played(tmp_path, scripted("nano", answer("up")), episodes=4)
     file = next(tmp_path.glob("nano/*.jsonl"))

@@ -423,6 +423,7 @@ def test_verify_says_which_prompts_it_cannot_check(tmp_path: Path, evaluated: Pa
 
 def test_a_person_may_have_taken_over(evaluated: Path) -> None:
     mixed = recorded(evaluated)
+    mixed.agents["player"] = "nano+human"
     mixed.settings["player"] = {"model": "nano+human", "parts": {"nano": SETTINGS, "human": {}}}
     mixed.turns[0].answer = f"<action>{mixed.turns[0].action}</action>"
     assert first_difference(mixed) is None

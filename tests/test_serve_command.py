@@ -14,6 +14,7 @@ from rich.console import Console
 from msgrpo import cli
 from msgrpo.errors import ModelError, MsgrpoError, ServeError, UsageError
 from msgrpo.install import install_command
+from msgrpo.loopback import is_loopback
 from msgrpo.models.paths import NANO_DIR
 from msgrpo.serve import preflight, terminal
 from msgrpo.serve.adapters import Adapter, read_adapter
@@ -25,7 +26,6 @@ from msgrpo.serve.vllm_command import (
     build,
     child_environment,
     common_base,
-    is_loopback,
 )
 from tests.serve_fakes import write_adapter
 

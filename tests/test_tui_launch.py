@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,7 @@ from msgrpo.cli import make_app
 from msgrpo.episode import read_episodes
 from msgrpo.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo.install import install_command
+from msgrpo.loopback import is_own
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
 from msgrpo.tui.export import append_episode
@@ -174,6 +176,48 @@ def test_other_hosts_are_refused_unless_forced(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.0.1"])
 def test_loopback_needs_no_force(host: str) -> None:
     assert launch.is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "anywhere", "own"),
+    [
+        ("127.0.0.1:8080", None, False, True),  # a program
+        ("127.0.0.1:8080", "http://127.0.0.1:8080", False, True),
+        ("LOCALHOST:8080", "http://127.0.0.1:8080", False, True),  # the page names the other loopback name
+        ("[::1]:8080", "http://[::1]:8080", False, True),
+        ("127.0.0.1:8080", "http://evil.example", False, False),
+        ("127.0.0.1:8080", "http://localhost:3000", False, False),  # another program's page
+        ("127.0.0.1:8080", "null", False, False),  # a page in a sandbox
+        ("evil.example:8080", "http://evil.example:8080", False, False),  # its name leads here
+        ("127.0.0.1.evil.example:8080", None, False, False),
+        ("[::1", None, False, False),
+        ("", None, False, False),
+        ("play.example", "https://play.example", True, True),
+        ("play.example", "https://evil.example", True, False),
+    ],
+)
+def test_only_its_own_page_talks_to_a_server_without_a_key(
+    host: str, origin: str | None, anywhere: bool, own: bool
+) -> None:
+    assert is_own(host, origin, anywhere=anywhere) is own
+
+
+async def test_no_page_of_another_site_types_into_the_app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sibling of DNS rebinding in `msgrpo serve`: the websocket of `--web` types into the app, with a person's
+    keys and files, and was open to every page that the person's browser showed.
+    """
+    pytest.importorskip("textual_serve")
+    from aiohttp.test_utils import TestClient, TestServer
+    from textual_serve.server import Server
+
+    made: list[Any] = []
+    monkeypatch.setattr(Server, "serve", lambda server: made.append(server))
+    launch.web(["play", "--web"], "127.0.0.1", 8080, force=False)
+    async with TestClient(TestServer(await made[0]._make_app())) as client:
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example:8080"}):
+            for path in ("/", "/ws", "/static/js/textual.js"):
+                assert (await client.get(path, headers=headers)).status == 403
+        assert (await client.get("/static/js/textual.js")).status == 200
 
 
 def test_the_served_command_is_the_same_without_the_serving() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import shlex
@@ -10,6 +9,7 @@ import sys
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -20,6 +20,7 @@ from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
+from msgrpo.loopback import is_loopback, is_own
 from msgrpo.models.paths import read_adapter_config
 from msgrpo.tui import film
 from msgrpo.tui.agents import HUMAN, Resolve
@@ -299,15 +300,11 @@ def print_keys(console: Console) -> None:
     console.print(f'Change them in {keys_file()}, one line a key:  "play.pause" = "space,p"', highlight=False)
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
-    """Serve the same command to browsers through textual-serve: one process a tab, no password."""
+    """Serve the same command to browsers through textual-serve: one process a tab, no password.
+
+    textual-serve lets every page open its websocket, which types into the app; here only the app's own page may.
+    """
     if not is_loopback(host) and not force:
         raise UsageError(
             f"{host} is not this machine alone: anybody who reaches port {port} could play, with your agents, "
@@ -315,11 +312,25 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
             fix="use --host 127.0.0.1 behind a proxy that asks for one, or add --force",
         )
     with needs("--web", "web"):
+        from aiohttp import web as http
         from textual_serve.server import Server
+
+    @http.middleware
+    async def own_page_only(request: http.Request, handler: Any) -> Any:
+        if not is_own(request.host, request.headers.get("Origin"), anywhere=force):
+            raise http.HTTPForbidden(text="only the app's own page is answered")
+        return await handler(request)
+
+    class OwnPage(Server):  # type: ignore[misc]  # textual-serve is not checked
+        async def _make_app(self) -> http.Application:
+            app: http.Application = await super()._make_app()
+            app.middlewares.append(own_page_only)
+            return app
+
     command = shlex.join([sys.executable, "-P", "-m", "msgrpo.cli", *without_web(arguments)])
     with TemporaryDirectory() as templates:
         page_without_links(Path(templates))
-        Server(command, host=host, port=port, title="msgrpo play", templates_path=templates).serve()
+        OwnPage(command, host=host, port=port, title="msgrpo play", templates_path=templates).serve()
 
 
 def page_without_links(folder: Path) -> None:
