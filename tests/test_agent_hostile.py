@@ -681,7 +681,9 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.Monkey
     "config",
     [
         {"r": 10**9}, {"r": 0}, {"r": -1}, {"r": "8"}, {"r": 8.5}, {"lora_alpha": math.nan}, {"lora_alpha": 1e308},
-        {"rank_pattern": {"q_proj": 10**7}}, {"rank_pattern": {"(([a-z0-9_.])+)+!": 8}}, {"alpha_pattern": [1]},
+        {"rank_pattern": {"q_proj": 10**7}}, {"rank_pattern": {"(([a-z0-9_.])+)+!": 8}},
+        {"rank_pattern": {f"of.many.{i}": 8 for i in range(10_000)}},  # each is tried on each layer
+        {"alpha_pattern": [1]},
         {"layer_replication": [[0, 1]] * 2000}, {"modules_to_save": ["lm_head"]}, {"peft_type": "PROMPT_TUNING"},
         {"peft_type": "XLORA"}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "corda"},
         {"megatron_config": {"a": 1}},

@@ -157,7 +157,7 @@ def adapter_arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
     odd = [key for key in NOT_PLAIN if config.get(key)] + [
         key
         for key, kind in PLAIN.items()
-        if key in settings and not (isinstance(settings[key], kind) and _fits(settings[key]))
+        if key in settings and not (isinstance(settings[key], kind) and _fits(settings[key], len(named)))
     ]
     inits = config.get("init_lora_weights")
     if config.get("peft_type", "LORA") != "LORA":
@@ -199,12 +199,15 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 LARGEST = 8192  # rank, and alpha
 
 
-def _fits(value: Any) -> bool:
-    """Whether a number is one that a layer can have; of a pattern, all of them, and plain names beside them."""
+def _fits(value: Any, layers: int) -> bool:
+    """Whether a number is one that a layer can have; of a pattern, all of them, and plain names beside them, of which
+    there are no more than layers: each is tried on each layer.
+    """
     if isinstance(value, bool):
         return True
     if isinstance(value, dict):
-        return all(re.fullmatch(r"[\w.]{1,200}", key) and _fits(nested) for key, nested in value.items())
+        plain = all(re.fullmatch(r"[\w.]{1,200}", key) and _fits(nested, layers) for key, nested in value.items())
+        return plain and len(value) <= layers
     return isinstance(value, (int, float)) and 0 < value <= LARGEST
 
 
