@@ -10,6 +10,7 @@ and line, where it does not (a library's own loop). One thread watches all calls
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import shlex
@@ -19,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -34,7 +35,7 @@ HANGS = 3  # such calls end what plays the game
 HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
 LOOK_S = 0.25  # between two looks of the watcher
 LATER_S = 4 * LOOK_S  # after a call's end, by when the watcher has looked, if it can
-OURS = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)))  # a game leaves them as they were
+INT, TERM, ALRM = (int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
 _handler_of: Callable[[int], Any] = import_module("_signal").getsignal  # `signal`'s own takes 4 µs to give it a name
 
 
@@ -52,6 +53,7 @@ _calls: dict[int, _Call] = {}  # thread -> its innermost call
 _lock = threading.Lock()
 _watcher: threading.Thread | None = None
 _wakes = False  # whether the main thread has been asked to take the signal
+_alarm_at = math.inf  # when the system wakes the main thread next
 _hangs: Counter[str] = Counter()  # calls of each game that took too long
 
 
@@ -71,9 +73,11 @@ class _Within:
     def __enter__(self) -> None:
         _start()
         self._thread = me = threading.get_ident()
-        ends = time.monotonic() + self._limit_s
+        now = time.monotonic()
+        ends = now + self._limit_s
         self._call = _calls[me] = _Call(self._what, ends, self._limit_s, _calls.get(me))
-        _set_alarm(self._call)
+        if not now <= _alarm_at <= ends + LATER_S:  # none that is to come in time; a forked process has none
+            _set_alarm(self._call)
 
     def __exit__(self, *given: object) -> None:
         try:
@@ -84,7 +88,6 @@ class _Within:
 
     def _end(self) -> None:
         call = self._call
-        _set_alarm(call.before)
         with _lock:  # the watcher does nothing to a call that has ended
             if call.before is not None:
                 _calls[self._thread] = call.before
@@ -120,15 +123,18 @@ def _start() -> None:
         _watcher.start()
 
 
-def _set_alarm(call: _Call | None) -> None:
-    """Have the system wake this thread again and again after a call's end; not at all without a call.
+def _set_alarm(call: _Call) -> None:
+    """Have the system wake the main thread after a call's end, and again until it has ended.
 
     Code in C that holds Python's lock (a regular expression that tries for hours) keeps the watcher from looking. But
-    it lets signals in, and with their handler the watcher. Only the main thread has handlers.
+    it lets signals in, and with their handler the watcher. An alarm is not taken back, which would cost each call
+    more than all else; one that comes within a later call is set anew.
     """
-    if threading.current_thread() is threading.main_thread() and _handler_of(signal.SIGALRM) is _stop_here:
-        left = 0.0 if call is None else max(call.ends - time.monotonic(), 0.0) + LATER_S
-        signal.setitimer(signal.ITIMER_REAL, left, LATER_S)
+    global _alarm_at
+    if threading.current_thread() is threading.main_thread() and _handler_of(ALRM) is _stop_here:
+        now = time.monotonic()
+        _alarm_at = max(call.ends, now) + LATER_S
+        signal.setitimer(signal.ITIMER_REAL, _alarm_at - now)
 
 
 def _watch() -> None:
@@ -158,9 +164,13 @@ def _look(thread: int, call: _Call, now: float) -> None:
 
 
 def _stop_here(number: int, frame: FrameType | None) -> None:
+    global _alarm_at
+    _alarm_at = math.inf
     call = _calls.get(threading.get_ident())
-    if call is not None and call.stopped:
-        raise TookTooLongError
+    if call is not None:
+        _set_alarm(call)
+        if call.stopped:
+            raise TookTooLongError
 
 
 def games_code(name: str) -> _GamesCode:
@@ -187,7 +197,8 @@ class _GamesCode:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         try:
-            _put_back(self._handlers)
+            if self._handlers != _handlers():
+                _put_back(self._handlers)
             self._limit.__exit__()
         except TookTooLongError as late:
             error = late
@@ -235,14 +246,15 @@ def unmoved() -> Iterator[None]:
             os.chdir(here)
 
 
-def _handlers() -> Sequence[Any]:
-    """The handlers of OURS; nothing in a thread, which has none."""
-    main = threading.current_thread() is threading.main_thread()
-    return [_handler_of(number) for number in OURS] if main else ()
+def _handlers() -> tuple[Any, Any, Any]:
+    """What Ctrl-C, SIGTERM and our own alarm do."""
+    return _handler_of(INT), _handler_of(TERM), _handler_of(ALRM)
 
 
-def _put_back(handlers: Sequence[Any]) -> None:
-    for number, handler in zip(OURS, handlers, strict=False):
+def _put_back(handlers: tuple[Any, Any, Any]) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return  # no other can have changed them
+    for number, handler in zip((INT, TERM, ALRM), handlers, strict=True):
         if handler is not None and _handler_of(number) is not handler:
             signal.signal(number, handler)
 
