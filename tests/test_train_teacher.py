@@ -159,7 +159,7 @@ def test_cross_entropy_is_its_own_gradient(policy: Policy, turns: tuple[list[Les
 
 def test_reverse_kl_is_the_gradient_of_the_divergence(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
     """Over the four answers, weighted by their chances, its samples' gradients sum to that of KL(p ‖ q)."""
-    all_turns, learner = turns
+    all_turns, _ = turns
     teacher = choose("teacher", "optimal(weight=1, returns=0, divergence=reverse-kl, smooth=0.1)")
     assert isinstance(teacher, Optimal)
     for lesson in with_action(all_turns)[:3]:
