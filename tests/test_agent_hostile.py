@@ -646,6 +646,21 @@ def test_a_bases_own_code_is_never_run_and_nobody_is_asked_whether_it_may(
     assert not (tmp_path / "it-ran").exists()
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"_attn_implementation": "some/kernel"},
+        {"attn_implementation": "some/kernel:fast"},
+        {"text_config": {"layers": [{"_attn_implementation_internal": {"a": "some/kernel"}}]}},
+    ],
+)
+def test_compiled_code_of_a_hub_is_not_asked_for(named: dict[str, Any], base: Path) -> None:
+    """The sibling of code beside a base: transformers fetches a kernel that its config names, and loads it."""
+    changed(base / "config.json", **named)
+    with pytest.raises(ModelError, match="compiled code from a hub"):
+        load_base(str(base))
+
+
 def test_what_is_no_base_is_said_in_a_sentence(base: Path, tmp_path: Path) -> None:
     pickled = tmp_path / "pickled"
     pickled.mkdir()

@@ -32,7 +32,7 @@ def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> Non
         if not isinstance(config, dict):
             raise ValueError(f"{ADAPTER_CONFIG} holds no JSON object")
         part = out / f"{ADAPTER_WEIGHTS}.part"
-        part.write_bytes(found[ADAPTER_WEIGHTS])
+        replace_bytes(part, found[ADAPTER_WEIGHTS])
         try:
             layers = {
                 name.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for name in tensor_shapes(part) if ".lora_" in name

@@ -123,6 +123,12 @@ def check_base(base: str) -> None:
         adapter = (folder / ADAPTER_CONFIG).is_file()
         fix = f"it holds an adapter: adapter:{base}" if adapter else "give the folder of a causal language model"
         raise ModelError(f"the base model {base!r} cannot be loaded: its config.json names no model_type", fix=fix)
+    if kernel := foreign_kernel(config):
+        raise ModelError(
+            f"the base model {base!r} cannot be loaded: its config.json asks for the attention of {kernel[:80]!r}, which "
+            "is compiled code from a hub",
+            fix="take attn_implementation out of its config.json",
+        )
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickled = sorted(file.name for end in ("*.bin", "*.pt", "*.pth") for file in folder.glob(end))
@@ -136,6 +142,16 @@ def check_base(base: str) -> None:
         raise ModelError(
             f"the base model {base!r} cannot be loaded: {layers:,} layers, and {tensors} tensors for them"
         )
+
+
+def foreign_kernel(config: Any) -> str | None:
+    """The repository of an attention kernel that a config names anywhere: transformers would load compiled code."""
+    if isinstance(config, list):
+        return next(filter(None, map(foreign_kernel, config)), None)
+    if not isinstance(config, dict):
+        return None
+    named = (str(value) for key, value in config.items() if "attn_implementation" in key)
+    return next((name for name in named if "/" in name), None) or foreign_kernel(list(config.values()))
 
 
 def own_code(base: str) -> str | None:
