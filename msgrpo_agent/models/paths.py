@@ -125,8 +125,8 @@ def check_base(base: str) -> None:
         raise ModelError(f"the base model {base!r} cannot be loaded: its config.json names no model_type", fix=fix)
     if kernel := foreign_kernel(config):
         raise ModelError(
-            f"the base model {base!r} cannot be loaded: its config.json asks for the attention of {kernel[:80]!r}, which "
-            "is compiled code from a hub",
+            f"the base model {base!r} cannot be loaded: its config.json asks for the attention of {kernel[:80]!r}, "
+            "which is compiled code from a hub",
             fix="take attn_implementation out of its config.json",
         )
     weights = sorted(folder.glob("*.safetensors"))
