@@ -51,10 +51,11 @@ from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.rollout import derive_seed
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Sample
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.policy import Policy
 from msgrpo.train.rivals.paper import Clip
-from msgrpo.train.update import MAX_GRAD_NORM, WARM_UP, Sample, update
+from msgrpo.train.update import MAX_GRAD_NORM, WARM_UP, update
 
 INSTALL = ".venv-trl/bin/python -m pip install trl==1.16.0 -e '.[train]'"
 REWARDED = "right"

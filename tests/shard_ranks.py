@@ -21,9 +21,10 @@ from msgrpo.models.loading import NANO_DIR
 from msgrpo.models.local import LocalModel
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines import contract
+from msgrpo.train.groups import Sample
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE, Ranks, open_ranks
-from msgrpo.train.update import Sample, _accumulate
+from msgrpo.train.update import _accumulate
 
 FOUND: dict[str, Any] = {}
 

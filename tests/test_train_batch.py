@@ -23,14 +23,14 @@ from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
-from msgrpo.train.groups import Group
+from msgrpo.train.groups import Group, Sample
 from msgrpo.train.metrics import describe
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.spread import largest_spread
 from msgrpo.train.rollouts import Rollouts
-from msgrpo.train.update import Sample, _accumulate, micro_batches, minibatches, pick
+from msgrpo.train.update import _accumulate, micro_batches, minibatches, pick
 from tests.train_helpers import learner, samples_in, taught
 
 CPU = torch.device("cpu")

@@ -15,12 +15,13 @@ from msgrpo.train import groups as groups_module
 from msgrpo.train import update as update_module
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
+from msgrpo.train.groups import Sample
 from msgrpo.train.loop import train
 from msgrpo.train.msgrpo import composite_returns
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import discounted, paper
-from msgrpo.train.update import Sample, _accumulate, pick
+from msgrpo.train.update import _accumulate, pick
 from tests.train_helpers import learner, played, samples_in
 
 TINY = [

@@ -12,11 +12,12 @@ from msgrpo.episode import Episode
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Sample
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Playing, RolloutSource
-from msgrpo.train.update import Picked, Sample
+from msgrpo.train.update import Picked
 
 
 class Told(Quiet):

@@ -48,11 +48,12 @@ from msgrpo.models.local import LocalModel
 from msgrpo.rewards import Shaping
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
+from msgrpo.train.groups import Sample
 from msgrpo.train.nano.words import DEADLY, Sight, Words, follow
 from msgrpo.train.policy import Policy
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rollouts import Play, Players, Playing, RolloutSource
-from msgrpo.train.update import MAX_GRAD_NORM, Sample, learning_rate, micro_batches, minibatches
+from msgrpo.train.update import MAX_GRAD_NORM, learning_rate, micro_batches, minibatches
 
 EVERY = 5  # updates between evaluations
 
