@@ -51,6 +51,7 @@ class _Call:
 
 _calls: dict[int, _Call] = {}  # thread -> its innermost call
 _lock = threading.Lock()
+_one_at_a_time = threading.RLock()  # what limits the memory of the whole process
 _watcher: threading.Thread | None = None
 _wakes = False  # whether the main thread has been asked to take the signal
 _alarm_at = math.inf  # when the system wakes the main thread next
@@ -271,23 +272,23 @@ def _folder() -> str:
 def memory_within(more: int) -> Iterator[None]:
     """Raise MemoryError within the block once this process has grown by `more` bytes; only where Linux counts them.
 
-    The limit is that of the whole process, so the block must be short, and `more` larger than what other threads
-    ask for in the meantime.
+    The limit is that of the whole process, so one thread at a time is in such a block, the block must be short, and
+    `more` larger than what other threads ask for in the meantime.
     """
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + more
-    if resource.RLIM_INFINITY not in (soft, hard):
-        limit = min(limit, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with _one_at_a_time:
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+        except OSError:
+            yield
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limits = (pages * resource.getpagesize() + more, soft, hard)
+        limit = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -455,6 +455,28 @@ def test_an_adapters_folder_brings_no_template_among_the_templates_arguments(tmp
     assert ChatFormat(tokenizer, {"enable_thinking": False, "tools": None}).arguments
 
 
+def test_two_templates_at_once_leave_no_limit_behind() -> None:
+    """The one that ended first put back what the other had set, for the rest of the process."""
+    before, inside = resource.getrlimit(resource.RLIMIT_AS), threading.Event()
+
+    def long() -> None:
+        with memory_within(2**31):
+            inside.set()
+            time.sleep(0.3)
+
+    def late() -> None:
+        inside.wait()
+        with memory_within(2**31):
+            time.sleep(0.3)
+
+    threads = [threading.Thread(target=one) for one in (long, late)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
 def test_a_persons_ctrl_c_is_no_fault_of_the_game() -> None:
     class Handler:
         def ask(self) -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from msgrpo.errors import ModelError, UsageError
+from msgrpo.errors import GameFaultError, ModelError, UsageError
+from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.judge import decided
 from msgrpo.parse import parse_action
@@ -25,11 +26,11 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.rivals import choose
+from msgrpo.train.rivals import choose, optimal
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.contract import Learner, Teacher
 from msgrpo.train.rivals.distilled import loaded
-from msgrpo.train.rivals.optimal import Advice, Optimal
+from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens
 from msgrpo.train.update import _accumulate, pick
 from tests.train_helpers import played
 
@@ -212,6 +213,61 @@ def test_an_answer_without_an_action_teaches_nothing(turns: tuple[list[Lesson], 
             assert [sample.advantages for sample in own] == ([(-0.7, -0.7)] if returns else [])
 
 
+def test_what_is_written_after_an_action_is_no_part_of_it(
+    policy: Policy, turns: tuple[list[Lesson], Learner]
+) -> None:
+    """A tail of likely words made every action look unlikely, so that writing on was rewarded."""
+    (lesson, *_) = with_action(turns[0])
+    tokenizer, completion = policy.tokenizer, lesson.sample.completion
+    without_end = completion.token_ids[:-1] if completion.token_ids[-1] == tokenizer.eos_token_id else None
+    assert without_end is not None
+    tail = tuple(tokenizer(" goal up down", add_special_tokens=False)["input_ids"])
+    ids = (*without_end, *tail, tokenizer.eos_token_id)
+    logprobs = (*completion.logprobs[:-1], *(-3.0 for _ in tail), -3.0)
+    longer = replace(completion, token_ids=ids, logprobs=logprobs)
+    short, long = action_tokens(completion, tokenizer), action_tokens(longer, tokenizer)
+    assert short[-1] == 1
+    assert long == [*short[:-1], *[0.0] * (len(tail) + 1)]
+    assert (
+        tokenizer.decode([t for t, w in zip(ids, long, strict=True) if w]) == f"<action>{lesson.turn.action}</action>"
+    )
+
+
+def test_a_reference_player_that_fails_costs_its_turn_and_nothing_else(
+    turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault passed through the update and ended the run, and each resumption of it."""
+    all_turns, learner = turns
+
+    def best(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
+        if game.steps:
+            raise GameFaultError("it cannot tell")
+        return best_actions(scenario, game, player)
+
+    monkeypatch.setattr(optimal, "best_actions", best)
+    samples, figures = _teacher("optimal(returns=0.5)").taught(all_turns, learner)
+    later = [lesson for lesson in all_turns if lesson.turn.step]
+    assert figures["teacher/failed"] == len(later) > 0
+    for lesson in later:
+        (own,) = [sample for sample in samples if sample.completion is lesson.sample.completion]
+        assert own.advantages == pytest.approx([0.5 * value for value in lesson.sample.advantages])
+
+
+def test_rows_that_nobody_sampled_hide_no_mismatch(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
+    """They have no log-probability to differ from, and made the mean over an update smaller."""
+    all_turns, learner = turns
+    apart = [
+        replace(lesson, sample=replace(lesson.sample, completion=replace(
+            lesson.sample.completion, logprobs=tuple(value - 0.01 for value in lesson.sample.completion.logprobs)
+        )))
+        for lesson in all_turns[:8]
+    ]  # fmt: skip
+    samples, _ = _teacher("optimal").taught(apart, learner)
+    assert not all(sample.was_sampled for sample in samples)
+    sums, _ = _accumulate(policy, samples, ALONE, config())
+    assert sums["mismatch"] == pytest.approx(0.01, rel=0.01)
+
+
 def _teacher(spec: str) -> Teacher:
     teacher = choose("teacher", spec)
     assert isinstance(teacher, Teacher)
@@ -262,6 +318,8 @@ def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
         (None, ["teacher=optimal(weight=0)"], "greater than 0"),
         (None, ["teacher=optimal(divergence=jensen)"], "cross-entropy"),
         (None, ["teacher=optimal(whole=true)"], "whole=true is for divergence=reverse-kl"),
+        (None, ["teacher=optimal", "loss=gspo(kl=0)"], "has one ratio for all"),
+        (None, ["credit=episode(words=0.5)", "loss=turn(kl=0)"], "has one ratio for all"),
         (
             None,
             ["teacher=model(of=nano)", "shard=true", "rollouts=http://h:1", "adapters=x"],

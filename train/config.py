@@ -186,6 +186,9 @@ class TrainConfig(BaseModel):
             chosen.check(self)
         if self.credit.scale == "update" and len(ids) > 1:
             raise ValueError(f"{self.credit} compares returns of one game; scenario names several")
+        if not self.loss.by_token and (self.teacher is not None or self.credit.words != 1):
+            whose = f"teacher={self.teacher}" if self.teacher is not None else f"credit={self.credit}"
+            raise ValueError(f"{whose} tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all")
         _ = self.filmed  # raises ValueError
         if self.rollouts != "hf" and self.child is None and not self.urls:
             raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")

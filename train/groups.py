@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -102,6 +103,11 @@ class Sample:
     @property
     def old_logprobs(self) -> tuple[float, ...]:
         return self.completion.logprobs
+
+    @property
+    def was_sampled(self) -> bool:
+        """Whether the policy gave this answer, and no teacher."""
+        return not any(map(math.isnan, self.old_logprobs))
 
     @property
     def tokens(self) -> int:

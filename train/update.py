@@ -53,7 +53,8 @@ def update(
         optimizer.zero_grad()
         sums, furthest = _joined(ranks.gather([_accumulate(policy, part, ranks, config)]))
         ranks.sum_gradients(policy.parameters)
-        mismatch = mismatch or {"engine/mismatch_max": furthest, "engine/mismatch_mean": sums["mismatch"]}
+        if not steps and any(sample.was_sampled for sample in part):
+            mismatch = {"engine/mismatch_max": furthest, "engine/mismatch_mean": sums["mismatch"]}
         totals = {name: value + sums.get(name, 0.0) for name, value in totals.items()}
         totals["grad_norm"] += float(clip_grad_norm_(policy.parameters, MAX_GRAD_NORM))
         if not math.isfinite(totals["loss"] + totals["grad_norm"]):
@@ -66,7 +67,7 @@ def update(
         done(steps)
     means = {f"update/{name}": value / max(steps, 1) for name, value in totals.items() if name != "mismatch"}
     bound = {"engine/mismatch_bound": MISMATCH[policy.model.dtype]}
-    return means | mismatch | bound | {"update/kept_turns": float(len(samples))}
+    return means | mismatch | bound | {"update/kept_turns": float(sum(sample.was_sampled for sample in samples))}
 
 
 def check_mismatch(stats: Mapping[str, float]) -> None:
@@ -97,6 +98,7 @@ def _accumulate(
     and the largest difference from the engine's log-probabilities.
     """
     tokens = sum(len(sample.answer_ids) for sample in part)
+    sampled = sum(len(sample.answer_ids) for sample in part if sample.was_sampled)
     totals, furthest = dict.fromkeys(SUMS, 0.0), 0.0
     for micro, counts in _share(policy, part, ranks, config):
         in_micro = sum(len(answer) for _, answer in micro.pairs) * counts
@@ -116,7 +118,7 @@ def _accumulate(
         off = (logprobs.detach() - old).abs() * mask * counts
         furthest = max(furthest, float(off.max()))
         totals["loss"] += float(loss.detach()) * weight
-        totals["mismatch"] += float(off.sum()) / tokens
+        totals["mismatch"] += float(off.sum()) / max(sampled, 1)
         for name, value in stats.items():
             totals[name] += float(value) * in_micro / tokens
     return totals, furthest

@@ -215,6 +215,7 @@ class Explore(Choice):
 class Loss(Choice):
     """The loss of a micro-batch of N turns, (N, T) tokens."""
 
+    by_token: ClassVar[bool] = True  # each token's advantage is its own; else a turn's tokens share one ratio
     kl: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
     over: Literal["token", "turn"] = Field("token", description="mean over tokens, or over turns of their mean")
 

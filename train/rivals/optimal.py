@@ -11,7 +11,10 @@ answer that names action a after the policy's own words x:
 
 Taught are the tokens of the action. With reverse-kl and whole=true the words before it are taught too: all tokens get
 w (log q(a|s) − log p(a|s, x) − b), b the mean over the update's turns. That is the gradient of the expectation over
-the words, −E_x KL(p(·|s, x) ‖ q(·|s)). An answer without an action teaches nothing.
+the words, −E_x KL(p(·|s, x) ‖ q(·|s)). An answer without a tag teaches nothing; one whose tag names no legal action
+is taught by cross-entropy alone. A turn in which the reference player itself fails keeps what the returns say.
+
+Rows of its own count among those that the loss is averaged over, so the returns weigh less beside them.
 Sources: on-policy distillation as in GKD (arXiv 2306.13649); states from the learner and actions from the expert as
 in DAgger (arXiv 1011.0686).
 """
@@ -19,13 +22,15 @@ in DAgger (arXiv 1011.0686).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
 
+from msgrpo.agent import Completion
 from msgrpo.episode import Episode
+from msgrpo.errors import GameFaultError
 from msgrpo.games import get_scenario
 from msgrpo.judge import decided
 from msgrpo.parse import action_span
@@ -54,15 +59,26 @@ class Optimal(Teacher):
             )
 
     def taught(self, lessons: Sequence[Lesson], learner: Learner) -> tuple[list[Sample], dict[str, float]]:
-        advice, tokenizer = advised(lessons), learner.policy.tokenizer
-        of_action = [token_weights(lesson.sample.completion, tokenizer, 0.0) for lesson in lessons]
-        taught = zip(lessons, advice, of_action, strict=True)
+        """By the first of several processes for all: a reference player need not be a pure function."""
+        ranks = learner.ranks
+        return ranks.broadcast(self._taught(lessons, learner.policy.tokenizer) if ranks.first else ([], {}))
+
+    def _taught(self, lessons: Sequence[Lesson], tokenizer: Any) -> tuple[list[Sample], dict[str, float]]:
+        advice = advised(lessons)
+        known = [
+            (lesson, said, action_tokens(lesson.sample.completion, tokenizer))
+            for lesson in lessons
+            if (said := advice.get(id(lesson.turn))) is not None
+        ]
+        unknown = [replace(lesson.sample, advantage=self.returns * lesson.sample.advantage) for lesson in lessons
+                   if id(lesson.turn) not in advice and self.returns]  # fmt: skip
         if self.divergence == "reverse-kl":
-            samples = self._scored(list(taught))
+            samples = self._scored(known)
         else:
-            samples = [sample for one in taught for sample in self._corrected(*one, tokenizer)]
-        agreed = sum(lesson.turn.action in said.best for lesson, said in zip(lessons, advice, strict=True))
-        return samples, {"teacher/agreement": agreed / max(len(lessons), 1)}
+            samples = [sample for one in known for sample in self._corrected(*one, tokenizer)]
+        agreed = sum(lesson.turn.action in said.best for lesson, said, _ in known)
+        figures = {"teacher/agreement": agreed / max(len(known), 1), "teacher/failed": len(lessons) - len(known)}
+        return [*samples, *unknown], {name: float(value) for name, value in figures.items()}
 
     def _scored(self, taught: Sequence[tuple[Lesson, Advice, Sequence[float]]]) -> list[Sample]:
         """reverse-kl: each turn with what the teacher thinks of its action."""
@@ -108,13 +124,14 @@ class Optimal(Teacher):
         """The policy's words with another action behind them."""
         completion = lesson.sample.completion
         ids = completion.token_ids
-        words = ids[: of_action.index(1.0)]
+        first, after = of_action.index(1.0), len(of_action) - of_action[::-1].index(1.0)
+        words = ids[:first]
         text = tokenizer.decode(ids, skip_special_tokens=True)
         span = action_span(text)
         assert span is not None
         begun = len(tokenizer.decode(words, skip_special_tokens=True))
         rest = tokenizer(f"{text[begun : span[0]]}{action}</action>", add_special_tokens=False)["input_ids"]
-        end = [ids[-1]] if ids[-1] == tokenizer.eos_token_id else []
+        end = [ids[after - 1]] if ids[after - 1] == tokenizer.eos_token_id else []
         row = (*words, *rest, *end)
         taught = self.weight * share
         return Sample(
@@ -138,19 +155,42 @@ def _log_chance(lesson: Lesson, of_action: Sequence[float]) -> float:
     return math.fsum(logprob * part for logprob, part in pairs)
 
 
-def advised(lessons: Sequence[Lesson]) -> list[Advice]:
-    """The advice for every lesson's turn, from its episode played again."""
+def action_tokens(completion: Completion, tokenizer: Any) -> list[float]:
+    """1 for the tokens of `<action>…</action>` and for an end that follows at once, 0 for all others."""
+    weights = list(token_weights(completion, tokenizer, 0.0))
+    if 1.0 not in weights:
+        return weights
+    ids = list(completion.token_ids)
+    span = action_span(tokenizer.decode(ids, skip_special_tokens=True))
+    assert span is not None
+    closed = span[1] + len("</action>")
+    after = weights.index(1.0)
+    while after < len(ids) and len(tokenizer.decode(ids[:after], skip_special_tokens=True)) < closed:
+        after += 1
+    if after < len(ids) and ids[after] == tokenizer.eos_token_id:
+        after += 1
+    return [weight if i < after else 0.0 for i, weight in enumerate(weights)]
+
+
+def advised(lessons: Sequence[Lesson]) -> dict[int, Advice]:
+    """The advice for the lessons' turns, by their `id`, from their episodes played again."""
+    turns = {id(lesson.turn) for lesson in lessons}
     episodes = {id(lesson.episode): lesson.episode for lesson in lessons}
     advice: dict[int, Advice] = {}
     for episode in episodes.values():
         assert episode is not None
-        advice |= _of_episode(episode)
-    return [advice[id(lesson.turn)] for lesson in lessons]
+        advice |= _of_episode(episode, turns)
+    return advice
 
 
-def _of_episode(episode: Episode) -> Mapping[int, Advice]:
-    scenario = get_scenario(episode.scenario)
-    return {
-        id(turn): Advice(best_actions(scenario, game, turn.player), len(game.legal(turn.player)))
-        for turn, game in decided(scenario, episode)
-    }
+def _of_episode(episode: Episode, turns: Container[int]) -> dict[int, Advice]:
+    """Of those turns in which the reference player does not fail. Raises GameFaultError where that is fatal."""
+    scenario, advice = get_scenario(episode.scenario), dict[int, Advice]()
+    for turn, game in decided(scenario, episode):
+        if id(turn) in turns:
+            try:
+                advice[id(turn)] = Advice(best_actions(scenario, game, turn.player), len(game.legal(turn.player)))
+            except GameFaultError as fault:
+                if fault.fatal:
+                    raise
+    return advice

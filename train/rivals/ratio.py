@@ -60,6 +60,7 @@ class Gspo(_Clipped):
     """One ratio for a turn: the geometric mean of its tokens'. Its spread is small, and so are GSPO's bounds."""
 
     name = "gspo"
+    by_token = False
     low: float = Field(3e-4, gt=0, lt=1, description="ε_low")
     high: float = Field(4e-4, gt=0, description="ε_up")
 
@@ -72,6 +73,7 @@ class Turn(_Clipped):
     """One ratio for a turn: the product of its tokens'."""
 
     name = "turn"
+    by_token = False
 
     def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
         return self.clipped(log_w_NT.sum(1, keepdim=True).exp().expand_as(log_w_NT), advantages_NT)
