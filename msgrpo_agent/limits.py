@@ -9,6 +9,7 @@ and line, where it does not (a library's own loop). One thread watches all calls
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import math
 import os
@@ -136,6 +137,13 @@ def _set_alarm(call: _Call) -> None:
         now = time.monotonic()
         _alarm_at = max(call.ends, now) + LATER_S
         signal.setitimer(signal.ITIMER_REAL, _alarm_at - now)
+        atexit.unregister(_no_alarm)
+        atexit.register(_no_alarm)
+
+
+def _no_alarm() -> None:
+    """Take the alarm back: a process that ends has no handler any more, and the alarm would kill it."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _watch() -> None:
