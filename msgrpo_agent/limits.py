@@ -119,6 +119,7 @@ def _start() -> None:
     if not _wakes and threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             signal.signal(signal.SIGALRM, _stop_here)
+            atexit.register(_no_alarm)
         _wakes = True
     if _watcher is None or not _watcher.is_alive():  # a forked process has none
         _watcher = threading.Thread(target=_watch, name="msgrpo-limits", daemon=True)
@@ -137,8 +138,6 @@ def _set_alarm(call: _Call) -> None:
         now = time.monotonic()
         _alarm_at = max(call.ends, now) + LATER_S
         signal.setitimer(signal.ITIMER_REAL, _alarm_at - now)
-        atexit.unregister(_no_alarm)
-        atexit.register(_no_alarm)
 
 
 def _no_alarm() -> None:

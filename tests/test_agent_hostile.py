@@ -477,6 +477,30 @@ def test_two_templates_at_once_leave_no_limit_behind() -> None:
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
+ENDS_SLOWLY = """
+import sys, time
+from msgrpo.limits import within
+
+class Slow:
+    def __del__(self):  # while Python ends it has no handlers any more
+        time.sleep(2)
+
+with within(0.1, "a game"):
+    pass
+if sys.argv[1:]:
+    import atexit
+    from msgrpo import limits
+    atexit.unregister(limits._no_alarm)
+sys.modules["slow"] = Slow()
+"""
+
+
+@pytest.mark.parametrize(("kept", "code"), [((), 0), (("alarm",), -signal.SIGALRM)])
+def test_a_process_that_ends_is_not_killed_by_its_alarm(kept: tuple[str, ...], code: int) -> None:
+    """Trainings that had ended well died in their last second, and their servers and ranks with them."""
+    assert subprocess.run([sys.executable, "-c", ENDS_SLOWLY, *kept], check=False).returncode == code
+
+
 def test_a_persons_ctrl_c_is_no_fault_of_the_game() -> None:
     class Handler:
         def ask(self) -> None:

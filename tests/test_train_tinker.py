@@ -19,17 +19,17 @@ from msgrpo.errors import MsgrpoError, RunError, UsageError
 from msgrpo.train import service
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig, make_config
-from msgrpo.train.cost import LimitReachedError, Meter, Price, price_of
 from msgrpo.train.engines.contract import Engine
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
+from msgrpo.train.tinker.cost import LimitReachedError, Meter, Price, price_of
 from msgrpo.train.update import update
 from tests.train_helpers import Told, learner, taught
 
 pytest.importorskip("tinker", reason="needs the extra `tinker`")
 
 from msgrpo.train.loop import train
-from msgrpo.train.remote import Remote, rows
+from msgrpo.train.tinker.weights import TinkerWeights, rows
 from tests.tinker_fake import KEY, Fake
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK leaves a connection open
@@ -100,7 +100,7 @@ def test_an_update_there_is_the_update_here(fake: Fake, tmp_path: Path, over: st
         taught(prompt, answer, tuple((own[i][mask[i].bool()] - 0.3).tolist()), advantage)
         for i, (prompt, answer, advantage) in enumerate(zip(prompts, answers, (1.0, -2.0, 0.5, 3.0), strict=True))
     ]
-    remote = Remote(config, tmp_path, ALONE, Told())
+    remote = TinkerWeights(config, tmp_path, ALONE, Told())
     there = remote.update(samples, learner().generator, 4, lambda done: None)
     optimizer = torch.optim.AdamW(here.parameters, weight_decay=0.0)
     ours = update(here, optimizer, samples, config, learner().generator, 4)
@@ -199,7 +199,7 @@ def test_max_cost_stops_before_it_is_passed(fake: Fake, tmp_path: Path) -> None:
 # ---- what a service does wrong
 
 
-def one_version(remote: Remote, engine: Engine) -> None:
+def one_version(remote: TinkerWeights, engine: Engine) -> None:
     """What a run does with a service, without its games."""
     engine.load(0)
     remote.update([taught((1, 2, 3), (4, 5), (-3.0, -3.0), 1.0)], learner().generator, 0, lambda done: None)
@@ -219,7 +219,7 @@ def one_version(remote: Remote, engine: Engine) -> None:
 )
 def test_what_is_wrong_there_ends_the_run(fake: Fake, tmp_path: Path, fault: str, said: str) -> None:
     config = settings()
-    remote = Remote(config, tmp_path, ALONE, Told())
+    remote = TinkerWeights(config, tmp_path, ALONE, Told())
     with closing(remote.engine(tmp_path, None)) as engine:
         fake.faults.add(fault)
         with pytest.raises(RunError, match=said):

@@ -1,6 +1,6 @@
 """A service that speaks Tinker's protocol, as the installed SDK speaks it, and computes with nano.
 
-It shares no code with `msgrpo.train.service`: sampling and the loss are written down again.
+It shares no code with `msgrpo.train.tinker.service`: sampling and the loss are written down again.
 One thread computes all requests in their order; samples that wait at the same time are one batch. `faults` change
 what it does.
 """

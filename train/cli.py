@@ -131,7 +131,8 @@ def train(
 def _show_cost(config: TrainConfig, as_json: bool) -> None:
     """`--dry-run`: tokens, turns and dollars of a run at a service. Nothing is sent."""
     from msgrpo.models.loading import local_tokenizer
-    from msgrpo.train.cost import estimate, lines, price_of
+    from msgrpo.train.tinker.cost import price_of
+    from msgrpo.train.tinker.estimate import estimate, lines
 
     if config.engine == "here":
         raise UsageError("--dry-run says what a service takes, and this machine takes nothing", fix="--engine tinker")

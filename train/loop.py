@@ -20,7 +20,6 @@ from msgrpo.extras import needs
 from msgrpo.rollout import derive_seed
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.cost import LimitReachedError
 from msgrpo.train.engines import open_engine
 from msgrpo.train.engines.contract import Engine
 from msgrpo.train.evaluate import Evaluations, finish
@@ -36,6 +35,7 @@ from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writ
 from msgrpo.train.sinks import Reporter, Sinks
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
+from msgrpo.train.tinker.cost import LimitReachedError
 from msgrpo.train.update import Done, Picked, check_mismatch, lessons, pick, update
 from msgrpo.train.watched import watched
 
@@ -240,6 +240,6 @@ def open_weights(config: TrainConfig, out: Path, ranks: Ranks, report: Reporter)
     with needs("--engine tinker", "tinker"):
         import tinker  # noqa: F401
 
-    from msgrpo.train.remote import Remote
+    from msgrpo.train.tinker.weights import TinkerWeights
 
-    return Remote(config, out, ranks, report)
+    return TinkerWeights(config, out, ranks, report)

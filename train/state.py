@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class Weights(Protocol):
     """The policy's weights and their optimizer, wherever they are: in this process (`loop.Here`), or at a service
-    (`remote.Remote`).
+    (`tinker.weights.TinkerWeights`).
     """
 
     temperature: float  # of the next rollouts

@@ -13,7 +13,7 @@ from msgrpo.models.chat import ChatFormat
 from msgrpo.prompt import Prompt
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
-from msgrpo.train.service import Row, Service
+from msgrpo.train.tinker.service import Row, Service
 
 MOST_APART = (
     0.15  # nats a token on average, between two of the service's own computations: as bfloat16 kernels differ

@@ -18,23 +18,23 @@ from torch import Tensor
 
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.models.loading import local_tokenizer
-from msgrpo.train.adapter_download import download
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.cost import Meter
 from msgrpo.train.engines.tinker import TinkerEngine
 from msgrpo.train.groups import Sample
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.paper import Clip
-from msgrpo.train.service import Row, Service
 from msgrpo.train.sinks import Reporter
+from msgrpo.train.tinker.cost import Meter
+from msgrpo.train.tinker.download import download
+from msgrpo.train.tinker.service import Row, Service
 from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches
 
 # As ours. With the protocol's own eps, 1e-12, gradients that are only rounding would make whole steps.
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": MAX_GRAD_NORM}
 
 
-class Remote:
+class TinkerWeights:
     """pθ at the service, with its tokenizer here."""
 
     def __init__(self, config: TrainConfig, out: Path, ranks: Ranks, report: Reporter) -> None:
@@ -49,7 +49,7 @@ class Remote:
         self.temperature = config.temperature
 
     @property
-    def policy(self) -> Remote:
+    def policy(self) -> TinkerWeights:
         return self
 
     @property

@@ -27,7 +27,7 @@ from msgrpo.errors import EndpointError, MsgrpoError, RunError, UsageError
 from msgrpo.models.endpoint import speaks_of_context
 from msgrpo.text import printable
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.cost import HOST, KINDS, Meter
+from msgrpo.train.tinker.cost import HOST, KINDS, Meter
 
 PATIENCE_S = 900.0  # for one answer, the SDK's own tries included
 REACH_S = 10.0  # for the first sign of life
