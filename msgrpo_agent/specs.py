@@ -18,6 +18,7 @@ from msgrpo.prompt import PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
+MODELS = ("nano", "adapter", "base", "endpoint")  # kinds of language models, before the colon
 GRAMMAR = (
     "random, optimal, human, nano, nano:SCENARIO, adapter:DIR, base:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
 )
@@ -28,13 +29,13 @@ USUAL = PromptTemplate()
 def is_language_model(spec: str) -> bool:
     """Whether it names a language model, whose turns have a prompt and an answer."""
     kind, sign, rest = spec.partition(":")
-    return spec == "nano" or (bool(sign and rest) and kind in ("nano", "adapter", "base", "endpoint"))
+    return spec == "nano" or (bool(sign and rest) and kind in MODELS)
 
 
 def names_an_agent(text: str) -> bool:
     """Whether it is an agent's spec, or looks like one, so that nothing else may be called so."""
     kind, sign, _ = text.partition(":")
-    return text in PLAIN or (bool(sign) and kind in ("nano", "adapter", "base", "dqn", "endpoint"))
+    return text in PLAIN or (bool(sign) and kind in (*MODELS, "dqn"))
 
 
 def _shipped(scenario: str) -> Path:

@@ -150,8 +150,8 @@ def hold_port(port: int) -> socket.socket:
     """Keep other servers of ours from starting at this port, until it is closed or this process ends.
 
     vLLM binds its port at once and listens at it half a minute later: till then two of them could bind the same one,
-    and the second would wait for ever. Hosts are not told apart: 0.0.0.0 takes the
-    port of every one. The name is the kernel's own; no file is left by a kill. Raises ServeError.
+    and the second would wait for ever. Hosts are not told apart: 0.0.0.0 takes the port of every one. The name is
+    the kernel's own; no file is left by a kill. Raises ServeError.
     """
     port_lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
