@@ -14,7 +14,7 @@ w (log q(a|s) − log p(a|s, x) − b), b the mean over the update's turns. That
 the words, −E_x KL(p(·|s, x) ‖ q(·|s)). An answer without a tag teaches nothing; one whose tag names no legal action
 is taught by cross-entropy alone. A turn in which the reference player itself fails keeps what the returns say.
 
-Rows of its own count among those that the loss is averaged over, so the returns weigh less beside them.
+The rows that the teacher adds count in the mean of the loss, so the returns weigh less beside them.
 Sources: on-policy distillation as in GKD (arXiv 2306.13649); states from the learner and actions from the expert as
 in DAgger (arXiv 1011.0686).
 """
@@ -70,15 +70,16 @@ class Optimal(Teacher):
             for lesson in lessons
             if (said := advice.get(id(lesson.turn))) is not None
         ]
-        unknown = [replace(lesson.sample, advantage=self.returns * lesson.sample.advantage) for lesson in lessons
-                   if id(lesson.turn) not in advice and self.returns]  # fmt: skip
         if self.divergence == "reverse-kl":
             samples = self._scored(known)
         else:
             samples = [sample for one in known for sample in self._corrected(*one, tokenizer)]
         agreed = sum(lesson.turn.action in said.best for lesson, said, _ in known)
         figures = {"teacher/agreement": agreed / max(len(known), 1), "teacher/failed": len(lessons) - len(known)}
-        return [*samples, *unknown], {name: float(value) for name, value in figures.items()}
+        if self.returns:  # all that is left of a turn in which the reference player failed
+            unknown = [lesson.sample for lesson in lessons if id(lesson.turn) not in advice]
+            samples += [replace(sample, advantage=self.returns * sample.advantage) for sample in unknown]
+        return samples, {name: float(value) for name, value in figures.items()}
 
     def _scored(self, taught: Sequence[tuple[Lesson, Advice, Sequence[float]]]) -> list[Sample]:
         """reverse-kl: each turn with what the teacher thinks of its action."""
