@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from msgrpo.cli import make_app
 from msgrpo.errors import MsgrpoError, RunError, UsageError
-from msgrpo.train import service
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.contract import Engine
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
+from msgrpo.train.tinker import service
 from msgrpo.train.tinker.cost import LimitReachedError, Meter, Price, price_of
 from msgrpo.train.update import update
 from tests.train_helpers import Told, learner, taught
