@@ -371,6 +371,21 @@ def test_a_key_is_asked_for_where_one_is_set() -> None:
         running.stop()
 
 
+@needs_openenv
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}])
+def test_without_a_key_no_page_of_anothers_plays(headers: dict[str, str], server: Server) -> None:
+    """A browser lets every page open a websocket to this machine."""
+    request = urllib.request.Request(f"{server.url}/schema", headers=headers)
+    with pytest.raises(urllib.error.HTTPError, match="421"):
+        urllib.request.urlopen(request)
+    own = urllib.request.Request(f"{server.url}/schema", headers={"Origin": server.url})
+    with urllib.request.urlopen(own) as answer:
+        assert answer.status == 200
+    if "Origin" in headers:
+        with pytest.raises(Exception, match=r"403|1008|rejected"), client(server.url, **headers) as connected:
+            connected.reset()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("trl") is None, reason="needs TRL in an environment of its own: make test-openenv")
 @needs_openenv
