@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import math
 import os
 import resource
 import shlex
@@ -55,7 +54,6 @@ _lock = threading.Lock()
 _one_at_a_time = threading.RLock()  # what limits the memory of the whole process
 _watcher: threading.Thread | None = None
 _wakes = False  # whether the main thread has been asked to take the signal
-_alarm_at = math.inf  # when the system wakes the main thread next
 _hangs: Counter[str] = Counter()  # calls of each game that took too long
 
 
@@ -78,7 +76,7 @@ class _Within:
         now = time.monotonic()
         ends = now + self._limit_s
         self._call = _calls[me] = _Call(self._what, ends, self._limit_s, _calls.get(me))
-        if not now <= _alarm_at <= ends + LATER_S:  # none that is to come in time; a forked process has none
+        if not 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= self._limit_s + LATER_S:  # no alarm comes in time
             _set_alarm(self._call)
 
     def __exit__(self, *given: object) -> None:
@@ -131,13 +129,11 @@ def _set_alarm(call: _Call) -> None:
 
     Code in C that holds Python's lock (a regular expression that tries for hours) keeps the watcher from looking. But
     it lets signals in, and with their handler the watcher. An alarm is not taken back, which would cost each call
-    more than all else; one that comes within a later call is set anew.
+    more than all else; one that comes within a later call is set anew. The system is asked whether one is to come,
+    since a game can take it back and a forked process has none.
     """
-    global _alarm_at
     if threading.current_thread() is threading.main_thread() and _handler_of(ALRM) is _stop_here:
-        now = time.monotonic()
-        _alarm_at = max(call.ends, now) + LATER_S
-        signal.setitimer(signal.ITIMER_REAL, _alarm_at - now)
+        signal.setitimer(signal.ITIMER_REAL, max(call.ends - time.monotonic(), 0) + LATER_S)
 
 
 def _no_alarm() -> None:
@@ -172,8 +168,6 @@ def _look(thread: int, call: _Call, now: float) -> None:
 
 
 def _stop_here(number: int, frame: FrameType | None) -> None:
-    global _alarm_at
-    _alarm_at = math.inf
     call = _calls.get(threading.get_ident())
     if call is not None:
         _set_alarm(call)

@@ -1,9 +1,11 @@
 """For all tests: signals reach the processes that they start, even where a shell runs them as a background job."""
 
+import faulthandler
 import os
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -14,6 +16,18 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("ours", deadline=None)  # no test depends on how fast the machine is
 settings.load_profile("ours")
+
+LAST_S = 700.0  # longer than pytest-timeout's limit, which ends no code that holds Python's lock
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """End the process of a test that nothing else ends, so that a test run says which one it was."""
+    faulthandler.dump_traceback_later(LAST_S, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture
