@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -158,6 +159,12 @@ def test_a_start_has_a_number_a_seed_and_its_own_luck(catalogue: Catalogue) -> N
     assert catalogue.tasks(get_scenario("frozen-lake-4x4")) == 1
     with pytest.raises(UsageError, match=r"the starts 0 to 0 in train, not 1"):
         session.reset(scenario="frozen-lake-4x4", index=1)
+
+
+def test_each_task_of_the_example_for_verifiers_is_a_game(catalogue: Catalogue) -> None:
+    tasks = tomllib.loads((ROOT / "examples" / "verifiers_openenv.toml").read_text())["env"]["taskset"]["resets"]
+    session = Session(catalogue)
+    assert len({session.reset(**task).text for task in tasks}) == len(tasks) > 1
 
 
 def test_a_state_brings_its_game_back(catalogue: Catalogue) -> None:
