@@ -76,6 +76,8 @@ HELD: dict[str, Callable[[], Any]] = {
     "a step that is a text": lambda: {"progress": {"step": "x"}, "adapter": {}, "optimizer": {}},
     "a step below 0": lambda: {"progress": {"step": -1}, "adapter": {}, "optimizer": {}},
     "weights that are numbers": lambda: {"progress": {}, "adapter": {"w": 1}, "optimizer": {}},
+    "a memory of numbers": lambda: {"progress": {}, "adapter": {}, "optimizer": {}, "memory": {"critic": 1}},
+    "a memory that is a list": lambda: {"progress": {}, "adapter": {}, "optimizer": {}, "memory": []},
 }
 
 

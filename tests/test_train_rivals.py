@@ -30,6 +30,7 @@ from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.branch import Branch, disputed
+from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values
 from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
@@ -86,6 +87,36 @@ def test_what_is_constant_is_learnt_whatever_the_features(groups: int, turns: in
         assert values.tolist() == pytest.approx([7.0] * turns, abs=1e-4)
 
 
+def test_a_head_remembers_earlier_updates_less_and_less() -> None:
+    """memory=2: three updates, each weighs half of the one after it, and the value of a start is still of the others.
+
+    The slow way: least squares over all rows, each row times the root of its weight.
+    """
+    policy = Policy(config())
+    learner = Learner(policy, ALONE, torch.Generator())
+    rows, returns, weights = [], [], []
+    for update, seed in enumerate((0, 1, 2)):
+        settings = config("group_size=4").model_copy(update={"seed": seed})
+        playing, episodes = played(settings, policy)
+        groups = playing.groups(episodes)
+        values = critic_values(learner, groups, 1.0, memory=2)
+        for group in groups:
+            prompts = [turn.completion.prompt_ids for one in group.turns for turn in one if turn.completion]
+            states = hidden_states(policy, prompts)
+            rows.append(torch.cat([states, states.new_ones(len(states), 1)], dim=1))
+            togo = [sum(s.reward for s in one[t:]) for one in group.trajectories() for t in range(len(one))]
+            returns.append(torch.tensor(togo, dtype=torch.float64))
+            weights.append(0.5 ** (2 - update))
+    *others, _, own = rows  # of the last update's second start: all rows but its own
+    counted = list(zip([*others, rows[-2]], returns[:-1], weights[:-1], strict=True))
+    whole = sum(weight * x.T @ x for x, _, weight in counted) + own.T @ own  # with its own, for the shrinking
+    shrink = 1e-2 * whole.diagonal()[:-1].mean() * torch.eye(len(whole), dtype=torch.float64)
+    shrink[-1, -1] = 1e-9
+    square = sum(weight * x.T @ x for x, _, weight in counted) + shrink
+    head = torch.linalg.solve(square, sum(weight * x.T @ y for x, y, weight in counted))
+    assert [value for one in values[-1] for value in one] == pytest.approx((own @ head).tolist(), abs=1e-6)
+
+
 def test_hidden_states_are_the_models_own() -> None:
     policy = Policy(config())
     prompts = [(5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8, 9, 10)]
@@ -99,7 +130,7 @@ def test_every_turn_of_a_rollout_has_a_value() -> None:
     policy = Policy(settings)
     playing, episodes = played(settings, policy)
     groups = playing.groups(episodes)
-    values = critic_values(policy, groups, 1.0, ALONE)
+    values = critic_values(Learner(policy, ALONE, torch.Generator()), groups, 1.0)
     assert [[len(one) for one in group.turns] for group in groups] == [[len(one) for one in of] for of in values]
     same = [values[0][j][0] for j in range(6)]
     assert same == pytest.approx([same[0]] * 6)  # one prompt, one value
@@ -331,6 +362,7 @@ def test_settings_that_do_not_fit_are_refused(scenario: str, settings: list[str]
 
 
 SETTINGS = {
+    "critic": "(memory=3)",
     "branch": "(episodes=3)",
     "entropy": "(target=0.5)",
     "widest": "(drop=0.5)",

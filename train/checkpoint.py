@@ -3,15 +3,15 @@
 With `ahead=1` one thing differs: the first rollouts after a resume are played by the newest version, where the run
 would have played them by the one before.
 
-A checkpoint holds the adapter, the optimizer, and the counters. There is no generator state to keep beyond
-that: every random draw is a function of (run seed, update, …).
+A checkpoint holds the adapter, the optimizer, what choices remember of earlier updates, and the counters. There is no
+generator state to keep beyond that: every random draw is a function of (run seed, update, …).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +44,7 @@ class State:
     progress: Progress
     adapter: dict[str, torch.Tensor]
     optimizer: dict[str, Any]
+    memory: dict[str, torch.Tensor] = field(default_factory=dict)  # of the run's choices, from earlier updates
 
 
 def save(run: Path, state: State) -> Path:
@@ -57,7 +58,8 @@ def save(run: Path, state: State) -> Path:
         for left in folder.parent.glob("step-*.part"):  # by a killed writer
             shutil.rmtree(left, ignore_errors=True)
         part.mkdir(parents=True)
-        saved = {"progress": asdict(state.progress), "adapter": state.adapter, "optimizer": state.optimizer}
+        saved = {part: getattr(state, part) for part in ("adapter", "optimizer", "memory")}
+        saved["progress"] = asdict(state.progress)
         with (part / "state.pt").open("wb") as file:
             torch.save(saved, file)
             file.flush()
@@ -96,11 +98,15 @@ def load_latest(run: Path) -> tuple[State | None, list[Path]]:
 
 def _state(saved: Any) -> State:
     """Raises ValueError, TypeError or KeyError for what is no state."""
-    if not isinstance(saved, dict) or not all(isinstance(saved[part], dict) for part in ("adapter", "optimizer")):
-        raise TypeError("a state holds progress, adapter and optimizer")
-    if not all(isinstance(tensor, torch.Tensor) for tensor in saved["adapter"].values()):
-        raise TypeError("an adapter is made of tensors")
-    return State(Progress(**saved["progress"]), saved["adapter"], saved["optimizer"])
+    parts = ("adapter", "optimizer", "memory")
+    if not isinstance(saved, dict):
+        raise TypeError("a state is no dict")
+    saved = {"memory": {}} | saved  # it is not in the checkpoints of older versions
+    if not all(isinstance(saved[part], dict) for part in parts):
+        raise TypeError("a state holds progress, adapter, optimizer and memory")
+    if not all(isinstance(tensor, torch.Tensor) for part in ("adapter", "memory") for tensor in saved[part].values()):
+        raise TypeError("an adapter and a memory are made of tensors")
+    return State(Progress(**saved["progress"]), *(saved[part] for part in parts))
 
 
 def _folders(run: Path) -> list[Path]:

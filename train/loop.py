@@ -160,9 +160,8 @@ class Trainer:
         """Select the episodes that teach, update on their turns, and say how long each part took."""
         config, weights, ranks = self.config, self.weights, self.ranks
         began = time.perf_counter()
-        learner = Learner(
-            weights.policy, ranks, torch.Generator().manual_seed(derive_seed("update", config.seed, step))
-        )
+        generator = torch.Generator().manual_seed(derive_seed("update", config.seed, step))
+        learner = Learner(weights.policy, ranks, generator, weights.memory)
         groups = rollouts.groups
         if config.gate is not None:  # of several ranks the first decides: a gate need not be a pure function
             passing = ranks.broadcast(config.gate.passing(groups) if ranks.first else [])
@@ -197,6 +196,7 @@ class Here:
     def __init__(self, config: TrainConfig, ranks: Ranks, report: Reporter) -> None:
         self.policy = Policy(config)
         self._config, self._ranks, self._report = config, ranks, report
+        self.memory: dict[str, torch.Tensor] = {}
         self._optimizer = torch.optim.AdamW(self.policy.parameters, lr=config.learning_rate, weight_decay=0.0)
 
     @property

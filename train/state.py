@@ -32,6 +32,7 @@ class Weights(Protocol):
     """
 
     temperature: float  # of the next rollouts
+    memory: dict[str, torch.Tensor]  # of the run's choices, from earlier updates (`rivals.contract.Learner`)
 
     @property
     def policy(self) -> Trained:
@@ -79,7 +80,7 @@ class RunState:
         self._out, self._weights = out, weights
         self.progress = progress
         self._saved = progress.step
-        self._state = weights.copy(progress)
+        self._state = self._copy()
 
     @property
     def step(self) -> int:
@@ -96,7 +97,10 @@ class RunState:
             flat_groups=self.progress.flat_groups + sum(group.is_flat for group in rollouts.groups),
             temperature=self._weights.temperature,
         )
-        self._state = self._weights.copy(self.progress)
+        self._state = self._copy()
+
+    def _copy(self) -> State:
+        return replace(self._weights.copy(self.progress), memory=on_cpu(self._weights.memory))
 
     def save(self) -> None:
         """The checkpoint, and the adapter of the same update beside it; once for each update."""
@@ -141,6 +145,7 @@ def restore(out: Path, config: TrainConfig, weights: Weights, report: Reporter, 
         return Progress()
     progress = state.progress
     weights.temperature = progress.temperature or config.temperature
+    weights.memory = state.memory
     if progress.step > config.steps:
         raise UsageError(
             f"--out {out} has {progress.step} updates already, more than the {config.steps} asked for",

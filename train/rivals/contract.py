@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -89,11 +89,16 @@ class Playing(Protocol):
 
 @dataclass(frozen=True)
 class Learner:
-    """What a choice may use beside the groups: the policy, the processes of the run, and the update's generator."""
+    """What a choice may use beside the groups: the policy, the processes of the run, and the update's generator.
+
+    `memory` is what choices keep from one update to the next, each under its own name, the same on every rank; it is
+    in the checkpoint.
+    """
 
     policy: Trained
     ranks: Ranks
     generator: torch.Generator
+    memory: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Choice(BaseModel):

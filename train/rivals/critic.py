@@ -2,8 +2,12 @@
 GAE, arXiv 1506.02438).
 
 V(s) = w · h(s), where w minimises Σ (R_jt − w · h(s_jt))² + λ |w|² over the turns of the update's *other* starts. The
-minimum is computed exactly, so there is no second learning rate and nothing to keep between updates; and no turn's
-own luck is in its value, which would bias the advantage towards 0.
+minimum is computed exactly, so there is no second learning rate; and no turn's own luck is in its value, which would
+bias the advantage towards 0.
+
+With memory=m the turns of earlier updates count too, those of k updates ago with the weight (1 − 1/m)^k, about m
+updates in all: recursive least squares with a forgetting factor. Their hidden states are those of the policy that
+played them. Only Σ h hᵀ and Σ R h are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ from msgrpo.episode import Turn
 from msgrpo.models.shared_prefix import common_prefix_length
 from msgrpo.models.trunk import evaluating
 from msgrpo.train.groups import Advantages, Group, Trajectories
-from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.contract import Credit, Learner, Trained
 from msgrpo.train.rivals.discounted import generalized_advantages, returns_to_go, scaled
 
@@ -36,9 +39,10 @@ class Critic(Credit):
     asks_policy = True
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of returns to go")
     lam: float = Field(0.95, ge=0, le=1, description="λ")
+    memory: float = Field(1.0, ge=1, le=1e6, description="m, updates that the head is fitted on; 1: this one alone")
 
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
-        values = critic_values(learner.policy, groups, self.gamma, learner.ranks) if groups else []
+        values = critic_values(learner, groups, self.gamma, self.memory) if groups else []
         return [
             self.of_values(group.trajectories(), of_group) for group, of_group in zip(groups, values, strict=True)
         ]
@@ -49,21 +53,32 @@ class Critic(Credit):
         return scaled(advantages, trajectories, self.divided)
 
 
-def critic_values(policy: Trained, groups: Sequence[Group], gamma: float, ranks: Ranks) -> list[Advantages]:
-    """V(s) of every turn: [group][j][t]. Each rank computes a part of the hidden states; all fit the same heads."""
+def critic_values(learner: Learner, groups: Sequence[Group], gamma: float, memory: float = 1.0) -> list[Advantages]:
+    """V(s) of every turn: [group][j][t]. Each rank computes a part of the hidden states; all fit the same heads.
+
+    `learner.memory` holds what earlier updates say, and from now on what this one does.
+    """
+    ranks = learner.ranks
     prompts = sorted({_prompt(turn) for group in groups for one in group.turns for turn in one})
-    own_states = hidden_states(policy, ranks.share(prompts))
+    own_states = hidden_states(learner.policy, ranks.share(prompts))
     features = dict(zip(prompts, ranks.gather([row.clone() for row in own_states]), strict=True))
     states = [torch.stack([features[_prompt(turn)] for one in group.turns for turn in one]) for group in groups]
     targets = [_returns(group, gamma) for group in groups]
-    fitted = left_out_values(states, targets, [group.place for group in groups])
+    past = learner.memory.get(Critic.name)
+    fitted = left_out_values(states, targets, [group.place for group in groups], past)
+    if memory > 1:
+        sums = [_sums(x, y) for x, y in zip(states, targets, strict=True)]
+        whole = torch.stack(sums if past is None else [*sums, past]).sum(0)
+        learner.memory[Critic.name] = (1 - 1 / memory) * whole
     return [
         [part.tolist() for part in torch.split(values, [len(one) for one in group.turns])]
         for group, values in zip(groups, fitted, strict=True)
     ]
 
 
-def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+def left_out_values(
+    states: Sequence[Tensor], targets: Sequence[Tensor], places: Sequence[int], past: Tensor | None = None
+) -> list[Tensor]:
     """For each group its values (M), by the head that was fitted on all groups but those of its start.
 
     Args:
@@ -71,23 +86,32 @@ def left_out_values(states: Sequence[Tensor], targets: Sequence[Tensor], places:
         targets: their returns to go (M).
         places: the start of each group. Both seats of a game share its episodes: what one lost the other won, so
             neither may be the other's data.
+        past: what earlier updates say, as `_sums` (D+1, D+2).
 
-    A constant is one of the features, and it is not shrunk. Where all groups have one start, there is no other data,
-    and each group's value is the mean of its own returns to go.
+    A constant is one of the features, and it is not shrunk. Where all groups have one start and there is no past,
+    there is no other data, and each group's value is the mean of its own returns to go.
     """
-    states = [torch.cat([one, one.new_ones(len(one), 1)], dim=1) for one in states]
-    squares, products = [one.T @ one for one in states], [x.T @ y for x, y in zip(states, targets, strict=True)]
-    if len(set(places)) == 1:
+    if len(set(places)) == 1 and past is None:
         return [target.mean().expand(len(target)) for target in targets]
-    whole, product = torch.stack(squares).sum(0), torch.stack(products).sum(0)
+    sums = [_sums(x, y) for x, y in zip(states, targets, strict=True)]
+    whole = torch.stack(sums if past is None else [*sums, past]).sum(0)
     shrink = RIDGE * whole.diagonal()[:-1].mean() * torch.eye(len(whole), dtype=whole.dtype)
     shrink[-1, -1] = 1e-9
     heads = {}
     for place in set(places):
-        of_place = [i for i, other in enumerate(places) if other == place]
-        square, own = sum(squares[i] for i in of_place), sum(products[i] for i in of_place)
-        heads[place] = torch.linalg.solve(whole - square + shrink, product - own)
-    return [x @ heads[place] for x, place in zip(states, places, strict=True)]
+        others = whole - torch.stack([one for one, other in zip(sums, places, strict=True) if other == place]).sum(0)
+        heads[place] = torch.linalg.solve(others[:, :-1] + shrink, others[:, -1])
+    return [_with_constant(x) @ heads[place] for x, place in zip(states, places, strict=True)]
+
+
+def _with_constant(states: Tensor) -> Tensor:
+    return torch.cat([states, states.new_ones(len(states), 1)], dim=1)
+
+
+def _sums(states: Tensor, targets: Tensor) -> Tensor:
+    """Σ h hᵀ over the turns, and Σ R h as its last column; the last feature is the constant."""
+    x = _with_constant(states)
+    return torch.cat([x.T @ x, (x.T @ targets)[:, None]], dim=1)
 
 
 def hidden_states(policy: Trained, prompts: Sequence[Prompt]) -> Tensor:

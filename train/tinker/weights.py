@@ -47,6 +47,7 @@ class TinkerWeights:
         self.service = Service(config, Meter.of(config, out))
         self.tokenizer = local_tokenizer(config.base) or self.service.tokenizer()
         self.temperature = config.temperature
+        self.memory: dict[str, Tensor] = {}
 
     @property
     def policy(self) -> TinkerWeights:
