@@ -5,7 +5,7 @@
         --other-file benchmarks/results/lab-credit-snake-rest.json
 
 Prints the mean difference of the test scores with its 95 % interval (bootstrap over seeds and starts) as JSON. The
-other arm may stand in another file if both studies have the same seeds and starts.
+other arm may stand in another file if both studies have the same starts; compared are the seeds that both have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ if __name__ == "__main__":
     parser.add_argument("other")
     parser.add_argument("--other-file", type=Path)
     given = parser.parse_args()
-    differences = arm_values(given.file, given.arm) - arm_values(given.other_file or given.file, given.other)
+    own, other = arm_values(given.file, given.arm), arm_values(given.other_file or given.file, given.other)
+    seeds = min(len(own), len(other))
+    differences = own[:seeds] - other[:seeds]
     result = {
         "machine": facts(),
         "difference": f"{given.arm} - {given.other}",
