@@ -40,5 +40,6 @@ if __name__ == "__main__":
         "difference": f"{given.arm} - {given.other}",
         "mean": differences.mean(),
         "interval": crossed_bootstrap(differences.tolist(), seed=0),
+        "seeds": seeds,
     }
     print(json.dumps(result, indent=2))
