@@ -29,7 +29,7 @@ CHECKED := $(addprefix tests/test_,agent_contract.py agent_endpoint.py agent_gam
 
 # Two processes, a file at a time; one thread each, since tiny models gain nothing from a second.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 # OpenEnv and vLLM need different versions of mcp, so what needs the one is tested away from the other.
 test-openenv:
