@@ -38,12 +38,15 @@ def connected(address: str) -> Iterator[bool]:
     if there is None:
         _start(ray, quiet)
     else:
+        if address == "auto" and not os.environ.get("RAY_ADDRESS"):
+            _use_token()
         try:
             ray.init(there, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UsageError(
                 f"the Ray cluster at {there} cannot be joined: {str(error).splitlines()[0]}",
-                fix="the same versions of Python and Ray as there; --ray local starts a cluster of its own",
+                fix="the same versions of Python and Ray as there, and where it asks for a token: export "
+                "RAY_AUTH_MODE=token; --ray local starts a cluster of its own",
             ) from error
     try:
         yield there is None
@@ -79,6 +82,18 @@ def _current() -> str | None:
         address = (folder / "ray_current_cluster").read_text().strip()
         return address if _answers(address) else None
     return None
+
+
+def _use_token() -> None:
+    """Send Ray's token to the cluster of this machine, where there is one and RAY_AUTH_MODE does not say otherwise.
+
+    Ray writes a token when it first starts a cluster of its own, and from then on `ray start --head` begins clusters
+    that ask for it. `ray.init("auto")` sends it by the same function, and `ray.init(address)` does not.
+    """
+    with suppress(ImportError):  # of other versions of Ray: then the error says what to export
+        from ray._private.authentication import authentication_token_setup as setup
+
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _answers(address: str) -> bool:

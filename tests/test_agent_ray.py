@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,3 +52,26 @@ def test_auto_is_what_ray_start_wrote_down_while_it_answers(
     assert ray_cluster._current() is None
     monkeypatch.setenv("RAY_ADDRESS", listening)
     assert ray_cluster._current() == listening
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "then"), [(True, "", "token"), (False, "", ""), (True, "disabled", "disabled")]
+)
+def test_rays_token_is_sent_to_the_cluster_of_this_machine(token: bool, mode: str, then: str, tmp_path: Path) -> None:
+    """Ray's first cluster here wrote a token, after which no cluster of `ray start` could be joined by `--ray auto`.
+
+    The sibling: an explicit address gets the token only where RAY_AUTH_MODE says so, which the error names.
+    """
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    if token:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("a" * 32)
+    code = "import os, ray, msgrpo.ray_cluster as ours; ours._use_token(); print(os.environ.get('RAY_AUTH_MODE', ''))"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env | ({"RAY_AUTH_MODE": mode} if mode else {}),
+        capture_output=True,
+        check=True,
+    )
+    assert said.stdout.decode().strip() == then
