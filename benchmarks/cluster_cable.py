@@ -126,6 +126,7 @@ def run_in(node: int, command: list[str], log: Path) -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "eth0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",  # whatever token Ray has written here
         "PATH": f"{BIN}:{os.environ['PATH']}",
     }
     with log.open("ab") as file:
