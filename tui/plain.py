@@ -90,7 +90,7 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
             console.print(f"recorded in {BY_HAND}", highlight=False)
     result = verdict(match)
     if result:
-        console.print(result, highlight=False)
+        console.print(result, highlight=False, markup=False)
     return match
 
 
