@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from msgrpo.cli import make_app
 from msgrpo.errors import UsageError
 from msgrpo.run_log import read_rows
-from msgrpo.cli import make_app
 from msgrpo.train import sinks
 from msgrpo.train.config import make_config
 from tests.train_helpers import Told
@@ -141,7 +140,15 @@ def test_a_missing_interval_is_not_taken_for_markup(capsys: pytest.CaptureFixtur
     """`[no interval]` was taken for a style of the terminal and left out of a run's last line. Looked for: every
     print of a text that holds names or intervals (the app's plain result had the same).
     """
-    settings = "groups=1 group_size=2 select=all minibatches=1 eval_episodes=1 film=0 max_tokens=4".split()
+    settings = [
+        "groups=1",
+        "group_size=2",
+        "select=all",
+        "minibatches=1",
+        "eval_episodes=1",
+        "film=0",
+        "max_tokens=4",
+    ]
     options = [part for setting in settings for part in ("--set", setting)]
     with pytest.raises(SystemExit) as ended:
         make_app()(["train", "frozen-lake", "--steps", "1", *options, "--out", str(tmp_path / "run")])
