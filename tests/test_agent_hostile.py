@@ -768,9 +768,16 @@ def test_a_pattern_from_a_file_is_not_run_over_the_layers(tmp_path: Path) -> Non
 
 
 def test_an_adapter_of_other_names_or_a_config_of_megabytes_is_refused(tmp_path: Path) -> None:
+    """Where only some of the names were another's, PEFT left those weights out without a word, and the rest played.
+    Looked for: all that loads an adapter (the trainer's own loading compares every name; `serve` leaves it to vLLM).
+    """
     shapes = {f"renamed.{name}": shape for name, shape in nano_lora_shapes().items()}
     with pytest.raises(ModelError):
         load_adapted(write_adapter(tmp_path / "renamed", shapes=shapes))
+    for old, new in (("layers.0.", "layers.99."), ("layers.0.mlp.down_proj", "layers.0.mlp.dawn_proj")):
+        shapes = {name.replace(old, new): shape for name, shape in nano_lora_shapes().items()}
+        with pytest.raises(ModelError, match=r"layers are none of the base's, like model\.layers\."):
+            load_adapted(write_adapter(tmp_path / new, shapes=shapes))
     large = write_adapter(tmp_path / "large")
     (large / ADAPTER_CONFIG).write_text(json.dumps({"x": "y" * 20_000_000}))
     with pytest.raises(ModelError, match="no config has more"):
