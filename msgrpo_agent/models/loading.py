@@ -139,8 +139,8 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     unused = sorted(set(named_layers) - layers)
     if unused:  # PEFT passes over weights that no layer takes, unless it finds a layer for none of them
         raise ModelError(
-            f"the adapter {folder} does not fit its base: {len(unused)} of its {len(named_layers)} layers are none of "
-            f"the base's, like {unused[0]}",
+            f"the adapter {folder} does not fit its base: {len(unused)} of its {len(named_layers)} layers are none "
+            f"of the base's, like {unused[0]}",
             fix="its weights are for another base, or were renamed",
         )
     return (adapted.merge_and_unload() if model.dtype == torch.float32 else adapted), tokenizer
