@@ -189,6 +189,28 @@ async def test_who_is_to_move_is_one_of_the_players(moving: tuple[str, ...]) -> 
     assert "to_move is" in episode.error_message
 
 
+@pytest.mark.parametrize(
+    ("given", "becomes"), [("yes", "no result"), (1, "no result"), (np.True_, True), (None, None)]
+)
+async def test_a_success_is_true_or_false_or_none(given: Any, becomes: Any) -> None:
+    """`eval` took "yes" for a success, and a training ended in a ValueError. Looked for: what else a game gives
+    beside its rewards (outcome, to_move, legal and texts are checked where they are read).
+    """
+
+    class Odd(Walk):
+        @property
+        def success(self) -> Any:
+            return given
+
+    episode = await played(Odd)
+    if becomes == "no result":
+        assert episode.error == GAME_FAULT
+        assert f"success is {given!r}, not True, False or None" in (episode.error_message or "")
+    else:
+        assert episode.error is None
+        assert episode.success is becomes
+
+
 async def test_an_outcome_is_none_but_an_outcome() -> None:
     """A text in its place ended a training in a division by zero: nothing had been played, and it seemed over."""
 
