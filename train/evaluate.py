@@ -142,7 +142,7 @@ class Evaluations:
 
 def _is_evaluation(row: Mapping[str, Any]) -> bool:
     """Whether a row that a file holds has what the summary is made of."""
-    score, values = row.get("score"), row.get("values")
+    score, values = str(row.get("score")), row.get("values")
     numbers = [row.get(name) for name in (score, "eval_s")]
     known = [value for value in values if value is not None] if isinstance(values, list) else [""]
     ends = f"{score}_low" in row and f"{score}_high" in row
