@@ -259,6 +259,8 @@ def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int,
     low, high = (
         np.quantile(drawn, ends(len(starts)), axis=0) if len(starts) > 1 else np.full((2, len(agents)), np.nan)
     )
+    if (high - low < 1e-6).all():  # every resample is the same: nothing says how far off it is
+        low, high = np.full((2, len(agents)), np.nan)
     estimates = [Rating(agent, *map(float, (best[i], low[i], high[i]))) for agent, i in place.items()]
     return sorted(estimates, key=lambda rating: -rating.elo)
 

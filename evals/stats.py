@@ -55,11 +55,12 @@ def bootstrap_mean(values: ArrayLike, *, seed: int, level: float = 0.95, resampl
     Of few values the percentile interval is too narrow (of 20 it covers in 90 % instead of 95 % of all experiments).
     There it is widened twice and the wider end is taken: the quantiles are moved outwards by Student's t and the
     missing 1/(n − 1) (Hesterberg, "What teachers should know about the bootstrap", 2015, §5.3), and the studentised
-    bootstrap allows for skew. `docs/evaluation.md` has the coverage. One value has no interval: (nan, nan). Values
-    that are all equal give an interval of width zero.
+    bootstrap allows for skew. `docs/results/intervals.md` has the coverage. One value has no interval, and fewer than
+    FEW_EPISODES that are all equal have none: (nan, nan). A bootstrap knows no other value than those, and of 20 rare
+    successes it would call zero certain in every third experiment.
     """
     checked = _checked(values)
-    if len(checked) == 1:
+    if len(checked) == 1 or (len(checked) < FEW_EPISODES and _equal(checked)):
         return math.nan, math.nan
     means_R1 = resampled_means(checked[None], seed=seed, resamples=resamples)
     low, high = (float(end) for end in np.quantile(means_R1, ends(len(checked), level)))
@@ -78,7 +79,12 @@ def share_interval(values: ArrayLike, *, seed: int = 0, resamples: int = 10_000)
     if checked.min() == checked.max() and checked[0] in (0.0, 1.0):
         return wilson(int(checked.sum()), len(checked))
     low, high = bootstrap_mean(checked, seed=seed, resamples=resamples)
-    return max(0.0, low), min(1.0, high)
+    return (low, high) if math.isnan(low) else (max(0.0, low), min(1.0, high))
+
+
+def _equal(values: NDArray[np.float64]) -> bool:
+    """Whether all values are equal, up to rounding: nothing says how far others would lie from them."""
+    return bool(np.ptp(values) <= 1e-12 * max(1.0, float(np.abs(values).max())))
 
 
 def ends(n: int, level: float = 0.95) -> list[float]:
@@ -196,9 +202,12 @@ def crossed_interval(
     """Interval of the mean over training seeds that were all evaluated on the same episodes.
 
     values_by_seed is a matrix V of shape (S seeds, n episodes). From FEW_SEEDS seeds on it is `crossed_bootstrap`;
-    of fewer `few_seeds_interval`; of one seed it speaks of the starts alone. Raises ValueError as they do.
+    of fewer `few_seeds_interval`; of one seed it speaks of the starts alone. Values of few seeds or starts that are
+    all equal have no interval (nan, nan), as in `bootstrap_mean`. Raises ValueError as they do.
     """
     values_SN = _by_seed(values_by_seed)
+    if min(len(values_SN) / FEW_SEEDS, values_SN.shape[1] / FEW_EPISODES) < 1 < len(values_SN) and _equal(values_SN):
+        return math.nan, math.nan
     if len(values_SN) == 1:
         return bootstrap_mean(values_SN[0], seed=seed, level=level, resamples=resamples)
     if len(values_SN) < FEW_SEEDS:

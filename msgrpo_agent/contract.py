@@ -300,7 +300,7 @@ def trace(scenario: Scenario, seed: int) -> str:
 
 
 def _in_another_process(scenario: Scenario, name: str, seed: int) -> Iterator[_BrokenError]:
-    command = [sys.executable, "-c", _TRACE, name, str(seed)]
+    command = [sys.executable, "-P", "-c", _TRACE, name, str(seed)]
     for hashes in ("1", "2"):
         try:
             done = subprocess.run(

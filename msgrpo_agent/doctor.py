@@ -85,7 +85,7 @@ def _cache() -> Finding:
 
 
 def _ask(program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-P", "-c", program]  # -P: nothing in the present folder is imported
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
     except subprocess.TimeoutExpired:

@@ -71,6 +71,16 @@ def observation_of(game: Game, player: str) -> str:
     return printable(seen if whole else f"{seen}\nLegal now: {', '.join(legal)}.")
 
 
+def success_of(game: Game) -> bool | None:
+    """Whether the goal was reached, as a plain value. Raises GameFaultError where the game gives neither."""
+    success: object = game.success
+    if success is None or isinstance(success, bool):
+        return success
+    if type(success).__name__ in ("bool", "bool_"):  # NumPy's
+        return bool(success)
+    raise GameFaultError(f"success is {repr(success)[:80]}, not True, False or None", rule="goal")
+
+
 def outcome_of(game: Game) -> Outcome:
     """The game's outcome. Raises GameFaultError if it is not an Outcome."""
     if not isinstance(game.outcome, Outcome):
@@ -92,7 +102,7 @@ def apply_turn(
     step = game.steps
     with games_code(episode.scenario):
         rewards = game.step({player: decision.action for player, decision in decisions.items()})
-        after = (outcome_of(game), game.success, dict(game.returns))
+        after = (outcome_of(game), success_of(game), dict(game.returns))
     for player in set(rewards) - set(decisions):
         for turn in episode.turns_of(player)[-1:]:
             turn.late += rewards[player]

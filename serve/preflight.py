@@ -75,7 +75,8 @@ def check_torchvision() -> None:
     """Refuse a CUDA build of torchvision beside a CPU torch, which breaks vLLM's import."""
     if importlib.util.find_spec("torchvision") is None:
         return
-    tried = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-c", "import torchvision"]  # -P: nothing in the present folder is imported
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
     if tried.returncode:
         reason = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ServeError(f"vLLM cannot be imported, because torchvision cannot: {reason}", fix=_IMPORT_FIX)

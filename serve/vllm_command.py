@@ -107,7 +107,7 @@ def build(request: Request, engine: Engine, weights: str | None = None) -> Launc
     weights = weights or base_path(request.base)
     # The last of two equal options wins: defaults come before the caller's options, required ones after them.
     command = [
-        *(sys.executable, "-m", ENTRY),
+        *(sys.executable, "-P", "-m", ENTRY),  # -P: nothing in the present folder is imported
         *_tuned(request, engine),
         *request.extra,
         *("--model", weights, "--served-model-name", base),

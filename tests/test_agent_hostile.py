@@ -189,6 +189,28 @@ async def test_who_is_to_move_is_one_of_the_players(moving: tuple[str, ...]) -> 
     assert "to_move is" in episode.error_message
 
 
+@pytest.mark.parametrize(
+    ("given", "becomes"), [("yes", "no result"), (1, "no result"), (np.True_, True), (None, None)]
+)
+async def test_a_success_is_true_or_false_or_none(given: Any, becomes: Any) -> None:
+    """`eval` took "yes" for a success, and a training ended in a ValueError. Looked for: what else a game gives
+    beside its rewards (outcome, to_move, legal and texts are checked where they are read).
+    """
+
+    class Odd(Walk):
+        @property
+        def success(self) -> Any:
+            return given
+
+    episode = await played(Odd)
+    if becomes == "no result":
+        assert episode.error == GAME_FAULT
+        assert f"success is {given!r}, not True, False or None" in (episode.error_message or "")
+    else:
+        assert episode.error is None
+        assert episode.success is becomes
+
+
 async def test_an_outcome_is_none_but_an_outcome() -> None:
     """A text in its place ended a training in a division by zero: nothing had been played, and it seemed over."""
 
@@ -768,9 +790,16 @@ def test_a_pattern_from_a_file_is_not_run_over_the_layers(tmp_path: Path) -> Non
 
 
 def test_an_adapter_of_other_names_or_a_config_of_megabytes_is_refused(tmp_path: Path) -> None:
+    """Where only some of the names were another's, PEFT left those weights out without a word, and the rest played.
+    Looked for: all that loads an adapter (the trainer's own loading compares every name; `serve` leaves it to vLLM).
+    """
     shapes = {f"renamed.{name}": shape for name, shape in nano_lora_shapes().items()}
     with pytest.raises(ModelError):
         load_adapted(write_adapter(tmp_path / "renamed", shapes=shapes))
+    for old, new in (("layers.0.", "layers.99."), ("layers.0.mlp.down_proj", "layers.0.mlp.dawn_proj")):
+        shapes = {name.replace(old, new): shape for name, shape in nano_lora_shapes().items()}
+        with pytest.raises(ModelError, match=r"layers are none of the base's, like model\.layers\."):
+            load_adapted(write_adapter(tmp_path / new, shapes=shapes))
     large = write_adapter(tmp_path / "large")
     (large / ADAPTER_CONFIG).write_text(json.dumps({"x": "y" * 20_000_000}))
     with pytest.raises(ModelError, match="no config has more"):

@@ -20,11 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from msgrpo import doctor
 from msgrpo.cli import make_app
+from msgrpo.contract import _in_another_process
 from msgrpo.errors import UsageError
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
 from msgrpo.rollout import play_episode
+from msgrpo.serve.preflight import check_torchvision
 from msgrpo.specs import make_agent
 from msgrpo.train.config import make_config
 from msgrpo.train.run_folder import resume_command
@@ -194,3 +197,28 @@ def test_what_a_person_names_goes_on(trap: Trap) -> None:
     result = CliRunner().invoke(make_app(), ["--allow", "evil:gate", "train", "--resume", "--out", str(run)])
     assert "it ran" in str(result.exception)  # a person has named it, so it was imported
     assert trap.marker.exists()
+
+
+def test_nothing_in_the_present_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -c` and `python -m` look into the present folder first: in somebody else's, `msgrpo doctor` ran its
+    torch.py, `games check` its numpy.py, and `serve` whatever vLLM imports. Looked for: every start of a Python in
+    the packages, which the second half reads (`lab`, `beside` and the app had -P, vLLM's supervisor -I).
+    """
+    marker = tmp_path / "it-ran"
+    for module in ("numpy", "torch", "torchvision", "json"):
+        (tmp_path / f"{module}.py").write_text(EVIL.format(marker=str(marker)))
+    monkeypatch.chdir(tmp_path)
+    assert doctor._ask("import numpy").returncode == 0
+    check_torchvision()
+    assert not list(_in_another_process(LAKE, "frozen-lake", 0))
+    assert not marker.exists()
+    root = Path(__file__).parents[1]
+    starts = [
+        (file.name, line.strip())
+        for package in ("msgrpo_agent", "train", "evals", "serve", "tui")
+        for file in (root / package).rglob("*.py")
+        for line in file.read_text().splitlines()
+        if "sys.executable," in line
+    ]
+    assert len(starts) > 5
+    assert [start for start in starts if '"-P"' not in start[1] and '"-I"' not in start[1]] == []

@@ -178,3 +178,11 @@ def test_the_endpoint_that_was_named_plays(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "127.0.0.1:9" in done.stderr
+
+
+def test_a_rating_from_equal_results_has_no_interval() -> None:
+    """Where everybody always wins or loses, every resample is the same: an interval of width zero was printed."""
+    always = {number: [1.0, 1.0] for number in range(4)}
+    rated = match.ratings(["a", "b", "c"], {("a", "b"): always, ("a", "c"): always, ("b", "c"): always})
+    assert [rating.agent for rating in rated] == ["a", "b", "c"]
+    assert all(math.isnan(rating.low) and math.isnan(rating.high) for rating in rated)

@@ -20,13 +20,16 @@ import torch
 
 from msgrpo import files
 from msgrpo.errors import RunError, UsageError
+from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.files import digest, replace_bytes, replace_text
 from msgrpo.models.paths import ADAPTER_WEIGHTS
 from msgrpo.run_log import CONFIG, METRICS
 from msgrpo.train import checkpoint
 from msgrpo.train.checkpoint import Progress, State, load_latest
 from msgrpo.train.config import make_config
+from msgrpo.train.evaluate import Evaluations
 from msgrpo.train.loop import enough_memory, train
+from msgrpo.train.rollouts import Players
 from msgrpo.train.run_folder import check_folder, writing
 from tests.train_helpers import Told
 
@@ -211,3 +214,25 @@ def test_settings_that_are_damaged_are_named(tmp_path: Path) -> None:
     (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"")
     with pytest.raises(UsageError, match="is damaged"):
         check_folder(tmp_path, make_config(), resume=True)
+
+
+@pytest.mark.parametrize("damage", [{"values": ["x", 1.0]}, {"score": None}, {"success": "high"}, {"eval_s": None}])
+def test_a_damaged_evaluation_is_refused_before_anything_is_trained(damage: dict[str, Any], tmp_path: Path) -> None:
+    """The run trained to its end and then had a KeyError for a summary. Looked for: all rows that a resumed run reads
+    (`doctor` and the app pass over what is no number).
+    """
+    row = {
+        "kind": "eval",
+        "step": 0,
+        "suite_version": SUITE_VERSION,
+        "score": "success",
+        "success": 0.5,
+        "eval_s": 1.0,
+    }
+    row |= {"success_low": 0.1, "success_high": 0.9, "invalid": 0.0, "values": [1.0, None]}
+    (tmp_path / METRICS).write_text(json.dumps(row) + "\n")
+    players = Players(make_config(given={"scenario": "frozen-lake", "base": "nano"}))
+    assert Evaluations(tmp_path, players, 1).done[0]["success"] == 0.5
+    (tmp_path / METRICS).write_text(json.dumps(row | damage) + "\n")
+    with pytest.raises(RunError, match="damaged evaluation"):
+        Evaluations(tmp_path, players, 1)

@@ -134,3 +134,23 @@ def test_an_unknown_logger_is_refused_before_anything_is_written(tmp_path: Path)
     found = CliRunner().invoke(make_app(), ["train", "--log", "mlflow", "--out", str(tmp_path / "run")])
     assert isinstance(found.exception, UsageError)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_interval_is_not_taken_for_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`[no interval]` was taken for a style of the terminal and left out of a run's last line. Looked for: every
+    print of a text that holds names or intervals (the app's plain result had the same).
+    """
+    settings = [
+        "groups=1",
+        "group_size=2",
+        "select=all",
+        "minibatches=1",
+        "eval_episodes=1",
+        "film=0",
+        "max_tokens=4",
+    ]
+    options = [part for setting in settings for part in ("--set", setting)]
+    with pytest.raises(SystemExit) as ended:
+        make_app()(["train", "frozen-lake", "--steps", "1", *options, "--out", str(tmp_path / "run")])
+    assert ended.value.code == 0
+    assert "95 % interval [no interval]" in capsys.readouterr().out

@@ -62,7 +62,12 @@ def test_what_is_said_of_a_game_needs_one(given: tuple[str, ...]) -> None:
 
 
 def test_a_comparison_in_plain_text_ends_with_its_result() -> None:
-    assert "optimal +1" in run("frozen-lake", "--agent", "optimal", "--against", "random", "--seed", "3", "--plain")
+    """And begins with what its signs mean, as a replay does: only a person who plays was told. Looked for: the plain
+    twins of all screens (a watched run explains its own marks).
+    """
+    said = run("frozen-lake", "--agent", "optimal", "--against", "random", "--seed", "3", "--plain")
+    assert "optimal +1" in said
+    assert said.count("O hole, G goal") == 1
 
 
 def test_a_person_plays_in_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

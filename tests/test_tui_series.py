@@ -88,6 +88,8 @@ async def test_in_a_series_the_seeds_advance_and_the_seats_of_a_duel_change() ->
     series.differences *= 2
     low, high = bootstrap_mean(series.differences, seed=0)
     assert f"[{low:+.2f}, {high:+.2f}]" in series.card()
+    series.differences = [1.0] * 8  # of equal games there is none
+    assert "difference +1.00 [no interval]" in series.card()
 
 
 async def test_the_app_plays_a_series_to_its_card(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def train(
     if as_json:
         print_json(summary | {"out": str(folder)})
         return
-    out.print(closing_line(summary), highlight=False, soft_wrap=True)
+    out.print(closing_line(summary), markup=False, highlight=False, soft_wrap=True)
     what = "adapter, curve.png" if (folder / ADAPTER_WEIGHTS).is_file() else "curve.png"
     say(f"{what} and transcripts: {folder}")
 

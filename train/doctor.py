@@ -17,6 +17,7 @@ from msgrpo import run_log
 from msgrpo.errors import ModelError, RecordError, UsageError
 from msgrpo.evals.stats import Difference
 from msgrpo.models.paths import parameters_of
+from msgrpo.text import interval_text
 from msgrpo.train.diagnosis import Finding, History, Row, diagnose
 
 HEALTHY = "healthy.json"
@@ -69,7 +70,7 @@ class Examination:
         """What became of the score, in a sentence."""
         if self.change is None:
             return "there are no two evaluations to compare yet"
-        way = f"{self.change.mean:+.3f}, 95 % interval [{self.change.low:+.3f}, {self.change.high:+.3f}]"
+        way = f"{self.change.mean:+.3f}, 95 % interval {interval_text(self.change.low, self.change.high)}"
         if self.fallen is not None:
             return f"the score has fallen from its best evaluation by {-self.fallen.mean:.3f}; since the start {way}"
         if self.change.low > 0:

@@ -97,6 +97,8 @@ class Evaluations:
             raise RunError(
                 f"{out / METRICS} lacks the evaluation before training", fix="start again in another --out"
             )
+        if not all(_is_evaluation(row) for row in self.done.values()):
+            raise RunError(f"{out / METRICS} holds a damaged evaluation", fix="start again in another --out")
         versions = {row.get("suite_version") for row in self.done.values()} - {SUITE_VERSION}
         if versions:
             raise RunError(
@@ -136,6 +138,15 @@ class Evaluations:
         }
         self.done[step] = {"step": step, **row}
         return row
+
+
+def _is_evaluation(row: Mapping[str, Any]) -> bool:
+    """Whether a row that a file holds has what the summary is made of."""
+    score, values = str(row.get("score")), row.get("values")
+    numbers = [row.get(name) for name in (score, "eval_s")]
+    known = [value for value in values if value is not None] if isinstance(values, list) else [""]
+    ends = f"{score}_low" in row and f"{score}_high" in row
+    return ends and "invalid" in row and all(isinstance(number, int | float) for number in (*numbers, *known))
 
 
 def finish(

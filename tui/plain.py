@@ -68,6 +68,7 @@ def _append_board(text: Text, board: Board) -> None:
 
 
 def show_replay(session: Session, console: Console) -> None:
+    console.print(signs(session), highlight=False, markup=False)
     for frame in session.frames:
         console.print(frame_text(session, frame), highlight=False)
 
@@ -78,6 +79,8 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
     match = new_match(setup, table.seat)
     if match.human:
         console.print(f"{explained(match.sessions[0])}\n{HOW}\n", highlight=False, markup=False)
+    else:
+        console.print(signs(match.sessions[0]), highlight=False, markup=False)
     try:
         asyncio.run(
             _play(match, table, lambda session: console.print(frame_text(session, session.frame), highlight=False))
@@ -90,7 +93,7 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
             console.print(f"recorded in {BY_HAND}", highlight=False)
     result = verdict(match)
     if result:
-        console.print(result, highlight=False)
+        console.print(result, highlight=False, markup=False)
     return match
 
 
@@ -103,10 +106,15 @@ class LeftError(Exception):
 
 def explained(session: Session) -> str:
     """The rules, and what each sign means that stands for something."""
+    return f"{session.scenario.rules}\n{signs(session)}"
+
+
+def signs(session: Session) -> str:
+    """What each sign means, in words: the colours and the app's own legend are not there."""
     board = session.game.board()
-    signs = ", ".join(f"{sign} {meaning}" for sign, meaning in board.legend.items()) if board is not None else ""
-    text = f"{session.scenario.rules}\nSigns: {signs}" if signs else session.scenario.rules
-    return f"{text}\n⊥ is a turn in which no legal action was chosen."
+    meanings = ", ".join(f"{sign} {meaning}" for sign, meaning in board.legend.items()) if board is not None else ""
+    lines = [f"Signs: {meanings}"] if meanings else []
+    return "\n".join([*lines, "⊥ is a turn in which no legal action was chosen."])
 
 
 def ask_person(session: Session, player: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from msgrpo.evals.stats import bootstrap_mean
+from msgrpo.text import interval_text
 from msgrpo.tui.session import Match, Setup, opponent, points, short_name
 
 FEWEST = 8  # games of a series from which an interval says something
@@ -103,7 +104,7 @@ class Series:
         if not self.measured:
             return f"{text}, difference {mean:+.2f}"
         low, high = bootstrap_mean(self.differences, seed=0)
-        return f"{text}, difference {mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+        return f"{text}, difference {mean:+.2f} {interval_text(low, high, '+.2f')}"
 
     @property
     def measured(self) -> bool:

@@ -125,7 +125,8 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     from peft import LoraConfig, PeftModel
 
     config = read_adapter_config(folder)
-    lora = LoraConfig(**adapter_arguments(folder, config))
+    arguments = adapter_arguments(folder, config)
+    named_layers, lora = list(arguments["target_modules"]), LoraConfig(**arguments)  # PEFT shortens its own list
     model, tokenizer = load_base(config["base_model_name_or_path"], device=device, dtype=dtype)
     try:
         with _LOADING, warnings.catch_warnings():
@@ -134,6 +135,14 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     except Exception as error:  # as above, and peft
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise ModelError(f"the adapter {folder} does not fit its base: {reason}") from error
+    layers = {name for name, layer in adapted.get_base_model().named_modules() if hasattr(layer, "lora_A")}
+    unused = sorted(set(named_layers) - layers)
+    if unused:  # PEFT passes over weights that no layer takes, unless it finds a layer for none of them
+        raise ModelError(
+            f"the adapter {folder} does not fit its base: {len(unused)} of its {len(named_layers)} layers are none "
+            f"of the base's, like {unused[0]}",
+            fix="its weights are for another base, or were renamed",
+        )
     return (adapted.merge_and_unload() if model.dtype == torch.float32 else adapted), tokenizer
 
 
