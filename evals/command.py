@@ -36,7 +36,7 @@ from msgrpo.output import err
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
-from msgrpo.specs import make_agent, names_an_agent
+from msgrpo.specs import as_read, make_agent, names_an_agent
 from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
@@ -64,7 +64,7 @@ class Options(Given):
             if spec not in specs:
                 raise UsageError(f"--name {given!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
             names[spec] = " ".join(printable(name).split())
-            if names_an_agent(plain := names[spec].casefold()) and plain != spec.casefold():
+            if names_an_agent(names[spec]) and as_read(names[spec]) != as_read(spec):
                 raise UsageError(
                     f"--name {given!r}: {names[spec]} is the name of another agent", fix=f"--name {spec}=mine"
                 )

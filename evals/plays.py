@@ -20,7 +20,7 @@ from msgrpo.evals.verify import COMPUTED, game_steps, verify
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, recorded_scenario
 from msgrpo.prompt import PromptTemplate
-from msgrpo.specs import names_an_agent
+from msgrpo.specs import as_read, imitates, names_an_agent
 from msgrpo.text import printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
@@ -231,6 +231,8 @@ def check_consistent(episode: Episode) -> None:
     for player, spec in episode.agents.items():
         if spec in COMPUTED and ("template" in episode.settings.get(player, {}) or speaks(episode, player)):
             problem = f"says that {spec} has played, and holds answers in words"
+        if imitates(spec):
+            problem = f"says that {spec!r} has played, which reads like another agent's name"
     if problem:
         raise RecordError(
             f"an episode of {episode.scenario} (start {episode.start_seed}) {problem}",
@@ -246,9 +248,8 @@ def speaks(episode: Episode, player: str) -> bool:
 def _check_names(run: Run) -> None:
     """Raise RecordError for a table's name that makes one agent another: a reader takes `nano` for nano."""
     for spec, name in run.names.items():
-        plain = " ".join(name.split()).casefold()
-        others = (other.casefold() for other in run.asked if other != spec)
-        if plain != spec.casefold() and (plain in others or names_an_agent(plain)):
+        others = (as_read(other) for other in run.asked if other != spec)
+        if as_read(name) != as_read(spec) and (as_read(name) in others or names_an_agent(name)):
             raise RecordError(
                 f"run.json calls the agent {spec} {name!r}, as another agent is called",
                 fix="give it another name: msgrpo eval --name",

@@ -6,6 +6,7 @@ Packages that an agent needs are imported when it is made.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from msgrpo.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
 MODELS = ("nano", "adapter", "base", "endpoint")  # kinds of language models, before the colon
+KINDS = (*MODELS, "dqn")
 GRAMMAR = (
     "random, optimal, human, nano, nano:SCENARIO, adapter:DIR, base:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
 )
@@ -32,10 +34,22 @@ def is_language_model(spec: str) -> bool:
     return spec == "nano" or (bool(sign and rest) and kind in MODELS)
 
 
+def as_read(text: str) -> str:
+    """A name as a reader takes it: without capitals, blanks too many, and characters that nobody sees."""
+    seen = (one for one in unicodedata.normalize("NFKC", text) if unicodedata.category(one) != "Cf")
+    return " ".join("".join(seen).split()).casefold()
+
+
 def names_an_agent(text: str) -> bool:
-    """Whether it is an agent's spec, or looks like one, so that nothing else may be called so."""
-    kind, sign, _ = text.partition(":")
-    return text in PLAIN or (bool(sign) and kind in (*MODELS, "dqn"))
+    """Whether it is an agent's spec, or reads like one, so that nothing else may be called so."""
+    kind, sign, _ = as_read(text).partition(":")
+    return kind in KINDS if sign else kind in PLAIN
+
+
+def imitates(spec: str) -> bool:
+    """Whether a recorded spec only reads like one of ours: `Random ` is no agent, and stands in a table like one."""
+    kind, sign, _ = spec.partition(":")
+    return kind not in (KINDS if sign else PLAIN) and names_an_agent(spec)
 
 
 def _shipped(scenario: str) -> Path:
