@@ -59,10 +59,6 @@ def prompt_of(episode: Episode, turn: Turn) -> Prompt:
     return template.render(recorded_scenario(episode.scenario), turn.state, past)
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def left_out(play: Series) -> int:
     """How many episodes have ended, with or without a result, and do not count."""
     ended = {*play.left_out, *map(seeds_of, play.failed)}

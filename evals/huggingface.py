@@ -13,7 +13,7 @@ from msgrpo import __version__
 from msgrpo.episode import Episode
 from msgrpo.errors import RecordError
 from msgrpo.evals import tables
-from msgrpo.evals.exported import CARD, IN_SUITE, MADE_BY, OF_NO_SUITE, Files, counted, distinct, played
+from msgrpo.evals.exported import CARD, IN_SUITE, MADE_BY, OF_NO_SUITE, Files, distinct, played
 from msgrpo.evals.leaderboard import Leaderboard
 from msgrpo.evals.plays import Series
 from msgrpo.evals.record import folder_name, seeds_of
@@ -21,6 +21,7 @@ from msgrpo.evals.rows import return_of
 from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.evals.verify import game_steps
 from msgrpo.extras import needs
+from msgrpo.text import counted
 
 SPLITS = {
     IN_SUITE: f"the beginning of the suite, version {SUITE_VERSION}, on starts that are held out of training (a game "

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msgrpo.errors import RecordError, UsageError, nearest
-from msgrpo.evals.exported import CARD, MADE_BY, Files, counted, left_out, played
+from msgrpo.evals.exported import CARD, MADE_BY, Files, left_out, played
 from msgrpo.evals.huggingface import huggingface_files
 from msgrpo.evals.inspect_log import inspect_files
 from msgrpo.evals.leaderboard import Leaderboard, build
 from msgrpo.evals.plays import Series, load
+from msgrpo.text import counted
 
 PART = ".msgrpo-export.part"  # the folder where files are written before they take their places
 TOOLS: dict[str, Callable[[Sequence[Series], Leaderboard], Files]] = {

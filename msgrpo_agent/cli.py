@@ -13,7 +13,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from msgrpo import __version__
-from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.errors import MsgrpoError, UsageError, nearest
 from msgrpo.extras import needs
 from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, out, print_json, say, say_error
@@ -206,7 +206,12 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained model, or the records of evaluations, as files that other tools read. Nothing is uploaded."""
-    if to in ("merged", "gguf", "hub"):
+    from msgrpo.evals import interchange
+
+    of_runs = ("merged", "gguf", "hub")
+    if to not in (*of_runs, *interchange.TOOLS):
+        raise UsageError(f"nothing is exported to {to!r}", fix=nearest(to, (*of_runs, *interchange.TOOLS)))
+    if to in of_runs:
         with needs(f"--to {to}", "train"):
             from msgrpo.models.export import export_run
 
@@ -217,8 +222,6 @@ def export(
         return
     if dtype is not None:
         raise UsageError(f"--dtype is for the weights of a run, and --to {to} writes none")
-    from msgrpo.evals import interchange
-
     done = interchange.export(folders, to, out_dir)
     for note in done.notes:
         say(f"note: {note}")

@@ -60,7 +60,7 @@ def observation_of(game: Game, player: str) -> str:
     Raises GameFaultError where that is no text, or one that nobody could read.
     """
     seen, legal = game.observe(player), game.legal(player)
-    if not legal and player in game.to_move:
+    if not legal and outcome_of(game) is Outcome.PLAYING and player in game.to_move:
         raise GameFaultError(f"legal({player!r}) names no action", rule="actions")
     if not isinstance(seen, str):
         raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")

@@ -51,3 +51,8 @@ def interval_text(low: float | None, high: float | None, form: str = "+.3f") -> 
 
 Clean = Annotated[str, AfterValidator(printable)]  # a field of what may come from anywhere
 CleanData = Annotated[dict[str, Any], AfterValidator(printable_data)]  # the same, of nested data
+
+
+def counted(number: int, what: str) -> str:
+    """`1 update`, `2 updates`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

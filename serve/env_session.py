@@ -25,6 +25,7 @@ from msgrpo.rollout import GAME_FAULT, derive_seed, observation_of, outcome_of
 TASKS = 1000  # starts of a split that have a number; `seed` reaches all others
 GAME_OVER = "game_over"  # why a move after the end does nothing
 NO_GAME = "no_game"
+NOT_BEGUN = "no game has begun: reset first, over the same websocket (/ws); plain HTTP keeps none between requests"
 MOST_SEED = 2**63 - 1
 
 
@@ -135,7 +136,7 @@ class Session:
         self.saved: Saved | None = None
         self.game: Game | None = None
         self._closed = False
-        self._last = Seen(text="no game has begun: reset first", error=NO_GAME, done=True)
+        self._last = Seen(text=NOT_BEGUN, error=NO_GAME, done=True)
 
     def reset(self, **asked: Any) -> Seen:
         """Begin a game. Raises UsageError for what no game begins with, GameError for moves that were none."""

@@ -19,6 +19,7 @@ from typer.testing import CliRunner  # noqa: E402
 from msgrpo.cli import make_app  # noqa: E402
 from msgrpo.errors import ModelError, UsageError  # noqa: E402
 from msgrpo.models import gguf_writer  # noqa: E402
+from msgrpo.models.card import shown_setting  # noqa: E402
 from msgrpo.models.export import export_run  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
@@ -219,6 +220,25 @@ def test_the_card_has_the_runs_own_results_and_no_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("/home/me/cards.py:scenario", "cards.py:scenario"),
+        ("examples/cards/cards.py:scenario", "cards.py:scenario"),
+        ("../../me/cards.py:scenario", "cards.py:scenario"),
+        ("~/mine/cards.py:scenario", "cards.py:scenario"),
+        ("adapter:runs/study/fl", "adapter:fl"),
+        ("model(of=adapter:runs/study/fl, weight=0.3)", "model(of=adapter:fl, weight=0.3)"),
+        ("snake@0.7,/home/me/cards.py:scenario@0.3", "snake@0.7,cards.py:scenario@0.3"),
+        ("openenv:http://host:8000/a/b/c?steps=8", "openenv:http://host:8000/a/b/c?steps=8"),
+        ("ta:TicTacToe-v0", "ta:TicTacToe-v0"),
+        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B"),
+    ],
+)
+def test_of_a_path_a_card_shows_its_last_part_and_nothing_else_is_cut(value: str, shown: str) -> None:
+    assert shown_setting(value) == shown
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--to", "gguf", "--dtype", "int3"], "--dtype 'int3' is no way to write --to gguf"),
@@ -233,6 +253,13 @@ def test_wrong_options_are_one_sentence(arguments: list[str], message: str, tmp_
     assert isinstance(done.exception, UsageError)
     assert message in done.exception.message
     assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_tool_is_told_with_all_that_are_known(tmp_path: Path) -> None:
+    for named, fix in (("onnx", "known: gguf, hub, huggingface, inspect, merged"), ("mergd", "did you mean merged?")):
+        done = CliRunner().invoke(make_app(), ["export", str(RUN), "--to", named, "--out", str(tmp_path / "out")])
+        assert isinstance(done.exception, UsageError)
+        assert done.exception.fix == fix
 
 
 def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

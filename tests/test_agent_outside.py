@@ -8,20 +8,22 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from msgrpo.contract import check_game, examine
 from msgrpo.episode import Episode
-from msgrpo.errors import UsageError
+from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.evals.verify import first_difference, verify
-from msgrpo.game import Outcome
+from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario, outside, recorded_scenario
 from msgrpo.games.template import write
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.rollout import observation_of, play_episode
+from msgrpo.serve.env_session import Catalogue, Move, Session
 
 ROOT = Path(__file__).resolve().parents[1]
 NIM = f"{ROOT / 'examples' / 'nim.py'}:scenario"
@@ -82,6 +84,44 @@ def test_actions_that_are_not_legal_now_are_a_failure_of_their_own() -> None:
     while game.legal(game.to_move[0]) == game.actions:
         game.step({game.to_move[0]: "one"})
     assert observation_of(game, game.to_move[0]).endswith("Legal now: one, two.")
+
+
+class Short(Game):
+    """A game of one step, in which nothing is legal once it is over."""
+
+    def __init__(self) -> None:
+        super().__init__(step_limit=3)
+
+    def legal(self, player: str) -> tuple[str, ...]:
+        return () if self._over else self.actions
+
+    def observe(self, player: str) -> str:
+        return "over" if self._over else "begin"
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        self._over = True
+        return {"player": 1.0}
+
+
+def test_a_game_that_is_over_need_name_no_action() -> None:
+    """The app and a server show its last state."""
+    scenario = Scenario("short", "short", "A rule.", 3, "[ours]", lambda start, luck: Short())
+    game = scenario.new(0, 0)
+    assert observation_of(game, "player") == "begin"
+    game.step({"player": "up"})
+    assert observation_of(game, "player") == "over"
+    catalogue = Catalogue([])
+    catalogue.scenarios["short"] = scenario
+    session = Session(catalogue)
+    session.reset()
+    last = session.step(Move(action="up"))
+    assert (last.text, last.error, last.reward, last.done) == ("over", None, 1.0, True)
+
+
+def test_a_game_that_goes_on_names_an_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Short, "legal", lambda game, player: ())
+    with pytest.raises(GameFaultError, match="names no action"):
+        observation_of(Short(), "player")
 
 
 def test_the_module_of_the_current_folder_is_found(tmp_path: Path) -> None:

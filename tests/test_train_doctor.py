@@ -111,6 +111,24 @@ def test_the_adviser_says_a_cause_once() -> None:
     assert note.startswith("truncation: 100% of the answers were cut off at max_tokens=48")
 
 
+def test_more_tokens_are_named_than_a_short_answer_needs() -> None:
+    """Four times three tokens would still end no answer."""
+    cut = {"kind": "train", "step": 1, **WELL, "rollout/truncated": 1.0, "rollout/invalid": 1.0}
+    for before, after in ((3, 48), (12, 48), (48, 192)):
+        (finding,) = diagnose(History(SETTINGS | {"max_tokens": before}, [cut]))
+        assert f"--set max_tokens={after} " in finding.change
+
+
+def test_answers_that_were_sampled_too_warm_need_neither_more_tokens_nor_a_lesson() -> None:
+    """A run of nano at temperature 4: 81 % of its answers were cut off, and 97 % held no legal action."""
+    for cut in (0.81, 0.1):
+        row = {"kind": "train", "step": 1, **WELL, "rollout/truncated": cut, "rollout/invalid": 0.97}
+        for warm, named in ((4.0, True), (1.0, False)):
+            (finding,) = diagnose(History(SETTINGS | {"temperature": warm}, [row]))
+            assert ("temperature 4: begin with --set temperature=1" in finding.change) == named
+            assert ("max_tokens" in finding.change or "teach" in finding.change) != named
+
+
 def turns(pairs: list[tuple[str, str]]) -> list[Turn]:
     return [Turn(step=0, player="player", state=state, action=action) for state, action in pairs]
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from msgrpo.episode import Episode, Turn
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import generation, loading, local, shared_prefix
 from msgrpo.models.chat import ChatFormat
 from msgrpo.parse import ParseFailure
@@ -320,6 +322,38 @@ def test_a_stop_gives_up_what_goes_on_and_keeps_every_finished_update(
     assert told.said[next(i for i, text in enumerate(told.said) if text.startswith(moment)) + 1] == "stopping"
     state, _ = checkpoint.load_latest(tmp_path / "run")
     assert (None if state is None else state.progress.step) == kept
+
+
+class At(Heard):
+    """Notices when the run says something."""
+
+    def __init__(self, moment: str) -> None:
+        super().__init__()
+        self._moment, self.come = moment, False
+
+    def doing(self, text: str) -> None:
+        super().doing(text)
+        self.come = self.come or text.startswith(self._moment)
+
+
+@pytest.mark.parametrize("moment", ["update 3 of 4: 1 of 8 episodes played", "evaluation after 2 updates"])
+def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, play = At(moment), FrozenLake._advance
+
+    def advance(game: FrozenLake, actions: Mapping[str, str | None]) -> dict[str, float]:
+        if told.come:
+            raise ConnectionError("the server is gone")
+        return play(game, actions)
+
+    monkeypatch.setattr(FrozenLake, "_advance", advance)
+    with pytest.raises(RunError, match=r"have no result, the last: game_fault: .*the server is gone"):
+        loop.train(tiny(checkpoint_every=4), tmp_path / "run", report=told)
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert state.progress.step == 2
+    assert told.said[-1] == "all 2 updates are kept; --resume goes on"
 
 
 def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from msgrpo.errors import UsageError
 from msgrpo.extras import needs
 from msgrpo.output import Json, err, out, print_json, say
 from msgrpo.signals import ending_as_interrupt
+from msgrpo.text import counted
 
 if TYPE_CHECKING:
     from msgrpo.train.config import TrainConfig
@@ -103,7 +104,7 @@ def train(
         raise typer.Exit(train_and_watch([*arguments, *(() if out_dir else ("--out", str(folder)))], folder))
     first = launched_as() == 0
     with reporter(err, config, silent=as_json or not first) as report:
-        report.note(f"{config.base} on {config.scenario}, {config.steps} updates → {folder}")
+        report.note(f"{config.base} on {config.scenario}, {counted(config.steps, 'update')} → {folder}")
         if held is None and preset is None and config.base != NANO and not config_file:
             report.note(
                 f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"

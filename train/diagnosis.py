@@ -27,6 +27,8 @@ HARDLY_ANY = 0.02
 # Means of three updates in a row above which the learning rate is too high; healthy runs reach 0.007, 0.11 and 0.2.
 FAST_CLIP, FAST_KL, FAST_GRADIENT = 0.05, 0.5, 1.0
 HALF_PRECISION = 0.01  # a bound of engine and trainer from here on is that of bfloat16
+USUAL_TOKENS = 48  # of an answer, as a run allows them unless told otherwise
+WARM = 1.5  # a temperature above which answers fall apart
 COLLAPSED = 0.1  # of what it was in the beginning
 NO_INFORMATION = 0.02  # nats
 
@@ -159,7 +161,8 @@ def truncation(run: History) -> Finding | None:
         "truncation",
         f"{cut:.0%} of the answers were cut off at max_tokens={run.setting('max_tokens'):.0f}, and "
         f"{run.now('rollout/invalid') or 0.0:.0%} held no legal action",
-        f"With --set max_tokens={4 * run.setting('max_tokens'):.0f} they could end",
+        _cooler(run)
+        or f"With --set max_tokens={max(4 * run.setting('max_tokens'), USUAL_TOKENS):.0f} they could end",
     )
 
 
@@ -171,7 +174,7 @@ def no_legal_action(run: History) -> Finding | None:
     return Finding(
         "no legal action",
         f"{invalid:.0%} of the answers held no legal action, so there is nothing to compare",
-        f"Teach the base the form first: {run.teach}",
+        _cooler(run) or f"Teach the base the form first: {run.teach}",
     )
 
 
@@ -295,6 +298,12 @@ class Adviser:
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+def _cooler(run: History) -> str | None:
+    """What to do where answers are as they are because they were sampled too warm."""
+    warm = run.setting("temperature")
+    return f"They were sampled at temperature {warm:g}: begin with --set temperature=1" if warm > WARM else None
 
 
 def _plays(run: History) -> bool:

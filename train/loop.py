@@ -18,6 +18,7 @@ import torch
 from msgrpo import run_log
 from msgrpo.extras import needs
 from msgrpo.rollout import derive_seed
+from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import open_engine
@@ -30,7 +31,7 @@ from msgrpo.train.metrics import describe, left_out
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
-from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, entropy
+from msgrpo.train.rollouts import LostError, Players, Rollouts, RolloutSource, counter, entropy
 from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
@@ -107,8 +108,11 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                         model = engine.load(step + 1)
                 except StopRequested:
                     break
-                except LimitReachedError:
-                    run.save()
+                except (LimitReachedError, LostError):
+                    if ranks.first:
+                        run.save()
+                        if run.step:
+                            report.note(f"all {counted(run.step, 'update')} are kept; --resume goes on")
                     raise
                 seconds = time.perf_counter() - began
                 run.advance(rollouts, seconds)

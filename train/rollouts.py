@@ -37,6 +37,10 @@ MOST_LOST = 0.25  # of the episodes that a run plays at once: more without a res
 POLICY = "policy"  # what the trained agent is called in an episode
 
 
+class LostError(RunError):
+    """Too many episodes have no result for a run to go on."""
+
+
 def silent(done: int, planned: int, tokens: int) -> None:
     """Nobody is told how many episodes have ended."""
 
@@ -232,13 +236,13 @@ def entropy(episodes: Sequence[Episode]) -> float:
 def whole(episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes that have a result.
 
-    A game's own fault costs its episode. Raises RunError, with the last fault, where it has cost more than a quarter.
+    A game's own fault costs its episode. Raises LostError, with the last fault, where more than a quarter is lost.
     """
     lost = [episode for episode in episodes if episode.error is not None]
     if len(lost) > MOST_LOST * len(episodes):
         last = lost[-1]
         check = f"find the game's fault with: msgrpo games check {shlex.quote(last.scenario)}"
-        raise RunError(
+        raise LostError(
             f"{len(lost)} of {len(episodes)} episodes have no result, the last: {last.error}: {last.error_message}",
             fix=check if last.error == GAME_FAULT else "the last checkpoint is kept",
         )

@@ -10,12 +10,14 @@ from pydantic_core import from_json
 
 from msgrpo.files import read_regular
 from msgrpo.models.paths import NANO, NANO_DIR, read_adapter_config
-from msgrpo.text import as_json, interval_text, printable
+from msgrpo.text import as_json, counted, interval_text, printable
 
 SHOWN = (
     "scenario", "steps", "groups", "group_size", "credit", "select", "gate", "objectives", "teacher", "loss",
     "opponent", "format_penalty", "temperature", "max_tokens", "learning_rate", "minibatches", "lora_rank", "seed",
 )  # fmt: skip
+# An address; or a path with two slashes or more, of which the last part is shown.
+PATH = re.compile(r"https?://[^\s|,]+|(?<![^\s|,:=(@'\"])[^\s/|,:=(@'\"]*(?:/[^\s/|,]+)+/(?P<last>[^\s/|,]+)")
 MOST = 1000  # characters of a name or a setting
 
 
@@ -63,6 +65,11 @@ def shown_base(base: str) -> str:
     return base if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists() else Path(base).name
 
 
+def shown_setting(text: str) -> str:
+    """A setting as anybody may read it: of a path of this machine the last part, an address as it is."""
+    return PATH.sub(lambda found: found["last"] or found[0], text)
+
+
 def _results(summary: dict[str, Any]) -> list[str]:
     score = summary.get("score")
     before, after, change = (_part(summary, key) for key in ("before", "after", "change"))
@@ -71,7 +78,7 @@ def _results(summary: dict[str, Any]) -> list[str]:
     rows = [
         f"| {when} | {_number(part.get(score))} | "
         f"{interval_text(part.get(f'{score}_low'), part.get(f'{score}_high'), '.3f')} |"
-        for when, part in (("before training", before), (f"after {summary.get('steps')} updates", after))
+        for when, part in (("before training", before), (_after(summary.get("steps")), after))
     ]
     return [
         f"On {summary.get('episodes')} validation starts, which no update played, sampled as in training:",
@@ -83,6 +90,10 @@ def _results(summary: dict[str, Any]) -> list[str]:
         f"Change: {_number(change.get('mean'), '+.3f')} {interval_text(change.get('low'), change.get('high'))}, "
         f"paired over the starts; one training run (seed {_cell(summary.get('seed'))}), others may end elsewhere.",
     ]
+
+
+def _after(steps: Any) -> str:
+    return f"after {counted(steps, 'update') if isinstance(steps, int) else 'all updates'}"
 
 
 def _part(held: dict[str, Any], key: str) -> dict[str, Any]:
@@ -106,5 +117,5 @@ def _object(file: Path) -> dict[str, Any]:
 def _cell(value: Any) -> str:
     """Text from a file as a table's cell: one line, no markup of its own, nothing of this machine's paths."""
     text = printable(value if isinstance(value, str) else as_json(value))[:MOST]
-    text = re.sub(r"(/[^\s/|,]+)+/([^\s/|,]+)", r"\2", text)
+    text = shown_setting(text)
     return re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;").replace("`", "'")
