@@ -374,6 +374,16 @@ def test_a_games_file_has_its_time(where: str, does: str, tmp_path: Path, monkey
         get_scenario(f"{file}:scenario")
 
 
+@pytest.mark.parametrize("where", ["import", "factory"])
+def test_a_games_file_presses_no_ctrl_c(where: str, tmp_path: Path) -> None:
+    """It ended the command with exit code 130 and without a word; in a step it was an error of the game already."""
+    begins = "def scenario():\n    " if where == "factory" else ""
+    file = tmp_path / "presses.py"
+    file.write_text(f"{begins}raise KeyboardInterrupt\n")
+    with pytest.raises(UsageError, match=f"KeyboardInterrupt .*{file.name}:"):
+        get_scenario(f"{file}:scenario")
+
+
 @pytest.mark.parametrize("where", ["import", "factory", "step"])
 async def test_a_game_takes_no_signal_and_no_folder(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,10 +29,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from msgrpo.errors import UsageError, users_code
+from msgrpo.errors import UsageError, users_code, where_raised
 from msgrpo.extras import needs
 from msgrpo.game import Scenario
-from msgrpo.limits import unmoved, within
+from msgrpo.limits import is_interrupt, unmoved, within
 from msgrpo.text import printable
 from msgrpo.trust import allow
 
@@ -174,5 +174,11 @@ def _checked(value: Any, name: str, where: str) -> Scenario:
 
 @contextmanager
 def _users(name: str) -> Iterator[None]:
-    with users_code(f"{name!r} cannot be loaded", fix=HOW), within(IMPORT_S, f"the import of {name}"), unmoved():
-        yield
+    failed = f"{name!r} cannot be loaded"
+    with users_code(failed, fix=HOW), within(IMPORT_S, f"the import of {name}"), unmoved():
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if is_interrupt(error):
+                raise
+            raise UsageError(f"{failed}: {where_raised(error)}", fix=HOW) from error
