@@ -44,7 +44,7 @@ def adapter(name: str = "fl", rank: int = 8, base: str = "nano") -> Adapter:
 
 def test_nano_alone() -> None:
     launch = build(Request(), "cpu")
-    assert launch.command[1:3] == ["-m", ENTRY]
+    assert launch.command[1:4] == ["-P", "-m", ENTRY]
     assert option(launch, "--model") == str(NANO_DIR)
     assert option(launch, "--host") == "127.0.0.1"
     assert option(launch, "--served-model-name") == "nano"
