@@ -6,6 +6,7 @@ Only training writes them. Each file is replaced in one move, so it can be read 
 from __future__ import annotations
 
 import fcntl
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -86,15 +87,15 @@ class Scene(BaseModel):
 
 
 @contextmanager
-def alone(run: Path) -> Iterator[None]:
+def alone(run: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Lock the run's folder, so that no other process trains there and watchers see that the run goes on.
 
     The kernel frees the lock when the process ends, however it ends. A disk without locks is used without one.
-    Raises RunError if another process keeps the lock for longer than a watcher does.
+    Raises RunError if another process keeps the lock for longer than a watcher does, and longer than `wait_s`.
     """
     run.mkdir(parents=True, exist_ok=True)
     with (run / LOCK).open("a+") as lock:
-        for tries in reversed(range(LOCK_TRIES)):
+        for tries in reversed(range(max(LOCK_TRIES, math.ceil(wait_s / LOCK_RETRY_S)))):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

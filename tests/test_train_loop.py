@@ -460,6 +460,26 @@ def test_one_process_trains_in_a_folder(finished: Path, tmp_path: Path) -> None:
     assert (out / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_that_begins_again_waits_for_who_was_cut_off(finished: Path, tmp_path: Path) -> None:
+    """With the cable of the first rank's node pulled, the new first rank met the lock of the old one, which had not
+    noticed yet that it was alone: the run ended.
+    """
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    steps = len([row for row in read_rows(out) if row["kind"] == "train"])
+    config = TrainConfig.model_validate_json((out / "config.json").read_text()).model_copy(
+        update={"steps": steps + 1}
+    )
+    held = "import sys, time; from pathlib import Path; from msgrpo import run_log\n"
+    held += "with run_log.alone(Path(sys.argv[1])): print(flush=True); time.sleep(3)"
+    with subprocess.Popen([sys.executable, "-c", held, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as old:
+        assert old.stdout is not None
+        old.stdout.readline()
+        loop.train(config, out, resume=True, report=Told(), cluster=loop.Cluster(again=True))
+        assert old.wait(10) == 0
+    assert len([row for row in read_rows(out) if row["kind"] == "train"]) == steps + 1
+
+
 @pytest.mark.parametrize("fault", ["padding", "rows"])
 def test_the_canary_sees_faults_that_one_row_cannot_show(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding that is attended to, and rows that answer for one another: with one row there is neither."""

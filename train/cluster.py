@@ -172,7 +172,7 @@ def rank(work: Mapping[str, Work]) -> None:
     def stopping() -> bool:
         return bool(ray.get(desk.stopping.remote()))
 
-    cluster = Cluster(OnRay(given.hosts, report, stopping) if given.hosts else None, stopping)
+    cluster = Cluster(OnRay(given.hosts, report, stopping) if given.hosts else None, stopping, again)
     try:
         summary = train(
             given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster

@@ -28,6 +28,7 @@ from msgrpo.train.film import Film
 from msgrpo.train.groups import Sample
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.metrics import describe, left_out
+from msgrpo.train.peers import SILENT_S
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
@@ -42,6 +43,8 @@ from msgrpo.train.watched import watched
 
 if TYPE_CHECKING:
     from msgrpo.train.engines.fleet import Fleet
+
+CUT_OFF_S = 3 * SILENT_S  # by when a process that is cut off from the others has noticed it and ended
 
 
 def train(
@@ -70,7 +73,8 @@ def train(
         report.doing(f"loading {config.base}")
         weights = open_weights(config, out, ranks, report)
         trainer = Trainer(config, weights, Players.of(config, ranks), report)
-        alone = run_log.alone(out) if ranks.first else nullcontext()
+        wait_s = CUT_OFF_S if cluster is not None and cluster.again else 0.0
+        alone = run_log.alone(out, wait_s) if ranks.first else nullcontext()
         with alone, ranks.exchanging() if config.shard else nullcontext():
             return _train(trainer, out, logs, cluster or Cluster())
 
@@ -141,6 +145,7 @@ class Cluster:
 
     fleet: Fleet | None = None
     stopping: Asked | None = None
+    again: bool = False  # it has begun before, and who trained then may be cut off and not have noticed it yet
 
 
 @dataclass
