@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -216,3 +218,26 @@ def is_rank(process: psutil.Process) -> bool:
     with suppress(psutil.Error):  # it has ended since
         return "RayTrainWorker" in " ".join(process.cmdline())
     return False
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_rank_that_is_cut_off_from_the_command_ends_itself(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node's cable was pulled: it waited for the others, and kept the lock that they needed to begin again."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    from msgrpo.train import cluster
+
+    ended, asked = threading.Event(), threading.Event()
+
+    def get(question: None, timeout: float) -> bool:
+        asked.set()
+        if answers:
+            return False
+        raise ray.exceptions.GetTimeoutError
+
+    monkeypatch.setattr(cluster, "SILENT_S", 0.4)
+    monkeypatch.setattr(cluster.ray, "get", get)
+    monkeypatch.setattr(cluster.os, "_exit", lambda code: ended.set())
+    desk = SimpleNamespace(is_over=SimpleNamespace(remote=lambda: None))
+    with cluster.cut_off_ends(desk):
+        assert asked.wait(20)
+        assert ended.wait(1 if answers else 20) is not answers

@@ -13,7 +13,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
 from msgrpo.train.engines.pool import NoServerError
 from msgrpo.train.loop import Cluster, train
-from msgrpo.train.peers import use_network_of
+from msgrpo.train.peers import SILENT_S, use_network_of
 from msgrpo.train.ranks import LostPeerError
 from msgrpo.train.run_folder import check_folder, resume_command
 from msgrpo.train.sinks import Measured, Reporter
@@ -174,9 +175,10 @@ def rank(work: Mapping[str, Work]) -> None:
 
     cluster = Cluster(OnRay(given.hosts, report, stopping) if given.hosts else None, stopping, again)
     try:
-        summary = train(
-            given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster
-        )
+        with cut_off_ends(desk):
+            summary = train(
+                given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster
+            )
     except KeyboardInterrupt:
         outcome = Outcome()
     except (LostPeerError, NoServerError) as error:
@@ -191,6 +193,31 @@ def rank(work: Mapping[str, Work]) -> None:
         outcome = Outcome(summary)
     if first or outcome.error:
         ray.get(desk.end.remote(outcome))
+
+
+@contextmanager
+def cut_off_ends(desk: Any) -> Iterator[None]:
+    """End this process where nothing is heard of the command for SILENT_S: its node is cut off from the cluster.
+
+    Nobody else can end it then. It would wait for the other ranks and keep the lock of the run's folder, which those
+    who begin again need.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        heard = time.monotonic()
+        while not over.wait(SILENT_S / 8):
+            with suppress(ray.exceptions.RayError):
+                ray.get(desk.is_over.remote(), timeout=SILENT_S)
+                heard = time.monotonic()
+            if time.monotonic() - heard > SILENT_S and not over.is_set():
+                os._exit(1)
+
+    threading.Thread(target=watch, name="msgrpo-cut-off", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class OnNetwork(TorchConfig):  # type: ignore[misc]
