@@ -31,7 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,11 +215,19 @@ async def _episodes(model: Any, at_once: int, seconds: float, meter: Meter) -> N
         await agent.close()
 
 
+def few_collections() -> AbstractContextManager[None]:
+    """What training and evaluation play under; older commits have nothing like it."""
+    from msgrpo import rollout
+
+    play_under: Callable[[], AbstractContextManager[None]] = getattr(rollout, "few_collections", nullcontext)
+    return play_under()
+
+
 def _measured(play: Callable[[Meter], Any], profiler: cProfile.Profile | None = None) -> dict[str, Any]:
     async def main() -> None:
         watching = asyncio.create_task(meter.watch())
         try:
-            with profiler or nullcontext():
+            with profiler or nullcontext(), few_collections():
                 await play(meter)
         finally:
             watching.cancel()

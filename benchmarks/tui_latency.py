@@ -6,7 +6,9 @@
 The app runs in a terminal of its own (a pseudo-terminal of 120 by 40 characters), and a terminal emulator (pyte)
 reads what it writes. After a key three things have to show the new step: the board, the panel and the history.
 `first` is the time to the first of them and `whole` to the last, so that the difference is how long the picture is
-torn. CPU seconds are those of the app's process for one move, and for a second of watching.
+torn. The emulator needs longer for a picture than the app does, so what comes after a key is first kept, each piece
+with its time, and read by the emulator when nothing more comes. CPU seconds are those of the app's process for one
+move, and for a second of watching.
 `--before FOLDER` measures another checkout in the same run, turn by turn with this one, so that a busy machine slows
 both: the median then compares them. Its dependencies are this environment's.
 """
@@ -26,7 +28,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -59,16 +61,36 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._file, keys)
 
-    def read(self, seconds: float) -> float | None:
-        """Take in what is written; the time at which it came, None where nothing does."""
+    def piece(self, seconds: float) -> tuple[float, bytes] | None:
+        """What is written next and the time at which it came, None where nothing comes."""
         if not select.select([self._file], [], [], seconds)[0]:
             return None
         try:
-            data, at = os.read(self._file, 65536), time.perf_counter()
+            data = os.read(self._file, 65536)
         except OSError as error:
             raise SystemExit("the app ended:\n" + "\n".join(self.screen.display).strip()) from error
-        self._stream.feed(data)
-        return at
+        return time.perf_counter(), data
+
+    def read(self, seconds: float) -> float | None:
+        """Take in what is written; the time at which it came, None where nothing does."""
+        piece = self.piece(seconds)
+        if piece is None:
+            return None
+        self._stream.feed(piece[1])
+        return piece[0]
+
+    def times(self, shown: Sequence[Callable[[], bool]]) -> list[float]:
+        """For each thing that is to be shown, the time of the output with which it was."""
+        pieces = []
+        while (piece := self.piece(SETTLES_S)) is not None:
+            pieces.append(piece)
+        at: list[float | None] = [None] * len(shown)
+        for came, data in pieces:
+            self._stream.feed(data)
+            at = [came if time is None and true() else time for time, true in zip(at, shown, strict=True)]
+        if None in at:
+            raise TimeoutError("\n".join(self.screen.display))
+        return [time for time in at if time is not None]
 
     def until(self, true: Callable[[], bool]) -> float:
         """The time of the output with which it was true."""
@@ -86,7 +108,8 @@ class Terminal:
 
     def board(self) -> int:
         """Names the cells of the board: those with a picture in the left half."""
-        rows = [y for y in range(ROWS) if "▀" in self.screen.display[y][: COLUMNS // 2]]
+        display = self.screen.display
+        rows = [y for y in range(ROWS) if "▀" in display[y][: COLUMNS // 2]]
         cells = [self.screen.buffer[y][x] for y in rows for x in range(COLUMNS // 2)]
         return hash(tuple((cell.data, cell.fg, cell.bg) for cell in cells))
 
@@ -136,11 +159,9 @@ def moves(packages: Path, scenario: str, found: dict[str, list[float]]) -> None:
             ]
             began = time.perf_counter()
             terminal.press(KEYS[way])
-            first = terminal.until(lambda s=shown: any(true() for true in s))  # type: ignore[misc]
-            whole = terminal.until(lambda s=shown: all(true() for true in s))  # type: ignore[misc]
-            terminal.settle()
-            found["first"].append(first - began)
-            found["whole"].append(whole - began)
+            times = terminal.times(shown)
+            found["first"].append(min(times) - began)
+            found["whole"].append(max(times) - began)
             found["cpu"].append(terminal.cpu() - cpu)
     finally:
         terminal.close()

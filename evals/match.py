@@ -28,7 +28,7 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
 from msgrpo.evals.verify import MATCHES, first_difference
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
-from msgrpo.rollout import play_episode
+from msgrpo.rollout import few_collections, play_episode
 from msgrpo.text import as_json
 
 RESAMPLES = 1000
@@ -86,7 +86,8 @@ def play(
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
     records = [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
-    asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))
+    with few_collections():
+        asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))
     return records
 
 

@@ -24,7 +24,7 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
-from msgrpo.rollout import computed, lost_by, new_episode, place_for, play_on
+from msgrpo.rollout import computed, few_collections, lost_by, new_episode, place_for, play_on
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -242,7 +242,8 @@ async def evaluate(
                 if elsewhere is not None:
                     await _play_elsewhere(agent, jobs, elsewhere, progress, max_failures, regret)
                 else:
-                    await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
+                    with few_collections():
+                        await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
                 ended = not progress.stopped
             except EndpointError:
                 _forgive(out, agent, records)

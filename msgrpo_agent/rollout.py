@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -24,6 +25,7 @@ T = TypeVar("T")
 NO_SHAPING = Shaping()
 GAME_FAULT = "game_fault"  # the kind of an episode's error
 LONGEST_STATE = 100_000  # characters of an observation
+COLLECTION = (50_000, 20, 100)  # new objects before a search for cycles, and searches before a wider one
 
 
 def derive_seed(*parts: object) -> int:
@@ -169,6 +171,27 @@ async def place_for(scenario: Scenario) -> AsyncIterator[None]:
 async def computed(scenario: Scenario, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What a call into a game gives; where a server is asked, in a thread, so that other episodes go on meanwhile."""
     return call(*args, **kwargs) if scenario.remote is None else await asyncio.to_thread(call, *args, **kwargs)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python search seldom for cycles, and not among what exists now, while many episodes are played.
+
+    Turns make many objects and no cycles. With Python's own thresholds the searches took a third of a client's time
+    and stopped the event loop for a quarter of a second each, most of it among the objects of imported modules
+    (`benchmarks/client.py`).
+    """
+    before = gc.get_threshold()
+    if before == COLLECTION:  # whoever plays around this has done it
+        yield
+        return
+    gc.freeze()
+    gc.set_threshold(*COLLECTION)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 async def play_episode(

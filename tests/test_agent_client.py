@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from msgrpo.models.bounded import LONGEST_BODY, TooLongError
 from msgrpo.models.endpoint import EndpointModel, Timeouts
 from msgrpo.models.http import Client, NoAnswerError, most_in_flight, proxy_for
 from msgrpo.prompt import Prompt
-from msgrpo.rollout import play_episode
+from msgrpo.rollout import COLLECTION, few_collections, play_episode
 from tests.fake_server import FakeServer, Request, player, reply, send
 from tests.fake_server import http as response
 
@@ -246,3 +247,22 @@ def test_prompts_of_several_prefixes_and_without_lines_are_told_apart() -> None:
     for _ in range(2):
         assert chat.ids(prompts) == [list(map(ord, f"<user>{p.prefix}{p.state}<assistant>")) for p in prompts]
     assert all(len(set(pair)) == 2 for pair in pairwise(p.prefix for p in prompts))
+
+
+def test_python_searches_seldom_for_cycles_while_episodes_are_played_and_as_before_afterwards() -> None:
+    """Also where one playing lies in another, as an evaluation in a training, and where it ends in an error."""
+    before = gc.get_threshold()
+
+    def fails_while_playing() -> None:
+        with few_collections():
+            assert gc.get_threshold() == COLLECTION
+            assert gc.get_freeze_count() > 0
+            with few_collections():
+                assert gc.get_threshold() == COLLECTION
+            assert gc.get_threshold() == COLLECTION
+            raise ValueError("a fault")
+
+    with pytest.raises(ValueError, match="a fault"):
+        fails_while_playing()
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0

@@ -20,7 +20,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.export import append_episode
-from msgrpo.tui.judging import Advice
+from msgrpo.tui.judging import Advice, Judging
 from msgrpo.tui.plain import play_plain
 from msgrpo.tui.records import Records, reached, reached_by_people
 from msgrpo.tui.screens.match import BETWEEN_S
@@ -520,3 +520,17 @@ async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(
         assert lengths[-1] == 0
         assert "100%" in str(bars.render()).split("\n")[1]  # the figure is the new one at once
         assert (len(set(lengths)) > 1) is (motion == "full")
+
+
+def test_what_is_not_judged_yet_has_its_lines_already_so_that_the_screen_is_laid_out_once() -> None:
+    """A line that came with each judgement and went with each move had the whole screen laid out anew twice a move."""
+    session = Session(get_scenario("snake-solo"), {"snake1": RandomAgent()}, seed=1)
+    match = Match([session])
+    told: list[object] = []
+    judging = Judging(match, told.append)
+    assert worth(match, judging, 0, hint=False, idle="") == "now: …"
+    session.answer("snake1", Decision("up"))
+    match.commit()
+    assert worth(match, judging, 0, hint=False, idle="") == "last: …\nnow: …"
+    judging.failed = "no move is judged any more"
+    assert worth(match, judging, 0, hint=False, idle="") == "no move is judged any more"

@@ -17,7 +17,7 @@ import torch
 
 from msgrpo import run_log
 from msgrpo.extras import needs
-from msgrpo.rollout import derive_seed
+from msgrpo.rollout import derive_seed, few_collections
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
@@ -64,7 +64,7 @@ def train(
     the disk is full, or no engine plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to
     stop.
     """
-    with writing(out), enough_memory(), open_ranks() as ranks:
+    with writing(out), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
             check_folder(out, config, resume)
         for choice in config.choices:

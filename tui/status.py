@@ -7,10 +7,11 @@ from typing import Literal
 from msgrpo.tui.agents import EmptySeat, HumanAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.hands import keys_of
-from msgrpo.tui.judging import Advice, Judging
+from msgrpo.tui.judging import Advice, Judging, to_move
 from msgrpo.tui.session import Match, Mood, Session, ending, mood
 
 Kind = Literal["note", "turn", "wait", "error"] | Mood
+UNJUDGED = "…"
 PATIENCE_S = 3  # of thinking, before the way out is named
 
 
@@ -86,23 +87,27 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str) 
     """What the position that is shown is worth, what the move before it lost, and the best moves.
 
     The best moves of a position in which a person has still to choose are a hint, shown when asked for. `idle` is
-    what a turn without an action is called.
+    what a turn without an action is called. What is not judged yet has its line already: a line that comes and goes
+    would have the whole screen laid out anew twice a move.
     """
     session = match.sessions[index]
+    if session.scenario.judge is None or judging.failed:
+        return judging.failed
     step = session.cursor
     several, parts = len(session.players) > 1, []
     for player in session.players:
         name = f"{session.name(player)}: " if several else ""
         before, now = judging.of(index, step - 1, player), judging.of(index, step, player)
         turn = session.frame.turns.get(player)
-        if turn is not None and before is not None:
-            parts.append(f"last: {name}{move_worth(session, before, turn.action, idle)}")
+        if turn is not None:
+            parts.append(f"last: {name}{move_worth(session, before, turn.action, idle) if before else UNJUDGED}")
         asked = session.live and isinstance(session.agents[player], HumanAgent)
         # while others choose in secret, a hint is about the person's own move
         open_ = asked if match.secret else True
-        if now is not None and open_ and (hint or not (asked or match.secret)):
-            parts.append(f"now: {name}{position_worth(session, now)}")
-    return "\n".join(parts) or judging.failed
+        shown = open_ and (hint or not (asked or match.secret))
+        if shown and player in to_move(session, step):
+            parts.append(f"now: {name}{position_worth(session, now) if now else UNJUDGED}")
+    return "\n".join(parts)
 
 
 def move_worth(session: Session, before: Advice, action: str | None, idle: str) -> str:

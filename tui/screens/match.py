@@ -195,10 +195,12 @@ class MatchScreen(Screen[None]):
 
     def one_frame(self) -> None:
         """Let nothing be drawn until every widget has said what it shows anew, so that all of it comes at once."""
+        if self._draws is not None:
+            self._draws.cancel()
         if self._frame is None:
             self._frame = ExitStack()
             self._frame.enter_context(self.app.batch_update())
-            self._draws = asyncio.get_running_loop().create_task(self._draw())
+        self._draws = asyncio.get_running_loop().create_task(self._draw())
 
     async def _draw(self) -> None:
         for _ in range(ROUNDS):
@@ -345,6 +347,7 @@ class MatchScreen(Screen[None]):
         if not self.match.waiting():
             self.commit()
             return
+        self.one_frame()  # an agent that answers at once is not first drawn as one that thinks
         self.asking.start()
         self.watch_wait()
         if self.setup.live and self.pace.playing:

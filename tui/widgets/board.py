@@ -77,7 +77,7 @@ class BoardView(Widget):
 
     board: reactive[Board | None] = reactive(None, repaint=False)
 
-    text: reactive[str] = reactive("", repaint=True)  # what is shown of a game without a board
+    text: reactive[str] = reactive("", repaint=False)  # what is shown of a game without a board
 
     def __init__(self, board: Board | None, text: str = "", *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -159,6 +159,10 @@ class BoardView(Widget):
         ]
         if regions:
             self.refresh(*regions)
+
+    def watch_text(self) -> None:
+        if self.board is None:
+            self.refresh()
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         return AXIS + 2 * self.columns

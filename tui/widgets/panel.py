@@ -139,7 +139,8 @@ class AgentPanel(Widget):
     def say(self, text: str, kind: str = "note") -> None:
         """The status line: `note`, `turn` (yours), `wait`, `end` or `error`; empty text clears it."""
         status = self.query_one(".status", Text)
-        status.set_classes(f"status {kind}")
+        if kind not in status.classes:
+            status.set_classes(f"status {kind}")
         status.show(Content(text or " "))
 
 
