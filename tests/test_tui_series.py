@@ -523,7 +523,7 @@ async def test_bars_come_to_their_new_length_by_and_by_where_the_app_moves(
 
 
 def test_what_is_not_judged_yet_has_its_lines_already_so_that_the_screen_is_laid_out_once() -> None:
-    """A line that came with each judgement and went with each move had the whole screen laid out anew twice a move."""
+    """A line that came with each judgement and went with each move had the screen laid out anew twice a move."""
     session = Session(get_scenario("snake-solo"), {"snake1": RandomAgent()}, seed=1)
     match = Match([session])
     told: list[object] = []
