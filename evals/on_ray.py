@@ -19,6 +19,7 @@ from msgrpo.episode import Episode
 from msgrpo.errors import EndpointError, MsgrpoError, RunError
 from msgrpo.evals.run import Given, play_one
 from msgrpo.games import get_scenario
+from msgrpo.rollout import few_collections
 
 RETRIES = 5  # of a task whose worker was lost
 LOADED = ("nano", "base", "adapter")  # agents whose model the worker loads
@@ -44,8 +45,10 @@ def play_chunk(spec: str, make: MakeAgent, folder: Path, chunk: Sequence[Given],
         finally:
             await agent.close()
 
+    with few_collections():
+        ended = asyncio.run(all_of_them())
     answers: Answers = []
-    for played in asyncio.run(all_of_them()):
+    for played in ended:
         if isinstance(played, Episode):
             answers.append(played.model_dump_json().encode())
         elif isinstance(played, MsgrpoError):
