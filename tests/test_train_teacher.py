@@ -30,7 +30,7 @@ from msgrpo.train.rivals import choose, optimal
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.contract import Learner, Teacher
 from msgrpo.train.rivals.distilled import loaded
-from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens
+from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens, advised
 from msgrpo.train.update import _accumulate, pick
 from tests.train_helpers import played
 
@@ -138,6 +138,30 @@ def test_what_the_reference_player_would_have_done_gets_a_row_of_its_own(
     assert figures["teacher/agreement"] == pytest.approx(agreed / len(all_turns))
 
 
+def test_a_soft_teacher_weighs_moves_by_their_worth(turns: tuple[list[Lesson], Learner]) -> None:
+    """q ∝ exp(Q / τ) of the judge's values, what is below 0.05 left out: by hand, for every turn."""
+    all_turns, learner = turns
+    advice = advised(all_turns, soft=0.1)
+    several = 0
+    for lesson in all_turns:
+        assert lesson.episode is not None
+        assert LAKE.judge is not None
+        judged = {id(turn): LAKE.judge(game, turn.player) for turn, game in decided(LAKE, lesson.episode)}
+        values = {a: q for a, q in judged[id(lesson.turn)].values.items() if a is not None}
+        whole = sum(math.exp(q / 0.1) for q in values.values())
+        taught = {a: math.exp(q / 0.1) / whole for a, q in values.items() if math.exp(q / 0.1) / whole >= 0.05}
+        expected = {a: x / sum(taught.values()) for a, x in taught.items()}
+        assert advice[id(lesson.turn)].chances == pytest.approx(expected)
+        several += len(expected) > len(best_of(lesson))
+    assert several  # moves that are nearly as good are taught too
+    teacher = choose("teacher", "optimal(soft=0.1, returns=0)")
+    assert isinstance(teacher, Optimal)
+    lesson = with_action(all_turns)[0]
+    samples, _ = teacher.taught([lesson], learner)
+    given = sorted(sample.advantages[-1] for sample in samples)
+    assert given == pytest.approx(sorted(advice[id(lesson.turn)].chances.values()))
+
+
 def test_cross_entropy_is_its_own_gradient(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
     """Σ_a q(a) ∇ log p(a | s, words), by autograd; another action's likelihood points elsewhere."""
     all_turns, learner = turns
@@ -180,7 +204,7 @@ def test_reverse_kl_is_the_gradient_of_the_divergence(policy: Policy, turns: tup
             answered = replace(sample.completion, logprobs=old)
             turn = lesson.turn.model_copy(update={"action": action})
             said = replace(lesson, sample=Sample(answered, 7.0), turn=turn)
-            chosen = teacher._scored([(said, Advice(best, 4), sample.weights)])
+            chosen = teacher._scored([(said, Advice(dict.fromkeys(best, 1 / len(best)), 4), sample.weights)])
             found += float(logs[action].detach().exp()) * gradient(policy, chosen)
         assert torch.allclose(found, right, atol=1e-4 * float(right.abs().max()), rtol=1e-3)
 
@@ -312,6 +336,7 @@ def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
     ("scenario", "settings", "message"),
     [
         ("spiel:kuhn_poker", ["teacher=optimal"], "has no reference player"),
+        ("spiel:connect_four", ["teacher=optimal(soft=0.1)"], "connect_four has no judge"),
         (None, ["teacher=optimal", "explore=branch(episodes=2)"], "explore=branch begins later"),
         (None, ["teacher=best"], "no teacher is named 'best'"),
         (None, ["teacher=model"], "teacher=model: of"),

@@ -1,7 +1,8 @@
 """teacher="optimal(weight=0.3)": the reference player says what it would have done in each state that was met.
 
 With q(a|s) the reference player's moves, its best ones with equal chances, and p(a|s, x) the probability of the
-answer that names action a after the policy's own words x:
+answer that names action a after the policy's own words x (with soft=τ, q(a|s) ∝ exp(Q(s,a) / τ) by the scenario's
+judge instead: moves that are worth nearly the same are taught nearly alike; chances below 0.05 are left out):
 
     cross-entropy   adds  w Σ_a q(a|s) log p(a|s, x)  to what is maximised. A best action that the policy did not
                     choose gets a row of its own: the policy's words, then that action.
@@ -22,7 +23,7 @@ in DAgger (arXiv 1011.0686).
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,13 +32,17 @@ from pydantic import Field
 from msgrpo.agent import Completion
 from msgrpo.episode import Episode
 from msgrpo.errors import GameFaultError
+from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.judge import decided
+from msgrpo.limits import games_code
 from msgrpo.parse import action_span
 from msgrpo.references import best_actions
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.contract import Learner, Settings, Teacher
+
+LEAST = 0.05  # chance below which the judge's action gets no row
 
 
 class Optimal(Teacher):
@@ -47,10 +52,13 @@ class Optimal(Teacher):
     divergence: Literal["cross-entropy", "reverse-kl"] = "cross-entropy"
     smooth: float = Field(0.05, gt=0, lt=1, description="ε, how often q plays any legal action (reverse-kl)")
     whole: bool = Field(False, description="teach the words before the action too (reverse-kl)")
+    soft: float = Field(0.0, ge=0, description="τ, points: moves by exp(Q/τ) of the judge; 0: the best ones alike")
 
     def check(self, config: Settings) -> None:
         if without := [scenario.id for scenario in config.scenarios if scenario.reference is None]:
             raise ValueError(f"teacher={self.name}: {without[0]} has no reference player")
+        if self.soft and (without := [scenario.id for scenario in config.scenarios if scenario.judge is None]):
+            raise ValueError(f"teacher={self.name}: {without[0]} has no judge, so soft must be 0")
         if self.whole and self.divergence != "reverse-kl":
             raise ValueError(f"teacher={self.name}: whole=true is for divergence=reverse-kl")
         if config.explore is not None and config.explore.name == "branch":
@@ -64,7 +72,7 @@ class Optimal(Teacher):
         return ranks.broadcast(self._taught(lessons, learner.policy.tokenizer) if ranks.first else ([], {}))
 
     def _taught(self, lessons: Sequence[Lesson], tokenizer: Any) -> tuple[list[Sample], dict[str, float]]:
-        advice = advised(lessons)
+        advice = advised(lessons, self.soft)
         known = [
             (lesson, said, action_tokens(lesson.sample.completion, tokenizer))
             for lesson in lessons
@@ -98,12 +106,11 @@ class Optimal(Teacher):
     def _corrected(
         self, lesson: Lesson, said: Advice, of_action: Sequence[float], tokenizer: Any
     ) -> Iterator[Sample]:
-        """cross-entropy: each turn, and its words with every best action that it did not choose."""
-        share = 1 / len(said.best)
-        if own := self._more(lesson, share * (lesson.turn.action in said.best), of_action):
+        """cross-entropy: each turn, and its words with every action of the teacher's that it did not choose."""
+        if own := self._more(lesson, said.chances.get(lesson.turn.action or "", 0.0), of_action):
             yield own
         if any(of_action):
-            for action in said.best:
+            for action, share in said.chances.items():
                 if action != lesson.turn.action:
                     yield self._instead(lesson, action, of_action, share, tokenizer)
 
@@ -116,8 +123,8 @@ class Optimal(Teacher):
         return Sample(lesson.sample.completion, 1.0, tuple(own)) if self.returns or any(own) else None
 
     def _chance(self, action: str | None, said: Advice) -> float:
-        """q(a|s)."""
-        return (1 - self.smooth) * (action in said.best) / len(said.best) + self.smooth / said.legal
+        """q(a|s), smoothed."""
+        return (1 - self.smooth) * said.chances.get(action or "", 0.0) + self.smooth / said.legal
 
     def _instead(
         self, lesson: Lesson, action: str, of_action: Sequence[float], share: float, tokenizer: Any
@@ -144,10 +151,14 @@ class Optimal(Teacher):
 
 @dataclass(frozen=True)
 class Advice:
-    """What the reference player would have done in a turn's state, and how many actions were legal there."""
+    """How likely the teacher would have chosen each action in a turn's state, and how many were legal there."""
 
-    best: Sequence[str]
+    chances: Mapping[str, float]
     legal: int
+
+    @property
+    def best(self) -> list[str]:
+        return [action for action, chance in self.chances.items() if chance > max(self.chances.values()) - 1e-9]
 
 
 def _log_chance(lesson: Lesson, of_action: Sequence[float]) -> float:
@@ -173,25 +184,41 @@ def action_tokens(completion: Completion, tokenizer: Any) -> list[float]:
     return [weight if i < after else 0.0 for i, weight in enumerate(weights)]
 
 
-def advised(lessons: Sequence[Lesson]) -> dict[int, Advice]:
+def advised(lessons: Sequence[Lesson], soft: float = 0.0) -> dict[int, Advice]:
     """The advice for the lessons' turns, by their `id`, from their episodes played again."""
     turns = {id(lesson.turn) for lesson in lessons}
     episodes = {id(lesson.episode): lesson.episode for lesson in lessons}
     advice: dict[int, Advice] = {}
     for episode in episodes.values():
         assert episode is not None
-        advice |= _of_episode(episode, turns)
+        advice |= _of_episode(episode, turns, soft)
     return advice
 
 
-def _of_episode(episode: Episode, turns: Container[int]) -> dict[int, Advice]:
+def _of_episode(episode: Episode, turns: Container[int], soft: float) -> dict[int, Advice]:
     """Of those turns in which the reference player does not fail. Raises GameFaultError where that is fatal."""
     scenario, advice = get_scenario(episode.scenario), dict[int, Advice]()
     for turn, game in decided(scenario, episode):
         if id(turn) in turns:
             try:
-                advice[id(turn)] = Advice(best_actions(scenario, game, turn.player), len(game.legal(turn.player)))
+                chances = _chances(scenario, game, turn.player, soft)
+                advice[id(turn)] = Advice(chances, len(game.legal(turn.player)))
             except GameFaultError as fault:
                 if fault.fatal:
                     raise
     return advice
+
+
+def _chances(scenario: Scenario, game: Game, player: str, soft: float) -> dict[str, float]:
+    """q(·|s), of the actions that are taught."""
+    if not soft:
+        best = best_actions(scenario, game, player)
+        return dict.fromkeys(best, 1 / len(best))
+    assert scenario.judge is not None
+    with games_code(scenario.id):
+        judgement = scenario.judge(game, player)
+    most = max(q for action, q in judgement.values.items() if action is not None)
+    worth = {a: math.exp((q - most) / soft) for a, q in judgement.values.items() if a is not None}
+    taught = {action: x for action, x in worth.items() if x >= LEAST * math.fsum(worth.values())}
+    whole = math.fsum(taught.values())
+    return {action: x / whole for action, x in taught.items()}
