@@ -163,7 +163,7 @@ _FIXES = (
     (re.compile(r"unrecognized arguments|invalid choice|error: argument"), "vLLM does not know that option"),
     (re.compile(r"Address already in use"), "another program took the port: try another --port"),
 )
-_PREFIX = re.compile(r"^(\([\w ]+pid=\d+\)\s*)?((ERROR|WARNING|INFO)\s+\S+\s+\S+\s+\[[^\]]*\]\s*)?")
+_PREFIX = re.compile(r"^(\([\w -]+pid=\d+\)\s*)?((ERROR|WARNING|INFO)\s+\S+\s+\S+\s+\[[^\]]*\]\s*)?")
 _TELLING = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*:|: error:|^Value error,|^Killed|^Segmentation fault")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -21,6 +22,7 @@ Engine = Literal["cuda", "cpu"]
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 KEY_VARIABLE = "MSGRPO_API_KEY"
 DRAIN_S = 10  # requests in flight may end in this time after a stop
+CACHE_GIB, CACHE_GIB_NANO = 4, 1  # of keys and values, on a CPU
 RUNTIME_SLOTS = 4  # adapters that one batch may mix when clients load their own
 _OWNED = (
     *("--model", "--served-model-name", "--host", "--port", "--uds", "--api-key", "--lora-modules"),
@@ -171,8 +173,9 @@ def _environment(request: Request, engine: Engine, weights: str) -> dict[str, st
     }
     if Path(weights).is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
-    if engine == "cpu" and request.base == NANO:
-        environment["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB
+    if engine == "cpu":  # without it vLLM wants 92 % of the machine's memory, and does not start where less is free
+        chosen = CACHE_GIB_NANO if request.base == NANO else CACHE_GIB
+        environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(chosen))
     if request.runtime_adapters:
         environment["MSGRPO_ADAPTER_ROOT"] = str(request.runtime_adapters.resolve())
         environment["MSGRPO_SERVED_BASE"] = request.base

@@ -56,6 +56,17 @@ def test_nano_alone() -> None:
     assert launch.environment["VLLM_API_KEY"] == ""
 
 
+def test_on_a_cpu_the_cache_has_a_size_and_not_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself vLLM wants 92 % of it: a real base was served on no machine on which anything else ran."""
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    other = Request(base="HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert build(Request(), "cpu").environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert build(other, "cpu").environment["VLLM_CPU_KVCACHE_SPACE"] == "4"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in build(other, "cuda").environment
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "16")
+    assert build(other, "cpu").environment["VLLM_CPU_KVCACHE_SPACE"] == "16"
+
+
 def test_adapters_are_served_under_their_names_with_room_for_all_in_one_batch() -> None:
     launch = build(Request(adapters=(adapter("fl", 8), adapter("snake", 17))), "cpu")
     start = launch.command.index("--lora-modules")

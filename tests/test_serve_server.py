@@ -284,6 +284,10 @@ def test_the_telling_lines_of_a_log_are_each_shown_once_without_their_prefix() -
         "RuntimeError: Engine core initialization failed.",
     ]
     assert telling_lines("one\n\ntwo\n") == ["one", "two"]
+    worker = (
+        "(VllmWorker-0 pid=3) ERROR 11-26 03:41:28 [multiproc_executor.py:953] ValueError: Available memory on node 0"
+    )
+    assert telling_lines(worker) == ["ValueError: Available memory on node 0"]
 
 
 def test_the_stage_is_read_from_the_last_line_that_tells() -> None:
