@@ -103,6 +103,9 @@ class Guard:
             hashlib.sha256(token.strip(b" \t")).digest(), self._key
         ):
             raise RefusedError(401, "this server needs its key: Authorization: Bearer …")
+        # vLLM looks at the key, too, and takes one in exactly these bytes only
+        others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+        scope["headers"] = [*others, (b"authorization", b"Bearer " + token.strip(b" \t"))]
 
     async def _check_loading(self, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """What vLLM gets for `receive` and `send`: for a load, the checked request, and a note when it has worked."""
