@@ -34,10 +34,22 @@ def is_language_model(spec: str) -> bool:
     return spec == "nano" or (bool(sign and rest) and kind in MODELS)
 
 
+UNSEEN = "\u115f\u1160\u2800"  # letters and signs by their category, and blank in every font
+# Letters of other alphabets that look like those that names of agents are made of.
+ALIKE = str.maketrans(
+    "\u0430\u0251\u03b1\u0441\u0501\u0435\u04bb\u0570\u0456\u0131\u03b9\u0458\u04cf\u043c\u043f\u0578\u03b7"
+    "\u043d\u043e\u03bf\u0585\u0440\u03c1\u051b\u0455\u0442\u03c4\u057d\u03c5\u0445\u03c7\u0443\u03b3\u03bd\u03bc\u03ba\u043a\u0432\u03b2",
+    "aaacdehhiiijlmnnnhoooppqsttuuxxyyvmkkbb",
+)
+
+
 def as_read(text: str) -> str:
-    """A name as a reader takes it: without capitals, blanks too many, and characters that nobody sees."""
-    seen = (one for one in unicodedata.normalize("NFKC", text) if unicodedata.category(one) != "Cf")
-    return " ".join("".join(seen).split()).casefold()
+    """A name as a reader takes it: without capitals, accents, blanks too many and characters that nobody sees, and
+    with our letters for those of other alphabets that look the same.
+    """
+    plain = unicodedata.normalize("NFKD", text)
+    seen = (one for one in plain if unicodedata.category(one) not in ("Cf", "Mn", "Me") and one not in UNSEEN)
+    return " ".join("".join(seen).split()).casefold().translate(ALIKE)
 
 
 def names_an_agent(text: str) -> bool:
