@@ -14,7 +14,7 @@ from typing import Any
 
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError
-from msgrpo.evals.record import Price, Run, folder_name, read_run, records_in, run_of, seeds_of
+from msgrpo.evals.record import Price, Run, folder_name, read_run, records_in, run_of, seeds_of, taken_out
 from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.evals.verify import COMPUTED, game_steps, verify
 from msgrpo.game import Outcome
@@ -265,6 +265,8 @@ def _recorded(folders: Sequence[Path], check: bool, notes: list[str]) -> Iterato
         run = run_of(file)
         if run is not None:
             _check_names(run)
+        if not check and (gone := taken_out(file)):
+            notes.append(f"{file.name} of {file.parent.name}: {gone} lines were removed after they had been written")
         if check and (verified := verify(file)).remarks:
             notes.append(f"{file.name} of {file.parent.name}: {'; '.join(verified.remarks)}")
         for line, episode in enumerate(read_episodes(file), start=1):
@@ -349,7 +351,8 @@ def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
             play.name = f"{play.name} ({number})" if play.name else ""
     for play in plays:  # a name that was given to two agents identifies neither
         if any(
-            (other.label, other.scenario) == (play.label, play.scenario) and other.agent != play.agent
+            (as_read(other.label), other.scenario) == (as_read(play.label), play.scenario)
+            and other.agent != play.agent
             for other in plays
         ):
             taken.append(play)

@@ -217,6 +217,8 @@ class Run(BaseModel):
     asked: dict[Clean, dict[Clean, Asked]] = {}  # agent -> scenario -> episodes
     at_once: dict[Clean, Asked] = {}  # agent -> the most episodes that were played at once
     forgiven: dict[Clean, int] = {}  # record -> leading lines whose failures use up no attempts
+    lines: dict[Clean, Asked] = {}  # record -> lines that it had when the evaluation last began or stopped
+    removed: dict[Clean, Asked] = {}  # record -> lines that were gone when it began again
     started: dict[Clean, int] = {}  # agent -> starts of the evaluation
     ended: dict[Clean, int] = {}  # agent -> those of them that came to their end
     repeats: dict[Clean, dict[Clean, Repeats]] = {}  # agent -> scenario -> episodes from each start
@@ -226,6 +228,12 @@ class Run(BaseModel):
     def interrupted(self, agent: str) -> int:
         """How many starts were killed or stopped. Their unfinished answers are in no record."""
         return self.started.get(agent, 0) - self.ended.get(agent, 0)
+
+    def note_lines(self, record: str, lines: int) -> None:
+        """Keep how many lines a record has now, and how many have been taken out of it since the last time."""
+        if (gone := self.lines.get(record, 0) - lines) > 0:
+            self.removed[record] = self.removed.get(record, 0) + gone
+        self.lines[record] = lines
 
 
 @contextmanager
@@ -250,6 +258,20 @@ def changing_run(out: Path) -> Iterator[Run]:
 def run_of(file: Path) -> Run | None:
     """The `run.json` of a record: in its folder or the one above; None for records of other origin."""
     return next((run for folder in list(file.resolve().parents)[:2] if (run := read_run(folder))), None)
+
+
+def taken_out(file: Path) -> int:
+    """How many lines of a record somebody has removed, as far as its `run.json` tells: lost episodes that are played
+    again until they are won leave no other trace.
+    """
+    file = file.resolve()
+    for folder in list(file.parents)[:2]:
+        if run := read_run(folder):
+            name = file.relative_to(folder).as_posix()
+            with file.open("rb") as lines:
+                there = sum(bool(line.strip()) for line in lines)
+            return run.removed.get(name, 0) + max(run.lines.get(name, 0) - there, 0)
+    return 0
 
 
 def read_run(out: Path) -> Run | None:

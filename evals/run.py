@@ -251,6 +251,9 @@ async def evaluate(
             finally:
                 for _, _, begun in records:
                     begun.close(ended=ended)
+                with changing_run(out) as run:
+                    for scenario, record, _ in records:
+                        run.note_lines(record_name(agent, scenario), record.lines)
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
 
@@ -297,7 +300,8 @@ def _note_start(
     """Record what is asked for, so that a table can say how much of it is there."""
     with changing_run(out) as run:
         asked = run.asked.setdefault(agent.spec, {})
-        for scenario, _, _ in records:
+        for scenario, record, _ in records:
+            run.note_lines(record_name(agent, scenario), record.lines)
             asked[scenario.id] = max(episodes * repeats, asked.get(scenario.id, 0))
             again = run.repeats.setdefault(agent.spec, {})
             again[scenario.id] = max(repeats, again.get(scenario.id, 1))

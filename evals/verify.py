@@ -13,7 +13,7 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent
 from msgrpo.episode import Episode, Turn, read_episodes, versions
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
-from msgrpo.evals.record import RUN_FILE, folder_name, read_run, run_of, seeds_of
+from msgrpo.evals.record import RUN_FILE, folder_name, read_run, run_of, seeds_of, taken_out
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
@@ -24,7 +24,7 @@ from msgrpo.parse import parse_action
 from msgrpo.prompt import PromptTemplate, recorded_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.rollout import GAME_FAULT, observation_of, replay, view_of
-from msgrpo.specs import is_language_model
+from msgrpo.specs import imitates, is_language_model
 
 MATCHES = "match"  # the folder of their records
 # The players whose every move follows from the game and the seeds: verifying plays them again.
@@ -45,6 +45,7 @@ class Verified:
     twice: int = 0  # lines that repeat an episode
     computed: int = 0  # turns of players whose every move follows from the seeds, played again
     outdated: int = 0  # episodes of a reference player of another version
+    taken_out: int = 0  # lines that were written and are gone, or were until they were played again
     starts: int = 0  # starts of a match of which one seat has no line
 
     @property
@@ -76,6 +77,8 @@ class Verified:
             parts.append(f"the seeds of {self.foreign} belong to no suite, so nothing says how they were chosen")
         if self.twice:
             parts.append(f"TWICE: {self.twice} lines repeat an episode")
+        if self.taken_out:
+            parts.append(f"TAKEN OUT: {self.taken_out} lines were removed after they had been written")
         if self.starts:
             parts.append(f"INCOMPLETE: {self.starts} starts of the match have one seat only")
         for scenario, count in self.missing.items():
@@ -93,7 +96,7 @@ def verify(path: Path) -> Verified:
     counted: gaps in the suite (episodes may have been left out), foreign seeds, and failures of the endpoint; and so
     are regrets that the judge does not find again, since a better judge would find others.
     """
-    verified, run = Verified(), run_of(path)
+    verified, run = Verified(taken_out=taken_out(path)), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
     failed: dict[str, set[EpisodeSeeds]] = {}
     agents: set[str] = set()
@@ -194,6 +197,7 @@ def _differences(episode: Episode) -> Iterator[str]:
     if set(episode.agents) != set(game.players):
         yield f"players {sorted(episode.agents)}, the game has {sorted(game.players)}"
         return
+    yield from (f"{spec!r} reads like another agent's name" for spec in episode.agents.values() if imitates(spec))
     for player, prefix in episode.prefix.items():
         template = _template(episode, player)
         if template is not None and template.render(scenario, "").prefix != prefix:

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from msgrpo.agent import Agent
+from msgrpo.agent import Agent, Decision, OnText, View
 from msgrpo.cli import make_app
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, MsgrpoError, RecordError
@@ -175,9 +175,18 @@ def test_a_language_model_has_answered_in_words(spec: str, settings: dict[str, A
         verify(file)
 
 
-@pytest.mark.parametrize("spec", ["Random ", "ran\u200bdom", "ｒandom", "Nano:frozen-lake", "random"])
+IMITATIONS = [
+    *("Random ", "ran\u200bdom", "ｒandom", "Nano:frozen-lake"),
+    *("r\u0430ndom", "rand\u03bfm", "r\u0301andom", "\u041d\u03c5man"),  # other alphabets
+    *("random\ufe0f", "random\u3164", "\u115frandom", "random\u2800", "n\u0430no", "endp\u043eint:http://h/v1#m"),
+]
+
+
+@pytest.mark.parametrize("spec", [*IMITATIONS, "random"])
 def test_no_recorded_agent_only_reads_like_one_of_ours(spec: str, tmp_path: Path) -> None:
-    """The optimum's play as `Random ` passed: nobody played it again, and a reader takes it for random's."""
+    """The optimum's play as `Random ` passed: nobody played it again, and a reader takes it for random's. Siblings:
+    letters of other alphabets, blanks that are letters by their category, and `verify`, which took any name.
+    """
     file = played(tmp_path, RandomAgent()) / "random" / "frozen-lake.jsonl"
     rewritten(file, lambda rows: [row | {"agents": {"player": spec}} for row in rows])
     if spec == "random":
@@ -185,6 +194,8 @@ def test_no_recorded_agent_only_reads_like_one_of_ours(spec: str, tmp_path: Path
     else:
         with pytest.raises(RecordError, match="reads like another agent's name"):
             plays.load([tmp_path])
+        with pytest.raises(RecordError, match="reads like another agent's name"):
+            verify(file)
 
 
 @pytest.mark.parametrize("name", ["nano", "Human", "op\u200btimal", "endpoint:http://h/v1#m", "adapter:best"])
@@ -198,6 +209,60 @@ def test_no_agent_is_called_as_another_kind_of_agent_is(name: str, tmp_path: Pat
         "eval", "random", "--scenario", "frozen-lake", "--name", f"random={name.lower()}", "--out", str(tmp_path)
     )
     assert "is the name of another agent" in str(told.exception)
+
+
+@pytest.mark.parametrize(
+    "names", [("best", "best"), ("best", "Best"), ("best", "b\u200best "), ("best", "b\u0435st")]
+)
+def test_a_name_that_two_evaluations_gave_to_two_agents_identifies_neither(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    """Names that only read alike stood in one table for two agents: they were compared sign by sign."""
+    for place, name in enumerate(names):
+        out = played(tmp_path / str(place), RandomAgent())
+        rewritten(
+            out / "random" / "frozen-lake.jsonl",
+            lambda rows, place=place: [row | {"agents": {"player": f"mine-{place}"}} for row in rows],
+        )
+        run = (out / "run.json").read_text().replace('"random"', f'"mine-{place}"')
+        (out / "run.json").write_text(json.dumps(json.loads(run) | {"names": {f"mine-{place}": name}}))
+    labels = {play.label for play in plays.load([tmp_path / "0", tmp_path / "1"])[0]}
+    assert labels == {f"{name} (mine-{place})" for place, name in enumerate(names)}
+
+
+def test_lines_that_are_removed_and_played_again_are_named(tmp_path: Path) -> None:
+    """Deleting lost episodes and starting again until all are won left nothing but the commands in card.md."""
+    file = played(tmp_path, RandomAgent()) / "random" / "frozen-lake.jsonl"
+    played(tmp_path, RandomAgent())
+    assert not any("removed" in note for note in plays.load([tmp_path])[1])
+    rewritten(file, lambda rows: rows[:5])
+    assert "TAKEN OUT: 3 lines" in verify(file).summary  # also before it is started again
+    played(tmp_path, RandomAgent())
+    rewritten(file, lambda rows: rows[1:])
+    played(tmp_path, RandomAgent())
+    played(tmp_path, RandomAgent(), episodes=12)
+    assert "TAKEN OUT: 4 lines were removed" in verify(file).summary
+    for check in (False, True):
+        assert any("4 lines were removed" in note for note in plays.load([tmp_path], check=check)[1])
+
+
+def test_lines_that_are_removed_after_an_interruption_are_named(tmp_path: Path) -> None:
+    """An evaluation that is stopped notes its lines, too: else it would be stopped before each removal."""
+
+    class Stops(RandomAgent):
+        asked = 0
+
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            Stops.asked += 1
+            if Stops.asked == 15:
+                raise RuntimeError("stopped")
+            return await super().act(view)
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        played(tmp_path, Stops(), concurrency=1)
+    file = tmp_path / "random" / "frozen-lake.jsonl"
+    rewritten(file, lambda rows: rows[:-1])
+    assert verify(file).taken_out == 1
 
 
 @pytest.mark.parametrize("what", ["removed", "emptied"])
