@@ -13,10 +13,11 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from msgrpo import __version__
-from msgrpo.errors import MsgrpoError, UsageError, nearest
+from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
 from msgrpo.extras import needs
 from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, out, print_json, say, say_error
+from msgrpo.text import printable
 
 commands = typer.Typer()
 
@@ -239,6 +240,13 @@ def main() -> None:
         say_error(error.message)
         if error.fix is not None:
             say("  " + error.fix)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        why = no_memory(error)
+        if why is None:
+            raise
+        say_error(printable(why))
+        say("  take a smaller model, or less at once: a lower --concurrency or --max-tokens; what was saved is kept")
         sys.exit(2)
     except KeyboardInterrupt:
         say("stopped")

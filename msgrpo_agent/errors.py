@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 LONGEST_REASON = 500  # characters of what somebody's exception says
+# How a RuntimeError says that memory is missing: the CPU's allocator, CUDA's, and libraries with one of their own.
+NO_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 class MsgrpoError(Exception):
@@ -91,6 +93,15 @@ class ServeError(MsgrpoError):
 
 class TookTooLongError(BaseException):
     """Code exceeded its time limit (`limits.within`). It is no Exception, so the stopped code cannot catch it."""
+
+
+def no_memory(error: BaseException) -> str | None:
+    """What an exception says of memory that is not there, on a GPU or on the CPU; None where it is another one."""
+    said = str(error)
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's; it is not loaded
+    if known or (isinstance(error, RuntimeError) and any(words in said for words in NO_MEMORY)):
+        return f"there is not enough memory: {said.splitlines()[0] if said else type(error).__name__}"
+    return None
 
 
 @contextmanager

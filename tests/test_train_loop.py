@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from msgrpo import run_log
+from msgrpo import cli, run_log
 from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Episode, Turn
 from msgrpo.errors import ModelError, RunError, UsageError
@@ -392,6 +392,40 @@ def test_memory_that_is_not_there_is_one_clear_error(
     with pytest.raises(RunError, match="not enough memory") as caught:
         loop.train(tiny(format_penalty=0.5), tmp_path / "run", report=Quiet())
     assert "micro_batch_tokens" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("where", ["play", "load"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory\nmore lines"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_other_commands_lack_is_one_clear_error(
+    error: Exception, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only training said so: `msgrpo eval` of a model that a GPU cannot hold ended in a traceback."""
+
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    if where == "play":
+        monkeypatch.setattr(torch.nn.Embedding, "forward", full)
+    else:
+        monkeypatch.setattr("msgrpo.models.loading.AutoModelForCausalLM.from_pretrained", full)
+    arguments = ["eval", "nano", "--scenario", "frozen-lake", "--episodes", "1", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["msgrpo", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "smaller" in told
+    assert "memory" in told
+    assert "network" not in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError, RecursionError])

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-from msgrpo.errors import RunError
-
-# How a RuntimeError says that memory is missing: the CPU's allocator, CUDA's, and libraries with one of their own.
-NO_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+from msgrpo.errors import RunError, no_memory
 
 
 @contextmanager
@@ -18,12 +13,12 @@ def enough_memory() -> Iterator[None]:
     """Turn memory that is not there, on a GPU or on the CPU, into one clear error with the settings to lower."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not known and not any(words in str(error) for words in NO_MEMORY):
+    except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+        why = no_memory(error)
+        if why is None:
             raise
         raise RunError(
-            f"there is not enough memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            why,
             fix="lower --set micro_batch_tokens=…, max_tokens or group_size, or --set gradient_checkpointing=true; "
             "in a new --out, since these are settings of the run",
         ) from error

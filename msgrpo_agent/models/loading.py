@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError
+from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
 from msgrpo.files import digest
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
@@ -85,10 +85,10 @@ def load_base(
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
         if (code := own_code(base)) is not None:
             reason = f"it comes with code of its own ({code}), which is never run; without it: {reason}"
-        raise ModelError(
-            f"the base model {base!r} cannot be loaded: {reason}",
-            fix="check the name and the network, or give the folder of a causal language model",
-        ) from error
+        fix = "check the name and the network, or give the folder of a causal language model"
+        if no_memory(error) is not None:
+            fix = "take a smaller base, or make room: other programs may hold the memory"
+        raise ModelError(f"the base model {base!r} cannot be loaded: {reason}", fix=fix) from error
     model = (model.to(device) if placing is None else model).eval()
     prepare(model, base)
     return model, tokenizer
