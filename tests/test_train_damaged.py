@@ -12,6 +12,7 @@ import pickle
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,46 @@ def test_going_on_without_a_checkpoint_never_overwrites_what_was_trained(
     with pytest.raises(RunError, match="would begin at 0"):
         train(make_config(settings=TINY), out, resume=True, report=Told())
     assert {path: path.read_bytes() for path in before} == before
+
+
+def _first(state: State) -> dict[str, Any]:
+    kept: dict[str, Any] = next(iter(state.optimizer["state"].values()))
+    return kept
+
+
+SPOILT: dict[str, Callable[[State], Any]] = {
+    "a mean of another shape": lambda state: _first(state).update(exp_avg=torch.zeros(3)),
+    "a mean that is missing": lambda state: _first(state).pop("exp_avg_sq"),
+    "a mean that is a text": lambda state: _first(state).update(exp_avg="x"),
+    "a group without its rates": lambda state: state.optimizer["param_groups"][0].pop("betas"),
+    "a list in place of all means": lambda state: state.optimizer.update(state=[1]),
+    "groups that are none": lambda state: state.optimizer.update(param_groups=[1]),
+    "a step that is a text": lambda state: _first(state).update(step="x"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_an_optimizer_that_cannot_go_on_is_refused(what: str, trained: Path, tmp_path: Path) -> None:
+    """torch takes such a state and fails in its next step, in a traceback, with the adapter overwritten before."""
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    found, _ = load_latest(out)
+    assert found is not None
+    SPOILT[what](found)
+    checkpoint.save(out, found)
+    with pytest.raises(RunError, match="holds the optimizer of another run"):
+        train(make_config(settings=[*TINY, "steps=3"]), out, resume=True, report=Told())
+
+
+@pytest.mark.parametrize("to", ["sparse", "whole numbers", "nothing at all"])
+def test_weights_that_are_no_plain_numbers_are_passed_over(to: str, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, state(1))
+    weight = torch.ones(2, 2)
+    made = {"sparse": weight.to_sparse(), "whole numbers": weight.long(), "nothing at all": weight.to("meta")}[to]
+    folder = checkpoint.save(tmp_path, replace(state(2), adapter={"w": made}))
+    found, damaged = load_latest(tmp_path)
+    assert found is not None
+    assert (found.progress.step, damaged) == (1, [folder])
 
 
 def test_weights_under_other_names_are_refused(trained: Path, tmp_path: Path) -> None:

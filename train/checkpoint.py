@@ -106,7 +106,30 @@ def _state(saved: Any) -> State:
         raise TypeError("a state holds progress, adapter, optimizer and memory")
     if not all(isinstance(tensor, torch.Tensor) for part in ("adapter", "memory") for tensor in saved[part].values()):
         raise TypeError("an adapter and a memory are made of tensors")
+    if not all(map(_is_plain, saved["adapter"].values())):
+        raise TypeError("an adapter's tensors hold floating-point numbers, all of them")
     return State(Progress(**saved["progress"]), *(saved[part] for part in parts))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
+
+
+def check_optimizer(saved: Any, own: torch.optim.Optimizer) -> None:
+    """Raise ValueError, TypeError or KeyError for a state from which AdamW cannot take its next step: torch itself
+    looks at the number of weights alone, and fails in that step.
+    """
+    groups, states = saved["param_groups"], saved["state"]
+    if not (isinstance(states, dict) and isinstance(groups, list) and all(isinstance(one, dict) for one in groups)):
+        raise TypeError("it is no optimizer's state")
+    if lacking := [name for name in ("betas", "eps", "weight_decay") for one in groups if name not in one]:
+        raise ValueError(f"it has no {', '.join(lacking)}")
+    weights = [weight for group in own.param_groups for weight in group["params"]]
+    for place, weight in enumerate(weights):
+        kept = states.get(place)
+        means = [kept["exp_avg"], kept["exp_avg_sq"]] if kept is not None else []
+        if any(not _is_plain(mean) or mean.shape != weight.shape for mean in means):
+            raise ValueError(f"its means of weight {place} do not have the weight's shape")
 
 
 def _folders(run: Path) -> list[Path]:

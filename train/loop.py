@@ -19,7 +19,7 @@ from msgrpo import run_log
 from msgrpo.extras import needs
 from msgrpo.rollout import derive_seed, few_collections
 from msgrpo.text import counted
-from msgrpo.train.checkpoint import Progress, State
+from msgrpo.train.checkpoint import Progress, State, check_optimizer
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import open_engine
 from msgrpo.train.engines.contract import Engine
@@ -233,6 +233,7 @@ class Here:
 
     def restore(self, state: State) -> None:
         self.policy.load_adapter_state(state.adapter)
+        check_optimizer(state.optimizer, self._optimizer)
         self._optimizer.load_state_dict(state.optimizer)
 
     def write(self, out: Path, state: State) -> None:

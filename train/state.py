@@ -153,7 +153,7 @@ def restore(out: Path, config: TrainConfig, weights: Weights, report: Reporter, 
         )
     try:
         weights.restore(state)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"the newest checkpoint of {out} holds the optimizer of another run: {error}",
             fix=f"keep {out} and begin anew in another --out",
