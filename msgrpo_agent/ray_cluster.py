@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
 }
+AUTH_MODE = "RAY_AUTH_MODE"  # Ray's: whether this process sends its token
 PROBE_S = 5.0  # for an address to answer at all
 
 
@@ -34,24 +36,31 @@ def connected(address: str) -> Iterator[bool]:
     with needs("--ray", "ray"):
         import ray
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    mode = os.environ.get(AUTH_MODE)
     there = _current() if address == "auto" else _checked(address)
-    if there is None:
-        _start(ray, quiet)
-    else:
-        if address == "auto" and not os.environ.get("RAY_ADDRESS"):
-            _use_token()
-        try:
-            ray.init(there, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"the Ray cluster at {there} cannot be joined: {str(error).splitlines()[0]}",
-                fix="the same versions of Python and Ray as there, and where it asks for a token: export "
-                "RAY_AUTH_MODE=token; --ray local starts a cluster of its own",
-            ) from error
     try:
+        if there is None:
+            _start(ray, quiet)
+        else:
+            if address == "auto" and not os.environ.get("RAY_ADDRESS"):
+                _use_token()
+            _join(ray, there, quiet)
         yield there is None
     finally:
         ray.shutdown()
+        if mode is None:
+            _forget_token()
+
+
+def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
+    try:
+        ray.init(address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the Ray cluster at {address} cannot be joined: {str(error).splitlines()[0]}",
+            fix="the same versions of Python and Ray as there, and where it asks for a token: export "
+            "RAY_AUTH_MODE=token; --ray local starts a cluster of its own",
+        ) from error
 
 
 def _checked(address: str) -> str | None:
@@ -78,9 +87,17 @@ def _current() -> str | None:
     if address and address not in ("auto", "local"):
         return _checked(address)
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
+    file = folder / "ray_current_cluster"
     with suppress(OSError):
-        address = (folder / "ray_current_cluster").read_text().strip()
-        return address if _answers(address) else None
+        address, owner = file.read_text().strip(), file.stat().st_uid
+        if not _answers(address):
+            return None
+        if owner not in (0, os.getuid()):  # everybody may write to /tmp: it would get our token, and our work
+            raise UsageError(
+                f"another user of this machine says in {file} that its Ray cluster is at {address}",
+                fix=f"--ray {address} where you trust it; --ray local starts a cluster of its own",
+            )
+        return address
     return None
 
 
@@ -94,6 +111,13 @@ def _use_token() -> None:
         from ray._private.authentication import authentication_token_setup as setup
 
         setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _forget_token() -> None:
+    """Put the mode back: the next cluster of this process, and what it starts, are others."""
+    if os.environ.pop(AUTH_MODE, None) is not None:
+        with suppress(ImportError, AttributeError):  # of other versions of Ray, which read the variable each time
+            import_module("ray._raylet").Config.initialize("")
 
 
 def _answers(address: str) -> bool:

@@ -75,3 +75,55 @@ def test_rays_token_is_sent_to_the_cluster_of_this_machine(token: bool, mode: st
         check=True,
     )
     assert said.stdout.decode().strip() == then
+
+
+@pytest.mark.parametrize("owner", ["mine", "root", "another"])
+def test_what_another_user_wrote_down_is_not_the_cluster_of_this_machine(
+    owner: str, listening: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may write to /tmp/ray where Ray has not been started yet: `--ray auto` sent Ray's token there."""
+    written = tmp_path / "ray" / "ray_current_cluster"
+    written.parent.mkdir()
+    written.write_text(f"{listening}\n")
+    mine = written.stat().st_uid
+    monkeypatch.setattr(ray_cluster.os, "getuid", lambda: mine + (owner != "mine"))
+    real = Path.stat
+    uid = 0 if owner == "root" else mine + 4 if owner == "another" else mine
+
+    def stat(path: Path, **given: bool) -> os.stat_result:
+        found = list(real(path, **given))
+        return os.stat_result([*found[:4], uid, *found[5:]])
+
+    monkeypatch.setattr(Path, "stat", stat)
+    if owner == "another":
+        with pytest.raises(UsageError, match="another user of this machine"):
+            ray_cluster._current()
+    else:
+        assert ray_cluster._current() == listening
+
+
+def test_the_token_is_for_one_connection_only(tmp_path: Path) -> None:
+    """RAY_AUTH_MODE stayed in the environment: the next cluster of the process, wherever it is, got the token."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("a" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        code = (
+            "import os, ray, msgrpo.ray_cluster as ours\n"
+            "from ray._raylet import AuthenticationMode, get_authentication_mode as mode\n"
+            "ray.init = lambda *given, **more: print(mode() == AuthenticationMode.TOKEN)\n"
+            f"for address in ('auto', {address!r}):\n"
+            "    with ours.connected(address): pass\n"
+            "print(os.environ.get('RAY_AUTH_MODE'))\n"
+        )
+        env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        said = subprocess.run(
+            [sys.executable, "-c", code],
+            env=env | {"HOME": str(tmp_path), "RAY_TMPDIR": str(tmp_path)},
+            capture_output=True,
+            check=True,
+        )
+    assert said.stdout.decode().split() == ["True", "False", "None"]
