@@ -36,7 +36,9 @@ HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: a
 LOOK_S = 0.25  # between two looks of the watcher
 LATER_S = 4 * LOOK_S  # after a call's end, by when the watcher has looked, if it can
 INT, TERM, ALRM = (int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
-_handler_of: Callable[[int], Any] = import_module("_signal").getsignal  # `signal`'s own takes 4 µs to give it a name
+# `signal`'s own take 4 µs to give what they return a name
+_handler_of: Callable[[int], Any] = import_module("_signal").getsignal
+_mask: Callable[[int, Any], set[int]] = import_module("_signal").pthread_sigmask
 
 
 @dataclass
@@ -248,12 +250,15 @@ def unmoved() -> Iterator[None]:
             os.chdir(here)
 
 
-def _handlers() -> tuple[Any, Any, Any]:
-    """What Ctrl-C, SIGTERM and our own alarm do."""
-    return _handler_of(INT), _handler_of(TERM), _handler_of(ALRM)
+def _handlers() -> tuple[Any, Any, Any, set[int]]:
+    """What Ctrl-C, SIGTERM and our own alarm do, and which signals this thread holds back."""
+    return _handler_of(INT), _handler_of(TERM), _handler_of(ALRM), _mask(signal.SIG_BLOCK, ())
 
 
-def _put_back(handlers: tuple[Any, Any, Any]) -> None:
+def _put_back(before: tuple[Any, Any, Any, set[int]]) -> None:
+    *handlers, held = before
+    if more := _mask(signal.SIG_BLOCK, ()) - held:  # a signal that is held back ends nothing
+        _mask(signal.SIG_UNBLOCK, more)
     if threading.current_thread() is not threading.main_thread():
         return  # no other can have changed them
     for number, handler in zip((INT, TERM, ALRM), handlers, strict=True):

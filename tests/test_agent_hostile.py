@@ -388,7 +388,9 @@ def test_a_games_file_presses_no_ctrl_c(where: str, tmp_path: Path) -> None:
 async def test_a_game_takes_no_signal_and_no_folder(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Ctrl-C ignored nobody can end a program; of an import nobody looked after the folder, either."""
+    """With Ctrl-C ignored nobody can end a program; of an import nobody looked after the folder, either. The sibling:
+    a game that holds signals back, which also kept our own alarm from coming.
+    """
     monkeypatch.setenv("TAKES", where)
     file = tmp_path / "takes.py"
     file.write_text(TAKES)
@@ -396,7 +398,8 @@ async def test_a_game_takes_no_signal_and_no_folder(
     episode = await play_episode(
         get_scenario(f"{file}:scenario"), {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0
     )
-    assert (os.getcwd(), signal.getsignal(signal.SIGINT)) == (here, interrupt)
+    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGALRM})
+    assert (os.getcwd(), signal.getsignal(signal.SIGINT), held) == (here, interrupt, set())
     assert ("working directory" in (episode.error_message or "")) == (where == "step")
 
 
@@ -408,6 +411,7 @@ def take(where):
     if os.environ["TAKES"] == where:
         os.chdir("/")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGALRM})
 
 def scenario():
     take("factory")
