@@ -64,7 +64,8 @@ def imitates(spec: str) -> bool:
     return kind not in (KINDS if sign else PLAIN) and names_an_agent(spec)
 
 
-def _shipped(scenario: str) -> Path:
+def shipped(scenario: str) -> Path:
+    """The adapter of nano that was trained on this scenario. Raises UsageError where there is none."""
     there = shipped_adapters()
     if scenario not in there:
         known = f"one of {', '.join(f'nano:{name}' for name in there)}; or " if there else ""
@@ -98,7 +99,7 @@ def make_agent(
     if spec == "human":
         raise UsageError("a person plays in the terminal app only", fix="msgrpo play SCENARIO --agent human")
     if spec == "nano" or (kind in ("adapter", "nano", "base") and rest):
-        folder = _shipped(rest) if kind == "nano" and rest else Path(rest)
+        folder = shipped(rest) if kind == "nano" and rest else Path(rest)
         with needs(f"the agent {spec!r}", "train"):
             from msgrpo.models import loading
         if kind == "base":

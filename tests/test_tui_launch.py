@@ -109,6 +109,26 @@ def test_wrong_names_are_refused_with_a_hint(arguments: tuple[str, ...]) -> None
     assert "did you mean" in str(caught.value)
 
 
+def test_an_adapter_of_nano_is_not_loaded_before_the_screen_is_taken() -> None:
+    """torch takes ten seconds, in which the terminal would be empty."""
+
+    def resolve(spec: str) -> RandomAgent:
+        raise AssertionError(f"{spec} was loaded")
+
+    launch.check_specs(resolve, "nano", "nano:frozen-lake")
+    with pytest.raises(UsageError, match="no adapter for 'frozen-lke'"):
+        launch.check_specs(resolve, "nano:frozen-lke")
+
+
+def test_a_folder_without_an_adapter_is_not_named_as_the_place_to_train_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MsgrpoError) as caught:
+        run("snake", "--agent", "adapter:", "--plain")
+    assert "--out runs/frozen-lake" in str(caught.value)
+
+
 def test_without_torch_plain_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msgrpo.tui.choices.find_spec", lambda name: None)
     with pytest.raises(MsgrpoError) as caught:
@@ -152,6 +172,9 @@ def test_every_key_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for name in bindings():
         assert name in text
     assert str(tmp_path / "msgrpo" / "keys.toml") in text.replace("\n", "")
+    example = tmp_path / "keys.toml"
+    example.write_text(text.rpartition("one line a key:")[2])
+    assert read_keys(example)
 
 
 def test_a_keys_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:

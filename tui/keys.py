@@ -42,14 +42,14 @@ def read_keys(path: Path | None = None) -> dict[str, str]:
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}", fix='write lines like  "play.pause" = "space,p"'
+            f"{path} cannot be read: {error}", fix='write lines like  "play.pause" = "space,f2"'
         ) from error
     known = bindings()
     for name, keys in named.items():
         if name not in known:
             raise UsageError(f"{path}: no key is named {name!r}", fix=nearest(name, known))
         if not isinstance(keys, str) or not keys:
-            raise UsageError(f"{path}: {name} must be a text of keys, not {keys!r}", fix=f'"{name}" = "space,p"')
+            raise UsageError(f"{path}: {name} must be a text of keys, not {keys!r}", fix=f'"{name}" = "space,f2"')
         for key in keys.split(","):
             if not is_key(key):
                 raise UsageError(f"{path}: {name} names the key {key!r}, which there is not", fix=like(key))

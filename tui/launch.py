@@ -22,6 +22,7 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.loopback import is_loopback, is_own
 from msgrpo.models.paths import read_adapter_config
+from msgrpo.specs import shipped
 from msgrpo.tui import film
 from msgrpo.tui.agents import HUMAN, Resolve
 from msgrpo.tui.choices import memory_file, missing_extra
@@ -232,7 +233,10 @@ def check_specs(resolve: Resolve, *specs: str | None) -> None:
     """Raise for a name that no agent has, before the screen is taken. What is slow to load is not loaded."""
     for spec in filter(None, specs):
         kind, _, rest = spec.partition(":")
-        if spec not in (HUMAN, "nano") and kind not in ("adapter", "dqn"):
+        if kind == "nano":
+            if rest:
+                shipped(rest)
+        elif spec != HUMAN and kind not in ("adapter", "dqn"):
             resolve(spec)
         elif kind in ("adapter", "dqn") and not Path(rest).is_dir():
             raise UsageError(
@@ -251,7 +255,10 @@ def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, game
         show_replay(Session.replay(records.episode), console)
         return
     if wanted is None:
-        raise UsageError("there is no terminal to choose a game in", fix="msgrpo play snake --agent optimal")
+        raise UsageError(
+            "a game is chosen in the app, for which there is no terminal here, or one that cannot draw",
+            fix="msgrpo play snake --agent optimal, or, by hand, msgrpo play frozen-lake --agent human",
+        )
     for spec in filter(None, (wanted.agent, wanted.against)):
         fix = missing_extra(spec)
         if fix is not None:
@@ -297,7 +304,7 @@ def print_keys(console: Console) -> None:
     for name, binding in bindings().items():
         table.add_row(name, changed.get(name, binding.key), binding.description)
     console.print(table)
-    console.print(f'Change them in {keys_file()}, one line a key:  "play.pause" = "space,p"', highlight=False)
+    console.print(f'Change them in {keys_file()}, one line a key:  "play.pause" = "space,f2"', highlight=False)
 
 
 def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:

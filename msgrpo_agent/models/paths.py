@@ -173,7 +173,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         if not is_folder(folder) or not (folder / name).is_file():
             raise ModelError(
                 f"{folder} is no complete adapter: {name} is missing",
-                fix="train one: msgrpo train --out " + str(folder),
+                fix="msgrpo adapters lists the runs; msgrpo train frozen-lake --out runs/frozen-lake trains one",
             )
     try:
         config = from_json(_small(folder / ADAPTER_CONFIG))
