@@ -86,7 +86,9 @@ async def test_a_lost_position_is_called_lost(tmp_path: Path) -> None:
         await settle(pilot)
         await press(pilot, "i", "up", "up", "up")
         assert "the goal is out of reach" in text_of(app, ".worth")
-        await press(pilot, "left", "down")
+        await press(pilot, "left")
+        assert "now: the goal is out of reach last: left lost nothing more" in text_of(app, ".worth")
+        await press(pilot, "i", "down")
         assert "down lost nothing more: the goal was already out of reach" in text_of(app, ".worth")
 
 
@@ -169,6 +171,10 @@ async def test_no_row_is_hidden_while_rows_are_empty(tmp_path: Path) -> None:
         await settle(pilot)
         assert app.screen.query_one(BoardView).cut_off == ""
         assert play_screen(app).lane(0).outer_size.width == 45
+    app = app_of(tmp_path, Setup("snake", "optimal", "random"))
+    async with app.run_test(size=(60, 20)) as pilot:
+        await settle(pilot)
+        assert [board.cut_off for board in app.screen.query(BoardView)] == ["", ""]
 
 
 async def test_babyai_shows_its_mission_and_up_goes_forward(tmp_path: Path) -> None:
@@ -210,6 +216,29 @@ async def test_the_number_of_a_move_does_not_change(tmp_path: Path) -> None:
         assert session.last == 2
         assert "not possible now" in str([note.message for note in app._notifications])
         assert text_of(app, "BoardView").startswith("0 o")  # rows are named as the moves name them
+
+
+async def test_the_rules_stay_until_the_person_moves_and_every_piece_is_in_the_legend(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    app = app_of(tmp_path, Setup("spiel:chess", "human", "random"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        session = play_screen(app).match.sessions[0]
+        assert session.last == 1  # the other has moved
+        assert "Chess, 2 players" in text_of(app, "#panel-0-player1 .text")
+        assert "k black king n black knight p black pawn q black queen r black rook" in text_of(app, ".legend")
+        await press(pilot, "m", "a", "6", "enter")
+        assert session.last == 3
+        assert "Chess, 2 players" not in text_of(app, "#panel-0-player1 .text")
+
+
+def test_a_sign_is_not_parted_from_its_name() -> None:
+    pytest.importorskip("pyspiel")
+    board = get_scenario("spiel:chess").new(0, 0).board()
+    shown = [str(line).replace("\u00a0", " ") for line in legend(board, 48).wrap(48)]
+    assert len(shown) == 5
+    assert shown[0] == "B  white bishop   K  white king"
+    assert all(line[1:3] == "  " for line in shown)  # each begins with a sign
 
 
 async def test_a_move_without_a_key_is_typed(tmp_path: Path) -> None:
@@ -282,7 +311,7 @@ def test_a_turning_player_s_arrows() -> None:
     assert hands.numbers(game, game.to_move[0]) == {}
     board = game.board()
     assert board is not None
-    assert "enemy" in str(legend(board))
+    assert "enemy" in str(legend(board, 120))
 
 
 # ── the first screen ─────────────────────────────────────────────────────────────────────────────────────────

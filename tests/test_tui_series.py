@@ -134,6 +134,17 @@ async def test_a_live_game_waits_for_the_first_key_and_then_for_nobody(tmp_path:
         assert session.episode.turns[2].action == "down"  # the last key counts
 
 
+async def test_who_goes_on_into_the_wall_is_not_said_to_have_given_no_action(tmp_path: Path) -> None:
+    clock = ManualClock()
+    app = PlayApp(seat, Setup("snake-solo", "human", seed=1, live=True), clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "right")
+        while not play_screen(app).match.over:
+            await ticks(pilot, clock, 1)
+        assert ": (on) lost" in str(app.screen.query_one(".status").render())
+
+
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

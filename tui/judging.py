@@ -57,8 +57,11 @@ class Judging:
         costs = {frame.step: self.lost(index, frame.step, player) for frame in frames if player in frame.turns}
         return {step: lost for step, (lost, sign) in costs.items() if sign}
 
-    def summary(self, index: int, player: str) -> str:
-        """The mistakes of a game that is over: how many, and the worst. Empty where nothing is judged."""
+    def summary(self, index: int, player: str, idle: str) -> str:
+        """The mistakes of a game that is over: how many, and the worst. Empty where nothing is judged.
+
+        `idle` is what a turn without an action is called.
+        """
         session = self._match.sessions[index]
         steps = [frame.step for frame in session.frames if player in frame.turns]
         if not steps or any(self.of(index, step - 1, player) is None for step in steps):
@@ -67,7 +70,7 @@ class Judging:
         if not costs:
             return "no mistake"
         worst = max(costs, key=lambda step: costs[step])
-        chosen = session.frames[worst].turns[player].action or "giving no action"
+        chosen = session.frames[worst].turns[player].action or idle
         mistakes = f"{len(costs)} mistake{'s' if len(costs) > 1 else ''}"
         return f"{mistakes}, the worst at step {worst}: {chosen} lost {costs[worst]:.2f}"
 

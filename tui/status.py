@@ -16,11 +16,12 @@ PATIENCE_S = 3  # of thinking, before the way out is named
 
 
 def status(
-    match: Match, asking: Asking, judging: Judging, index: int, player: str, *, by_step: bool
+    match: Match, asking: Asking, judging: Judging, index: int, player: str, *, by_step: bool, idle: str
 ) -> tuple[str, Kind]:
     """(text, kind) of one seat; the text is empty where there is nothing to say.
 
-    `by_step` says that the game stands until a person asks for the next step.
+    `by_step` says that the game stands until a person asks for the next step; `idle` is what a turn without an
+    action is called.
     """
     session = match.sessions[index]
     agent = session.agents[player]
@@ -32,7 +33,7 @@ def status(
     if session.over:
         again = retry_from(match, judging)
         retry = f"enter: play on yourself from step {again[1]}" if again and again[0] == (index, player) else ""
-        lines = filter(None, (ending(session, session.frame), judging.summary(index, player), retry))
+        lines = filter(None, (ending(session, session.frame), judging.summary(index, player, idle), retry))
         return "\n".join(lines), mood(session, player)
     if (index, player) in asking.failed:
         again_key = "" if asking.people() else "enter: ask again   "  # first the person moves
@@ -88,7 +89,8 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str) 
 
     The best moves of a position in which a person has still to choose are a hint, shown when asked for. `idle` is
     what a turn without an action is called. What is not judged yet has its line already: a line that comes and goes
-    would have the whole screen laid out anew twice a move.
+    would have the whole screen laid out anew twice a move. A hint that was asked for comes first: in a narrow lane
+    the last line may have no room.
     """
     session = match.sessions[index]
     if session.scenario.judge is None or judging.failed:
@@ -107,7 +109,7 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str) 
         shown = open_ and (hint or not (asked or match.secret))
         if shown and player in to_move(session, step):
             parts.append(f"now: {name}{position_worth(session, now) if now else UNJUDGED}")
-    return "\n".join(parts)
+    return "\n".join(sorted(parts, key=lambda part: part.startswith("last: ")) if hint else parts)
 
 
 def move_worth(session: Session, before: Advice, action: str | None, idle: str) -> str:

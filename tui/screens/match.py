@@ -42,6 +42,7 @@ BETWEEN_S = 2.0  # two games of a series
 STACKED = 60  # columns below which the panels stand under the board
 PANEL, PANEL_ROWS = 34, 9  # columns of a panel beside a board, and rows of one below it, where there is room for more
 LOW = 6  # rows of a panel where there is not
+LEAST = 4  # rows of a panel beside another board that would be cut off: its numbers
 ROUNDS = 4  # of the event loop, in which each widget in turn says that it has to be drawn
 ON = "(on)"  # what no action is called where a game goes on by itself
 
@@ -167,7 +168,8 @@ class MatchScreen(Screen[None]):
             panels = len(session.players) if len(self.match.sessions) == 1 else 1
             if len(self.match.sessions) > 1:
                 low = max(LOW, min(PANEL_ROWS, height // 3))
-                self.lane(i).fit(width // 2, max(LOW, height - low), whole_width=True)
+                high = max(height - low, min(self.lane(i).least(width // 2), height - LEAST))
+                self.lane(i).fit(width // 2, max(LOW, high), whole_width=True)
             elif stacked:
                 self.lane(i).fit(width, max(LOW, height - LOW * panels), whole_width=True)
             else:
@@ -263,10 +265,15 @@ class MatchScreen(Screen[None]):
             decision,
             details=self.details,
             prompt=prompt,
-            rules=session.scenario.rules if person and not session.cursor else "",
+            rules=session.scenario.rules if person and not self.moved(session, player) else "",
             idle=self.idle,
         )
         self.show_status(index, player)
+
+    @staticmethod
+    def moved(session: Session, player: str) -> bool:
+        """Whether the player has moved before the moment that is shown; others may have."""
+        return any(player in frame.turns for frame in session.frames[: session.cursor + 1])
 
     def prompt_of(self, session: Session, player: str) -> Prompt | None:
         """What the seat reads next: the whole prompt of a language model, the state for anybody else."""
@@ -279,7 +286,8 @@ class MatchScreen(Screen[None]):
     @while_standing
     def show_status(self, index: int, player: str) -> None:
         by_step = self.setup.step and not self.pace.playing and self.replay is None
-        text, kind = status(self.match, self.asking, self.judging, index, player, by_step=by_step)
+        idle = ON if self.setup.live else "giving no action"
+        text, kind = status(self.match, self.asking, self.judging, index, player, by_step=by_step, idle=idle)
         self.panel(index, player).say(text, kind)
 
     @while_standing

@@ -18,6 +18,7 @@ from msgrpo.tui.widgets.board import AXIS, EMPTY, PAINTS, SCALES, BoardView, loo
 from msgrpo.tui.widgets.text import Text, lines
 
 NARROWEST, AROUND, ABOVE = 30, 4, 2  # columns of a lane; columns and rows of its border and padding
+BETWEEN = "   "  # two signs of the legend
 WORTH = 2  # lines for what the last move and the position are worth
 CHIPS = {
     "head-1": "$snake-1",
@@ -51,7 +52,7 @@ class Lane(Vertical):
         yield Text(classes="caption")
         yield BoardView(frame.board, frame.seen)
         yield Text(classes="worth")
-        yield Text(legend(frame.board), classes="legend")
+        yield Text(classes="legend")
 
     @property
     def board(self) -> BoardView:
@@ -73,7 +74,6 @@ class Lane(Vertical):
             self.set_class(how == kind, kind)
         self.set_class(self._several and isinstance(session.agents[first], HumanAgent), "person")
         self.query_one(".caption", Text).show(Content.styled(frame.board.caption if frame.board else "", "bold"))
-        self.query_one(".legend", Text).show(legend(frame.board))
         self.show_worth(worth)
 
     def _titles(self, above: str, below: str) -> None:
@@ -85,6 +85,12 @@ class Lane(Vertical):
     def show_worth(self, worth: str) -> None:
         self.query_one(".worth", Text).show(Content(worth))
 
+    def least(self, width: int) -> int:
+        """The rows that the board takes at its smallest, in so many columns."""
+        board = self._session.frame.board
+        caption = Content(board.caption if board else "")
+        return self.board.rows + 1 + ABOVE + lines(caption, width - AROUND) if board else 0
+
     def fit(self, width: int, height: int, *, whole_width: bool) -> None:
         """Take what the board needs of so many columns and rows at the largest scale that fits.
 
@@ -94,11 +100,11 @@ class Lane(Vertical):
         frame, board = self._session.frame, self.board
         judged = WORTH if self._session.scenario.judge is not None else 0
         caption = Content(frame.board.caption if frame.board else "")
-        signs = legend(frame.board)
         for scale in (*SCALES, 1):
             wide = min(width, max(NARROWEST, AXIS + 2 * scale * board.columns + AROUND))
             inner = (width if whole_width else wide) - AROUND
             rows = scale * board.rows + 1 + ABOVE + lines(caption, inner)
+            signs = legend(frame.board, inner)
             told = min(3, lines(signs, inner)), judged
             needed = rows if self._several else rows + sum(told)  # two boards side by side come before their words
             if AXIS + 2 * scale * board.columns + AROUND <= width and needed <= height:
@@ -106,10 +112,14 @@ class Lane(Vertical):
         room = height - rows
         self.query_one(".caption").display = bool(caption)
         self._keep(".worth", judged, room)
+        self.query_one(".legend", Text).show(signs)
         self._keep(".legend", told[0], room - (judged if judged <= room else 0))
         if frame.board is None:
             wide, rows = max(NARROWEST, width), height
         taken = sum(line for line in (judged, told[0]) if line <= room)
+        if not whole_width and not self._several:  # the lane is as high as the window: a long legend may fill it
+            left = room - (judged if judged <= room else 0)
+            self._keep(".legend", min(lines(signs, inner), max(told[0], left)), left)
         self.styles.width = width if whole_width else wide
         self.styles.height = min(height, rows + taken) if whole_width else "1fr"
 
@@ -119,8 +129,11 @@ class Lane(Vertical):
         line.styles.height = max(1, needed)
 
 
-def legend(board: Board | None) -> Content:
-    """What the signs that are on the board mean; a snake's head and body are one entry."""
+def legend(board: Board | None, width: int) -> Content:
+    """What the signs that are on the board mean; a snake's head and body are one entry.
+
+    In lines of so many columns: a sign and its name stay together, which Textual would part at any blank.
+    """
     shown: dict[str, Content] = {}
     there = {cell for row in board.cells for cell in row} if board else set()
     colours = {board.cells[y][x]: colour for (y, x), colour in board.colours.items()} if board else {}
@@ -135,4 +148,10 @@ def legend(board: Board | None) -> Content:
     parts = [
         signs + Content.styled(f"\u00a0{name}".replace(" ", "\u00a0"), "$text-muted") for name, signs in shown.items()
     ]
-    return Content("   ").join(parts)
+    told: list[Content] = []
+    for part in parts:
+        if told and told[-1].cell_length + len(BETWEEN) + part.cell_length <= width:
+            told[-1] += Content(BETWEEN) + part
+        else:
+            told.append(part)
+    return Content("\n").join(told)
