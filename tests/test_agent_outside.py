@@ -202,9 +202,12 @@ def test_a_file_that_is_no_game_is_told_with_its_line(text: str, says: str, tmp_
         ("babyai-got", "no scenario is named"),
     ],
 )
-def test_names_that_lead_nowhere_say_what_was_looked_for(name: str, says: str) -> None:
+def test_names_that_lead_nowhere_say_what_was_looked_for(
+    name: str, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UsageError, match=says):
         get_scenario(name)
+    assert "Available games" not in capfd.readouterr().err  # OpenSpiel prints them all by itself
 
 
 def test_an_installed_package_offers_its_game(tmp_path: Path) -> None:

@@ -134,14 +134,17 @@ class SpielGame(Game):
 
 @cache
 def load(name: str) -> Any:
-    """Raises UsageError for a name that OpenSpiel does not know."""
+    """Raises UsageError for a name that OpenSpiel does not know, or parameters that a game does not have.
+
+    An unknown name is not asked of OpenSpiel, which prints a list of all its games.
+    """
+    known, short = [kind.short_name for kind in pyspiel.registered_games()], name.partition("(")[0]
+    if short not in known:
+        raise UsageError(f"OpenSpiel has no game {short!r}", fix=nearest(short, known))
     try:
         return pyspiel.load_game(name)
     except (pyspiel.SpielError, RuntimeError) as error:
-        known = [kind.short_name for kind in pyspiel.registered_games()]
-        raise UsageError(
-            f"OpenSpiel has no game {name!r}: {str(error).splitlines()[0]}", fix=nearest(name, known)
-        ) from error
+        raise UsageError(f"OpenSpiel has no game {name!r}: {str(error).splitlines()[0]}") from error
 
 
 @cache
