@@ -68,6 +68,8 @@ def test_a_comparison_in_plain_text_ends_with_its_result() -> None:
     said = run("frozen-lake", "--agent", "optimal", "--against", "random", "--seed", "3", "--plain")
     assert "optimal +1" in said
     assert said.count("O hole, G goal") == 1
+    assert said.count("frozen-lake · optimal · seed 3 · step 0") == 1  # two boards: whose each is
+    assert said.count("frozen-lake · random · seed 3 · step 0") == 1
 
 
 def test_a_person_plays_in_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.learning import SIGNS, Learning, duration, sign
 from msgrpo.tui.screens.learn import FILM_SPEED, LOOK_S, LearnScreen
 from msgrpo.tui.session import Session
+from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
 from msgrpo.tui.widgets.learning import Groups
 from tests.tui_helpers import NARROWEST, ManualClock
@@ -330,6 +331,20 @@ async def test_why_nothing_is_shown_stays_on_the_screen(run: Path) -> None:
         await pilot.pause()
         assert "is no update" in str(app.screen.query_one(Groups).render())
         assert "nothing measured" not in shown(app)
+
+
+async def test_a_finished_run_without_its_updates_is_not_said_to_begin(run: Path) -> None:
+    for file in (run / run_log.UPDATES).glob("*.json"):
+        file.unlink()
+    app = PlayApp(lambda spec: pytest.fail(spec), run=Learning.of(run), clock=ManualClock())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert "holds no update" in str(app.screen.query_one(Groups).render())
+        assert "not over yet" not in str(app.screen.query_one(BoardView).text)
+        assert app.screen.query_one("#episode").border_title == "no update"
+        await pilot.press("question_mark")
+        first = next(line for line in str(app.screen.query_one(".help Static").render()).splitlines() if line)
+        assert first.startswith("A run that learns")
 
 
 def test_who_only_looks_at_damaged_metrics_is_not_sent_to_train_again(run: Path) -> None:

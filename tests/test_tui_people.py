@@ -18,6 +18,7 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import hands, launch, showcase
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.asking import Asking
+from msgrpo.tui.choices import remember
 from msgrpo.tui.messages import AnswerStreamed
 from msgrpo.tui.screens.dialogs import Choose, Confirm
 from msgrpo.tui.screens.showcase import ShowcaseScreen
@@ -27,6 +28,7 @@ from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.widgets.board import PAINTS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import legend
+from msgrpo.tui.widgets.options import Options
 from msgrpo.tui.widgets.panel import DRAWN, shortened
 from tests.tui_helpers import ManualClock, play_screen, press, settle
 
@@ -251,7 +253,9 @@ async def test_a_move_without_a_key_is_typed(tmp_path: Path) -> None:
         await press(pilot, "m", "e")
         assert isinstance(app.screen, Choose)
         assert app.screen.fitting("e") == ["e3", "e4"]
-        await press(pilot, "4", "enter")
+        await press(pilot, "9", "down", "enter")
+        assert "none begins so" in text_of(app, ".choose Options")
+        await press(pilot, "backspace", "4", "enter")
         assert play_screen(app).match.sessions[0].episode.turns[0].action == "e4"
 
 
@@ -389,3 +393,23 @@ async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unas
         await press(pilot, "home")
         assert screen.chosen("games") == "frozen-lake"
         assert "compare" in text_of(app, "#ways")
+
+
+async def test_the_start_screen_prints_no_command_that_does_not_work_and_keeps_help_in_sight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    memory = tmp_path / "memory.json"
+    (tmp_path / "here.py").write_text("")
+    remember(memory, {"recent": "gone.py:scenario\nhere.py:scenario", "games": "gone.py:scenario"})
+    app = PlayApp(resolve, None, clock=ManualClock(), runs=tmp_path, plays=tmp_path, memory=memory)
+    async with app.run_test(size=(60, 20)) as pilot:
+        await settle(pilot)
+        assert keys_of(app).endswith("? help q quit")
+        games = app.screen.query_one("#games", Options)
+        names = [option.id for option in games.options]
+        assert "here.py:scenario" in names
+        assert "gone.py:scenario" not in names  # it was played in another folder
+        games.highlighted = names.index("?")
+        await settle(pilot)
+        assert text_of(app, "#command") == "enter: type its name"

@@ -59,6 +59,12 @@ def recent_games(memory: Mapping[str, str]) -> list[str]:
     return [name for name in memory.get("recent", "").split(SEPARATOR) if name]
 
 
+def is_here(game: str) -> bool:
+    """Whether a remembered game can be meant in this folder: the file of one that a file holds is there."""
+    file, sign, _ = game.rpartition(":")
+    return not (sign and file.endswith(".py")) or Path(file).expanduser().is_file()
+
+
 def with_recent(memory: Mapping[str, str], game: str) -> str:
     """The remembered games after this one was played; games that are listed anyway are not kept."""
     known = {*SCENARIOS, *offered(), *FIXED, *SPIEL}

@@ -43,7 +43,9 @@ def view(
 
 @commands.command()
 def play(
-    scenario: Annotated[str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: choose.")] = None,
+    scenario: Annotated[
+        str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: the first screen.")
+    ] = None,
     agent: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +67,7 @@ def play(
         Path | None, typer.Option(help="Watch a training run: its folder. It may be going on, or be over.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="Write what the app shows when you leave: FILE.gif or FILE.cast.")
+        Path | None, typer.Option(help="Write what the app shows when you leave: FILE.gif, .cast; of a run .svg.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of language models; 0 is greedy.")] = 1.0,

@@ -134,11 +134,18 @@ class Learning:
         if sample is None:
             if self.update:
                 return "no episode of this group was kept whole"
-            return self.trouble or "the first update is not over yet"
+            return self.nothing
         try:
             return Session.replay(sample.episode)
         except MsgrpoError as error:  # one that went on from the middle of another (branch), or a foreign game
             return str(error.message)
+
+    @property
+    def nothing(self) -> str:
+        """Why no update is shown."""
+        if self.trouble or not self.done:
+            return self.trouble or "the first update is not over yet"
+        return f"{self.folder / run_log.UPDATES} holds no update: the curve is all that is left"
 
     # ── in words and numbers ─────────────────────────────────────────────────────────────────────────────────
 

@@ -30,9 +30,14 @@ COLOURS: dict[Role, str] = {
 }
 
 
-def frame_text(session: Session, frame: Frame) -> Text:
-    """One moment as coloured text: the board that the model reads, what was answered, where it stands."""
-    text = Text(f"{session.scenario.id} · seed {session.seed} · step {frame.step}/{session.scenario.step_limit}\n")
+def frame_text(session: Session, frame: Frame, *, several: bool = False) -> Text:
+    """One moment as coloured text: the board that the model reads, what was answered, where it stands; of several
+    boards, whose it is.
+    """
+    whose = f" · {session.name(session.players[0])}" if several else ""
+    text = Text(
+        f"{session.scenario.id}{whose} · seed {session.seed} · step {frame.step}/{session.scenario.step_limit}\n"
+    )
     text.stylize("bold")
     if frame.board is None:
         text.append(frame.seen + "\n")
@@ -49,7 +54,7 @@ def frame_text(session: Session, frame: Frame) -> Text:
         text.append(f"  reward {points(turn.reward)}  return {points(frame.tallies[player].total)}\n")
         if turn.action_probabilities:
             shares = "  ".join(f"{name} {p:.0%}" for name, p in turn.action_probabilities.items())
-            text.append(f"{player}: {shares}\n", "dim")
+            text.append(f"{player}: probabilities {shares}\n", "dim")
     end = ending(session, frame)
     if end:
         text.append(f"{end}\n", "bold")
@@ -81,10 +86,13 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
         console.print(f"{explained(match.sessions[0])}\n{HOW}\n", highlight=False, markup=False)
     else:
         console.print(signs(match.sessions[0]), highlight=False, markup=False)
+    several = len(match.sessions) > 1
+
+    def show(session: Session) -> None:
+        console.print(frame_text(session, session.frame, several=several), highlight=False)
+
     try:
-        asyncio.run(
-            _play(match, table, lambda session: console.print(frame_text(session, session.frame), highlight=False))
-        )
+        asyncio.run(_play(match, table, show))
     except LeftError:
         console.print("left before the end", highlight=False)
     for session in match.sessions:

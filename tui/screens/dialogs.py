@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -55,13 +56,13 @@ SIGNS = """\
 
 
 class Help(ModalScreen[None]):
-    """The keys and signs, and above them the rules of the game that is shown."""
+    """The keys and signs, those of the screen that is shown `first`, and above them the rules of its game."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter,space", "dismiss", "close")]
 
-    def __init__(self, rules: str = "") -> None:
+    def __init__(self, rules: str = "", *, first: str = "Playing") -> None:
         super().__init__()
-        self.rules = rules
+        self.rules, self.first = rules, first
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog help") as box:
@@ -69,7 +70,11 @@ class Help(ModalScreen[None]):
             box.border_subtitle = "esc closes   ↑ ↓ scroll"
             if self.rules:
                 yield Static(Content.styled("The rules\n", "bold $primary") + Content(self.rules + "\n"))
-            yield Static(Content.from_markup(HELP + SIGNS))
+            parts = re.split(r"^(?=\[bold)", HELP, flags=re.MULTILINE)
+            here = f"[bold $primary]{self.first}["
+            yield Static(
+                Content.from_markup("".join(sorted(parts, key=lambda part: not part.startswith(here))) + SIGNS)
+            )
 
 
 class Confirm(ModalScreen[bool]):
@@ -88,6 +93,9 @@ class Confirm(ModalScreen[bool]):
         with Vertical(classes="dialog") as box:
             box.border_title = self.question
             yield Static(Content(self.answers))
+
+
+NONE_FITS = "none begins so"
 
 
 class Choose(ModalScreen[str | None]):
@@ -123,13 +131,14 @@ class Choose(ModalScreen[str | None]):
 
     def list_choices(self, typed: str) -> None:
         options = self.query_one(Options)
-        options.set_options([Option(Content(choice), id=choice) for choice in self.fitting(typed)])
-        options.highlighted = 0 if options.option_count else None
+        fitting = [Option(Content(choice), id=choice) for choice in self.fitting(typed)]
+        options.set_options(fitting or [Option(NONE_FITS, disabled=True)])
+        options.highlighted = 0 if fitting else None
 
     def action_move(self, by: int) -> None:
         options = self.query_one(Options)
-        if options.option_count:
-            options.highlighted = ((options.highlighted or 0) + by) % options.option_count
+        if options.highlighted is not None:
+            options.highlighted = (options.highlighted + by) % options.option_count
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         options = self.query_one(Options)

@@ -172,7 +172,7 @@ class LearnScreen(Screen[None]):
         if run.filming:
             return f"after {run.film.step} update{'' if run.film.step == 1 else 's'}"
         follows = "" if run.following else "   (end: the newest)"
-        return f"update {run.step}{follows}" if run.step else "no update yet"
+        return f"update {run.step}{follows}" if run.step else "no update" if run.done else "no update yet"
 
     def hints(self) -> list[Hint]:
         """The keys that do something now, the most important ones first."""
@@ -284,7 +284,7 @@ class LearnScreen(Screen[None]):
         self.host.export_run(self.run)
 
     def action_help(self) -> None:
-        self.app.push_screen(Help())
+        self.app.push_screen(Help(first="A run that learns"))
 
     def action_leave(self) -> None:
         self.host.leave()

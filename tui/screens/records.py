@@ -93,7 +93,7 @@ class RecordsScreen(Screen[None]):
             self.notify("No other agent has an episode on this start here.")
 
     def action_help(self) -> None:
-        self.app.push_screen(Help())
+        self.app.push_screen(Help(first="Records"))
 
     def action_leave(self) -> None:
         host(self).leave()

@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 from textual.widgets.option_list import Option
 
 from msgrpo.errors import MsgrpoError
@@ -26,6 +26,7 @@ from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.choices import (
     Choice,
     game_choices,
+    is_here,
     recent_games,
     remember,
     remembered,
@@ -38,6 +39,7 @@ from msgrpo.tui.pace import SPEEDS, neighbour
 from msgrpo.tui.screens.dialogs import Ask, Choose, Help, Pick
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup
 from msgrpo.tui.widgets.board import BoardView
+from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.options import Options
 
 ENDPOINT = "endpoint"
@@ -101,6 +103,20 @@ def no_endpoint(typed: str) -> str:
     return "" if model else f"name the model after a #, as in {EXAMPLE}"
 
 
+KEYS = (
+    Hint("enter", "play", "start"),
+    Hint("s", "seed", "seed(1)"),
+    Hint("w", "watch a run", "watch_run"),
+    Hint("h", "scores", "high_scores"),
+    Hint("o", "replay", "open_replay"),
+    Hint("u", "endpoint", "endpoint"),
+    Hint("+ −", "speed", "speed(1)"),
+    Hint("t", "temperature", "temperature(1)"),
+    Hint("?", "help", "help"),
+    Hint("q", "quit", "app.quit"),
+)
+
+
 class StartScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "start", "play", priority=True),
@@ -138,7 +154,8 @@ class StartScreen(Screen[None]):
         yield Static(Content.styled(" msgrpo   language agents in text games", "bold"), id="title")
         with Horizontal(id="choices"):
             with Vertical(classes="column wide"):
-                self.games = game_choices(recent_games(remembered(host(self).memory)), self.scenario)
+                recent = filter(is_here, recent_games(remembered(host(self).memory)))
+                self.games = game_choices(list(recent), self.scenario)
                 games = Options(
                     *map(self._option, self.games), Option("your own: file.py:scenario", YOURS), id="games"
                 )
@@ -157,7 +174,7 @@ class StartScreen(Screen[None]):
             yield BoardView(None)
             yield Static(id="rules")
         yield Static(id="command")
-        yield Footer(compact=True, show_command_palette=False)
+        yield KeyLine()
 
     @staticmethod
     def _option(choice: Choice) -> Option:
@@ -175,6 +192,7 @@ class StartScreen(Screen[None]):
         specs = [self.choices[i].spec for i in playable]
         second = specs.index("nano") if "nano" in specs else min(1, len(playable) - 1)
         self.query_one("#others", Options).highlighted = playable[second]
+        self.query_one(KeyLine).show(KEYS)
         self.show_game()
         if not self.notice:
             self.choose_again()
@@ -235,6 +253,8 @@ class StartScreen(Screen[None]):
         agents.display = way not in ("play", "live")
         self.query_one("#others").display = way in ("compare", "duel-watch")
         text = Content.styled(" $ ", "$accent") + Content.styled(command_of(self.setup), "bold")
+        if self.chosen("games") == YOURS:
+            text = Content.styled(" enter: type its name", "bold")
         missing = list(dict.fromkeys(choice.missing for choice in [*self.choices, *self.games] if choice.missing))
         if self.notice:
             text = Content.styled(f" {self.notice}\n", "$warning") + text
@@ -372,4 +392,4 @@ class StartScreen(Screen[None]):
         host(self).open_high_scores()
 
     def action_help(self) -> None:
-        self.app.push_screen(Help())
+        self.app.push_screen(Help(first="The start screen"))

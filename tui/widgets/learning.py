@@ -80,7 +80,8 @@ class Groups(Widget):
 def groups(run: Learning, width: int) -> Content:
     """The groups of the update that is shown, each on one line."""
     if run.update is None:
-        return Content.styled(run.trouble or NOTHING_YET, "$error" if run.trouble else "$text-muted")
+        told = run.nothing if run.done or run.trouble else NOTHING_YET
+        return Content.styled(told, "$error" if told != NOTHING_YET else "$text-muted")
     largest = max((abs(m.advantage) for row in run.update.groups for m in row.members), default=1.0) or 1.0
     digits = max((len(str(row.start_seed)) for row in run.update.groups), default=1)
     lines = [Content.styled("start".rjust(digits + 1), "$text-muted")]
