@@ -15,6 +15,7 @@ demo: $(VENV)/.train
 	$(BIN)/msgrpo eval nano adapter:runs/demo random optimal --scenario frozen-lake --out runs/demo/eval
 	@echo
 	@echo "Learning curve: runs/demo/curve.png. Next:"
+	@echo "  $(BIN)/msgrpo play --run runs/demo                          watch it learn: space plays the film"
 	@echo "  $(BIN)/msgrpo play frozen-lake --agent adapter:runs/demo    watch it play"
 	@echo "  $(BIN)/msgrpo train snake --out runs/snake                  train on another game"
 	@echo "  $(BIN)/msgrpo serve --adapter runs/demo                     serve it (needs vLLM: msgrpo doctor)"

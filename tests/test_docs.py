@@ -46,6 +46,18 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+def test_the_first_minute_and_what_is_installed_can_be_typed_as_written() -> None:
+    """There is no release: what names one in an index does not install. And a reader who stops early has played."""
+    first = (ROOT / "README.md").read_text().partition("## ")[0]
+    assert re.findall(r"^    (.*?)(?:  +#.*)?$", first, flags=re.MULTILINE) == [
+        "python3 -m venv .venv && . .venv/bin/activate",
+        "pip install -e .",
+        "msgrpo play",
+    ]
+    for page in PAGES:
+        assert "pip install 'msgrpo" not in page.read_text(), page
+
+
 def test_pages_keep_their_length() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
     for page in [INDEX, *STUDIES]:
