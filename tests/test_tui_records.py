@@ -66,6 +66,8 @@ async def test_filters_words_and_agents_narrow_the_list(evaluated: Path) -> None
     async with app.run_test(size=(120, 30)) as pilot:
         await settle(pilot)
         table = app.screen.query_one(DataTable)
+        scenario = next(column for column in table.columns.values() if str(column.label) == "scenario")
+        assert (scenario.width, scenario.auto_width) == (len("frozen-lake"), False)  # not cut until it is measured
         assert table.row_count == 8
         await press(pilot, "a")
         assert "nano" in title(app)

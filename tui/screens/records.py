@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
@@ -47,7 +48,8 @@ class RecordsScreen(Screen[None]):
         table = self.query_one(DataTable)
         columns, listed = self.records.table()
         table.clear(columns=True)
-        table.add_columns(*columns)
+        for place, name in enumerate(columns):  # one that finds its width by itself may be drawn before it has
+            table.add_column(name, width=max(map(cell_len, (name, *(line[place] for line in listed.values())))))
         for place, line in listed.items():
             table.add_row(*map(Text, line), key=str(place))
         if self.records.place in listed:
