@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from textual.app import App
+from textual.color import Color
 from textual.command import CommandPalette
 
 from msgrpo.agent import Agent, Decision, OnText, View
@@ -25,6 +26,7 @@ from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Match, Session, Setup
 from msgrpo.tui.showcase import Showcase
+from msgrpo.tui.theme import NIGHT
 from msgrpo.tui.widgets.board import PAINTS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import legend
@@ -214,6 +216,14 @@ async def test_the_number_of_a_move_does_not_change(tmp_path: Path) -> None:
         assert bars.numbers["x(2,2)"] == 9
         taken = session.episode.turns[1].action or ""
         assert taken.replace("o", "x") not in bars.legal
+        drawn = {
+            part.text.strip(): part.style
+            for y in range(bars.size.height)
+            for part in bars.render_line(y)
+            if part.style
+        }
+        lit = {name: drawn[name].color.triplet for name in ("5 x(1,1)", "9 x(2,2)") if drawn[name].color}
+        assert sum(lit["5 x(1,1)"]) < sum(lit["9 x(2,2)"]) < sum(Color.parse(NIGHT.foreground).rgb)  # taken; free
         await press(pilot, str(bars.numbers[taken.replace("o", "x")]))
         assert session.last == 2
         assert "not possible now" in str([note.message for note in app._notifications])

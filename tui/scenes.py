@@ -10,6 +10,7 @@ from msgrpo import run_log
 from msgrpo.episode import Episode
 from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.tui.session import Session, points
+from msgrpo.tui.shades import MUTED
 
 POLICY = "policy"  # who is trained, in the records of a run
 
@@ -127,7 +128,7 @@ def scale_of(results: Sequence[Episode | str]) -> tuple[float, float]:
 def scene_sign(one: Episode | str, low: float, high: float) -> tuple[str, str]:
     """One letter for how a scene went, and its colour."""
     if isinstance(one, str):
-        return "·", "$text-muted"
+        return "·", MUTED
     if has_goal(one):
         return ("★", "bold $success") if one.success else ("×", "$error")
     share = (result(one) - low) / (high - low) if high > low else 0.5

@@ -29,6 +29,7 @@ from msgrpo.tui.pace import Pace
 from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series, standing
 from msgrpo.tui.session import Match, Session, Setup
+from msgrpo.tui.shades import MUTED
 from msgrpo.tui.status import status, worth
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import Lane
@@ -248,7 +249,7 @@ class MatchScreen(Screen[None]):
         title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
         if self.series is not None:
             title += f" · game {self.series.played + (not self.counted)} of {self.series.games}"
-        note = Content.styled(f"   {self.note}", "$text-muted") if self.note else Content("")
+        note = Content.styled(f"   {self.note}", MUTED) if self.note else Content("")
         return Content.styled(title, "bold") + note
 
     @while_standing

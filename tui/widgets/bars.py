@@ -10,6 +10,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from msgrpo.tui.messages import ActionChosen
+from msgrpo.tui.shades import DISABLED, MUTED
 
 WIDEST = 60  # columns of a bar
 MOST_LINES = 8  # of actions without probabilities; the rest is in the list of moves
@@ -102,7 +103,7 @@ class ActionBars(Widget):
     def _label(self, action: str, width: int) -> Content:
         if action == self.chosen:
             return Content.styled(f"▸ {self._named(action):<{width}} ", "bold $accent")
-        dim = "$text-disabled" if action not in self.legal else "" if self.probabilities else "$text-muted"
+        dim = DISABLED if action not in self.legal else "" if self.probabilities else MUTED
         return Content.styled(f"  {self._named(action):<{width}} ", dim)
 
     def action_at(self, x: int, y: int) -> str | None:

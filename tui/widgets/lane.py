@@ -14,6 +14,7 @@ from textual.markup import escape
 from msgrpo.game import Board, Role
 from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.session import Frame, Mood, Session, ending, mood
+from msgrpo.tui.shades import MUTED
 from msgrpo.tui.widgets.board import AXIS, EMPTY, PAINTS, SCALES, BoardView, look
 from msgrpo.tui.widgets.text import Text, lines
 
@@ -145,9 +146,7 @@ def legend(board: Board | None, width: int) -> Content:
             ground = PAINTS[colours[glyph]][0] if colours.get(glyph) in PAINTS else CHIPS.get(kind, f"${kind}")
             chip = Content.styled(signs, f"bold auto on {'$panel' if floor else ground}")
             shown[name] = shown.get(name, Content("")) + chip
-    parts = [
-        signs + Content.styled(f"\u00a0{name}".replace(" ", "\u00a0"), "$text-muted") for name, signs in shown.items()
-    ]
+    parts = [signs + Content.styled(f"\u00a0{name}".replace(" ", "\u00a0"), MUTED) for name, signs in shown.items()]
     told: list[Content] = []
     for part in parts:
         if told and told[-1].cell_length + len(BETWEEN) + part.cell_length <= width:

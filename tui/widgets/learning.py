@@ -12,6 +12,7 @@ from msgrpo.run_log import Member
 from msgrpo.tui.learning import Learning, measured, sign
 from msgrpo.tui.scenes import learner_of, scale_of, scene_sign, scenes_mean
 from msgrpo.tui.session import Session, points
+from msgrpo.tui.shades import MUTED
 
 NOTHING_YET = "nothing measured yet"
 FLAT = "  flat"
@@ -81,10 +82,10 @@ def groups(run: Learning, width: int) -> Content:
     """The groups of the update that is shown, each on one line."""
     if run.update is None:
         told = run.nothing if run.done or run.trouble else NOTHING_YET
-        return Content.styled(told, "$error" if told != NOTHING_YET else "$text-muted")
+        return Content.styled(told, "$error" if told != NOTHING_YET else MUTED)
     largest = max((abs(m.advantage) for row in run.update.groups for m in row.members), default=1.0) or 1.0
     digits = max((len(str(row.start_seed)) for row in run.update.groups), default=1)
-    lines = [Content.styled("start".rjust(digits + 1), "$text-muted")]
+    lines = [Content.styled("start".rjust(digits + 1), MUTED)]
     for number, row in enumerate(run.update.groups):
         here = number == run.group
         line = Content.styled(f"{'▸' if here else ' '}{row.start_seed:>{digits}} ", "bold $accent" if here else "")
@@ -92,10 +93,10 @@ def groups(run: Learning, width: int) -> Content:
         members = sorted(row.members, key=lambda member: -member.advantage)
         for member in members if len(members) <= room else ends(members, room):
             if member is None:
-                line += Content.styled("…", "$text-muted")
+                line += Content.styled("…", MUTED)
             else:
                 line += Content.styled(sign(member), paint(member, largest, chosen=here and member is run.member))
-        lines.append(line + Content.styled(FLAT if row.flat else "", "$text-muted"))
+        lines.append(line + Content.styled(FLAT if row.flat else "", MUTED))
     if run.trouble:
         lines.append(Content.styled(run.trouble, "$error"))
     return Content("\n").join(lines)
@@ -117,7 +118,7 @@ def scenes(run: Learning, width: int) -> Content:
         line += Content.styled(sign, f"{'reverse ' if place == run.film.place else ''}{colour}")
     means = scenes_mean(results)
     title = f"start {run.film.start + 1} of {run.film.starts}: {means}"
-    return Content.styled(title + "\n", "$text-muted") + line
+    return Content.styled(title + "\n", MUTED) + line
 
 
 def paint(member: Member, largest: float, *, chosen: bool) -> str:
@@ -125,7 +126,7 @@ def paint(member: Member, largest: float, *, chosen: bool) -> str:
     if chosen:
         return "bold reverse $accent"
     if member.advantage == 0:
-        return "$text-muted"
+        return MUTED
     colour = "$success" if member.advantage > 0 else "$error"
     return f"{colour} {round(40 + 60 * abs(member.advantage) / largest)}%"
 
@@ -134,7 +135,7 @@ def facts(run: Learning, width: int) -> Content:
     """What the update that is shown measured, in lines of so many columns; no fact is cut in two."""
     lines = [Content("")]
     for name, value in run.facts():
-        fact = Content.styled(f"{name} ", "$text-muted") + Content(value)
+        fact = Content.styled(f"{name} ", MUTED) + Content(value)
         if lines[-1] and lines[-1].cell_length + 2 + fact.cell_length > width:
             lines.append(fact)
         else:
@@ -175,7 +176,7 @@ def turns(run: Learning, session: Session) -> Content:
     for turn, credit in zip(own, sample.credits, strict=True):
         here = turn.step + 1 == session.cursor
         text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
-        colour = "$success" if credit > 0 else "$error" if credit < 0 else "$text-muted"
+        colour = "$success" if credit > 0 else "$error" if credit < 0 else MUTED
         credited = Content("") if same else Content.styled(f"  {credit:+.3f}", colour)
         lines.append(Content.styled(text, "bold $accent" if here else "") + credited)
     return Content("\n").join(lines)

@@ -9,8 +9,9 @@ from textual.widget import Widget
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.messages import SeekTo
 from msgrpo.tui.session import Frame, Session, points
+from msgrpo.tui.shades import MUTED
 
-SIGNS = {"": "$text-muted", "?": "bold $warning", "??": "bold $error"}
+SIGNS = {"": MUTED, "?": "bold $warning", "??": "bold $error"}
 
 
 class MoveList(Widget):
@@ -45,7 +46,7 @@ class MoveList(Widget):
         rows = self._rows()
         judged = self._session.scenario.judge is not None
         head = f"step  {'action':<{width}}    p  reward" + ("   lost" if judged else "")
-        lines = [Content.styled(head if rows else "", "$text-muted")]
+        lines = [Content.styled(head if rows else "", MUTED)]
         for frame in rows:
             turn = frame.turns[self.player]
             p = (turn.action_probabilities or {}).get(turn.action or "")

@@ -18,6 +18,7 @@ from msgrpo.tui.clock import once_drawn
 from msgrpo.tui.hands import numbers
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.session import Session, points
+from msgrpo.tui.shades import MUTED
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.moves import MoveList
 from msgrpo.tui.widgets.text import Text
@@ -27,7 +28,7 @@ DRAWN = 4000  # characters of a text that are drawn: more than a screen holds
 
 
 def stat(name: str, value: str, style: str = "") -> Content:
-    return Content.styled(f"{name} ", "$text-muted") + Content.styled(value, style)
+    return Content.styled(f"{name} ", MUTED) + Content.styled(value, style)
 
 
 class AgentPanel(Widget):
@@ -97,7 +98,7 @@ class AgentPanel(Widget):
         spark.display = len(returns) > 1
         mean = sum(returns) / len(returns) if returns else 0.0
         text = f"this sitting: {len(returns)} played, mean {mean:+.2f}" if returns else "this sitting: none finished"
-        self.query_one(".returns", Text).show(Content.styled(text, "$text-muted"))
+        self.query_one(".returns", Text).show(Content.styled(text, MUTED))
 
     def _bars(self, session: Session, turn: Turn | None, decision: Decision | None) -> None:
         completion = decision.completion if decision else None
@@ -190,7 +191,7 @@ def details_text(turn: Turn | None, decision: Decision | None, prompt: Prompt | 
         section("raw answer", decision.completion.text if decision.completion else "")
         section("parsed", parsed_text(decision.action, decision.failure), "bold $accent")
         section("it read", read.state if read else "")
-        section("after", read.prefix if read else "", "$text-muted")
+        section("after", read.prefix if read else "", MUTED)
         return Content("\n").join(parts)
     if turn is not None:
         section("raw answer", turn.answer or "")
@@ -200,7 +201,7 @@ def details_text(turn: Turn | None, decision: Decision | None, prompt: Prompt | 
         section("it read", turn.state if prompt is None else "")
     if prompt is not None:
         section("next it reads", prompt.state)
-        section("after", prompt.prefix, "$text-muted")
+        section("after", prompt.prefix, MUTED)
     return Content("\n").join(parts)
 
 
