@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from msgrpo.output import Json, out, print_json, say, say_error
 from msgrpo.text import printable
 
 commands = typer.Typer()
+NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # what the system says of a name that no file can have
+SHOWN = 200  # characters of such a name
 
 
 def _version(wanted: bool) -> None:
@@ -240,6 +243,11 @@ def main() -> None:
         say_error(error.message)
         if error.fix is not None:
             say("  " + error.fix)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in NO_NAME or error.filename is None:
+            raise
+        say_error(printable(f"{str(error.filename)[:SHOWN]!r} cannot be read or written: {error.strerror}"))
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
         why = no_memory(error)

@@ -41,6 +41,14 @@ def read_regular(file: Path) -> bytes:
     return file.read_bytes()
 
 
+def is_file(name: str | Path) -> bool:
+    """Whether there is such a file; names that no file can have are none."""
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError):  # too long; ~nobody
+        return False
+
+
 PART = ".part"  # how the name of a file ends that is being written
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -423,3 +424,35 @@ async def test_the_start_screen_prints_no_command_that_does_not_work_and_keeps_h
         games.highlighted = names.index("?")
         await settle(pilot)
         assert text_of(app, "#command") == "enter: type its name"
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"games": "spiel:efg_game(filename=theirs.efg)", "recent": "spiel:efg_game(filename=theirs.efg)"},
+        {"games": "A" * 5000 + ".py:scenario", "recent": "A" * 5000 + ".py:scenario"},
+        {"recent": "~nobody-of-this-name/game.py:scenario"},
+        {"recent": "?\nmine.py:scenario\n?"},
+        {"recent": "A" * 2_000_000},
+        {"recent": "\x1b[2J:x"},
+        {"seed": "²"},
+        {"seed": "9" * 5000},
+    ],
+)
+async def test_what_the_start_screen_remembers_is_data(
+    memory: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: an OpenSpiel game with parameters, which can name a file, was loaded as soon as it was remembered;
+    its sibling, a record's game, was refused (`trust.names_code`). Other values ended the app in a traceback.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.efg").write_text("no game")
+    file = tmp_path / "memory.json"
+    file.write_text(json.dumps(memory))
+    app = app_of(tmp_path, None, memory=file)
+    async with app.run_test(size=(120, 60)) as pilot:
+        await settle(pilot)
+        assert isinstance(app.screen, StartScreen)
+        assert "OpenSpiel" not in text_of(app, "#rules")
+        assert all(len(choice.spec) < 1000 and "\x1b" not in choice.spec for choice in app.screen.games)
+        assert app.screen.seed == 0

@@ -12,12 +12,13 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from msgrpo.errors import MissingExtraError
-from msgrpo.files import replace_text
+from msgrpo.files import is_file, read_regular, replace_text
 from msgrpo.games import SCENARIOS
 from msgrpo.games.outside import FIXED, offered
 from msgrpo.install import install_command
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import METRICS
+from msgrpo.text import printable
 
 RUNS = Path("runs")
 
@@ -25,6 +26,7 @@ RUNS = Path("runs")
 # Games that come with optional packages, to begin with: what `msgrpo games` and the packages themselves list is more.
 SPIEL = tuple(f"spiel:{name}" for name in ("tic_tac_toe", "connect_four", "chess", "breakthrough", "2048"))
 RECENT, SEPARATOR = 5, "\n"  # games from outside that are remembered
+LONGEST_GAME = 500  # characters of the name of one that is
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,15 @@ def game_choices(recent: Sequence[str], named: str) -> list[Choice]:
 
 
 def recent_games(memory: Mapping[str, str]) -> list[str]:
-    return [name for name in memory.get("recent", "").split(SEPARATOR) if name]
+    """The remembered names of games, without those that nobody can have typed."""
+    names = memory.get("recent", "").split(SEPARATOR)
+    return [name for name in names if 1 < len(name) <= LONGEST_GAME and printable(name) == name][:RECENT]
 
 
 def is_here(game: str) -> bool:
     """Whether a remembered game can be meant in this folder: the file of one that a file holds is there."""
     file, sign, _ = game.rpartition(":")
-    return not (sign and file.endswith(".py")) or Path(file).expanduser().is_file()
+    return not (sign and file.endswith(".py")) or is_file(file)
 
 
 def with_recent(memory: Mapping[str, str], game: str) -> str:
@@ -79,7 +83,7 @@ RUN_FILES = {"adapter_config.json": ("adapter", "summary.json"), "dqn.json": ("d
 def trained_on(file: Path) -> str:
     """The scenario that a run's file names; empty where there is none that can be read."""
     try:
-        facts = from_json(file.read_bytes())
+        facts = from_json(read_regular(file))
     except (OSError, ValueError):
         return ""
     return str(facts.get("scenario", "")) if isinstance(facts, dict) else ""
@@ -108,7 +112,7 @@ def memory_file() -> Path:
 def remembered(file: Path | None) -> dict[str, str]:
     """What was chosen last, list -> entry; nothing where that cannot be read."""
     try:
-        values = from_json(file.read_bytes()) if file is not None else {}
+        values = from_json(read_regular(file)) if file is not None else {}
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in values.items()} if isinstance(values, dict) else {}

@@ -31,10 +31,11 @@ from typing import Any
 
 from msgrpo.errors import UsageError, users_code, where_raised
 from msgrpo.extras import needs
+from msgrpo.files import is_file
 from msgrpo.game import Scenario
 from msgrpo.limits import is_interrupt, unmoved, within
 from msgrpo.text import printable
-from msgrpo.trust import allow
+from msgrpo.trust import allow, names_code
 
 GROUP = "msgrpo.scenarios"
 IMPORT_S = 60.0  # seconds that a game's file may take to be imported, libraries included
@@ -77,8 +78,8 @@ def on_server(name: str) -> bool:
 
 
 def runs_code(name: str) -> bool:
-    """Whether looking at this game would run a person's own file or module, which has not been loaded before."""
-    return ":" in name and name.partition(":")[0] not in ("gym", "spiel", "ta") and name not in _loaded
+    """Whether looking at this game would run, or read, what its name names, which has not been loaded before."""
+    return names_code(name) and name not in _loaded
 
 
 def _found(name: str) -> Scenario | None:
@@ -128,8 +129,8 @@ def _imported(module: str, name: str) -> ModuleType:
 
 
 def _from_file(file: Path, name: str) -> ModuleType:
-    if not file.is_file():
-        raise UsageError(f"{name!r}: there is no file {file}", fix=HOW)
+    if not is_file(file):
+        raise UsageError(f"{name[:200]!r}: there is no file {str(file)[:200]}", fix=HOW)
     known = "msgrpo_game_" + hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
     if known in sys.modules:
         return sys.modules[known]

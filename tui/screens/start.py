@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -321,7 +322,7 @@ class StartScreen(Screen[None]):
                     options.highlighted = place
             if name == "games":
                 self.show_game()  # its ways
-        if before.get("seed", "").isdigit():
+        if re.fullmatch("[0-9]{1,18}", before.get("seed", "")):
             self.seed = int(before["seed"])
         self.speed = next((speed for speed in SPEEDS if f"{speed:g}" == before.get("speed")), self.speed)
         found = (value for value in TEMPERATURES if f"{value:g}" == before.get("temperature"))
