@@ -116,6 +116,8 @@ def alone(run: Path, wait_s: float = 0.0) -> Iterator[None]:
 
 def goes_on(run: Path) -> bool | None:
     """Whether a process trains in the folder; None if unknown: on a copy, or on a disk without locks."""
+    if not (run / LOCK).is_file():  # a pipe would be waited for
+        return None
     try:
         with (run / LOCK).open() as lock:
             if lock.read() != gethostname():

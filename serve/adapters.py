@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, RunError
-from msgrpo.files import replace_bytes
+from msgrpo.files import read_regular, replace_bytes
 from msgrpo.models.paths import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -154,7 +154,7 @@ def _describe(folder: Path) -> TrainedAdapter:
 
 def _scenario(run: Path) -> str | None:
     try:
-        config = from_json((run / "config.json").read_bytes())
+        config = from_json(read_regular(run / "config.json"))
     except (OSError, ValueError):
         return None  # an adapter that was not trained here has no such file
     value = config.get("scenario") if isinstance(config, dict) else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,17 +23,22 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from msgrpo import doctor
-from msgrpo.cli import make_app
+from msgrpo.cli import main, make_app
 from msgrpo.contract import _in_another_process
-from msgrpo.errors import UsageError
+from msgrpo.errors import ModelError, UsageError
 from msgrpo.games import get_scenario
+from msgrpo.models.loading import template_of
+from msgrpo.models.paths import NANO_DIR, check_base
 from msgrpo.references import RandomAgent
 from msgrpo.rollout import play_episode
+from msgrpo.run_log import goes_on
+from msgrpo.serve.adapters import list_runs
 from msgrpo.serve.preflight import check_torchvision
 from msgrpo.specs import make_agent
 from msgrpo.train.config import make_config
 from msgrpo.train.run_folder import resume_command
 from msgrpo.tui.app import PlayApp
+from msgrpo.tui.choices import run_choices
 from msgrpo.tui.records import Records
 from tests.tui_helpers import ManualClock, play_screen, press, settle
 
@@ -222,3 +229,79 @@ def test_nothing_in_the_present_folder_is_imported(tmp_path: Path, monkeypatch: 
     ]
     assert len(starts) > 5
     assert [start for start in starts if '"-P"' not in start[1] and '"-I"' not in start[1]] == []
+
+
+ADAPTER = NANO_DIR / "adapters" / "frozen-lake"
+
+
+def _pipe(folder: Path, name: str, opened: list[str]) -> Path:
+    """A copy of nano, or of an adapter of it, in which one file is a pipe; `opened` says who has opened it."""
+    if not folder.exists():
+        shutil.copytree(ADAPTER, folder)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+
+    def wait() -> None:
+        while (folder / name).exists():
+            writer = os.open(folder / name, os.O_WRONLY)  # waits until somebody reads, who then finds nothing
+            opened.append(name)
+            os.close(writer)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return folder
+
+
+def test_a_pipe_in_somebodys_folder_is_not_waited_for(tmp_path: Path) -> None:
+    """The fault: `msgrpo adapters`, `doctor` and `--agent adapter:DIR` read a run's config.json or .lock that is a
+    pipe, or a link to /dev/zero, for ever. Looked for: every file that is opened in a folder named by a person.
+    Siblings: the start screen's list of runs, and each file of a base's folder, which transformers opens itself.
+    """
+    opened: list[str] = []
+    run = _pipe(tmp_path / "runs" / "theirs", "config.json", opened)
+    _pipe(tmp_path / "runs" / "other", "summary.json", opened)
+    assert [found.scenario for found in list_runs(run)] == [None]
+    with pytest.raises(ModelError, match="no regular file"):
+        template_of(run)
+    titles = [choice.title for choice in run_choices(tmp_path / "runs")]
+    assert "other (trained)" in titles
+    assert goes_on(_pipe(tmp_path / "locked", ".lock", opened)) is None
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "extra.safetensors"):
+        base = tmp_path / f"base-{name}"
+        shutil.copytree(NANO_DIR, base, ignore=shutil.ignore_patterns("adapters"))
+        _pipe(base, name, opened)
+        with pytest.raises(ModelError, match="is no regular file"):
+            check_base(str(base))
+    assert opened == []
+
+
+def test_a_folder_with_the_name_of_weights_is_one_sentence(tmp_path: Path) -> None:
+    shutil.copytree(NANO_DIR, tmp_path / "base", ignore=shutil.ignore_patterns("adapters"))
+    (tmp_path / "base" / "more.safetensors").mkdir()
+    with pytest.raises(ModelError, match=r"more\.safetensors is no regular file"):
+        check_base(str(tmp_path / "base"))
+
+
+LONG = "A" * 5000
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        f"play {LONG}.py:scenario --plain", f"play --run {LONG} --plain", f"play --replay {LONG} --plain",
+        f"view {LONG} --plain", f"verify {LONG}", f"leaderboard {LONG}", f"doctor {LONG}", f"adapters {LONG}",
+        f"export {LONG} --to inspect --out out", f"teach frozen-lake --out {LONG}",
+        f"games check {LONG}.py:scenario",
+    ],
+)  # fmt: skip
+def test_a_name_that_no_file_can_have_is_one_sentence(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault: in these eleven commands it was a traceback (OSError 36); `lab`, `serve`, `train` and `eval` were
+    right before.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["msgrpo", *way.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err) < 1000

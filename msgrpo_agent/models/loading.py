@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
-from msgrpo.files import digest
+from msgrpo.files import digest, read_regular
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
@@ -266,10 +266,10 @@ def template_of(folder: Path) -> PromptTemplate | None:
 def _settings_of(folder: Path) -> dict[str, Any]:
     """The settings of the adapter's training; empty for one that was trained elsewhere."""
     try:
-        config = from_json((folder / "config.json").read_bytes())
-    except OSError:
+        config = from_json(read_regular(folder / "config.json"))
+    except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {error}",
             fix="copy the run again; or remove the file to have it asked as usual",

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError
+from msgrpo.files import read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
 
 Shapes = dict[str, tuple[int, ...]]
@@ -57,11 +58,12 @@ def _small(file: Path) -> bytes:
     """A config file whole. Raises ModelError for one that is none by its size."""
     if file.stat().st_size > LARGEST_CONFIG:
         raise ModelError(f"{file} has {file.stat().st_size:,} bytes; no config has more than {LARGEST_CONFIG:,}")
-    return file.read_bytes()
+    return read_regular(file)
 
 
 def check_header(file: Path) -> int:
     """How many tensors a safetensors file lists. Raises ModelError where the list is damaged, or too long for one."""
+    _check_regular(file)
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
         if length > LARGEST_HEADER:
@@ -76,6 +78,12 @@ def check_header(file: Path) -> int:
                 f"{file} is no complete safetensors file: its list of tensors is damaged: {error}",
                 fix="copy or train it again",
             ) from error
+
+
+def _check_regular(file: Path) -> None:
+    """Raise ModelError for a pipe, a device or a folder in the place of a file: to read one may take for ever."""
+    if file.exists() and not file.is_file():
+        raise ModelError(f"{file} is no regular file")
 
 
 def tensor_shapes(file: Path) -> Shapes:
@@ -111,6 +119,9 @@ def check_base(base: str) -> None:
     folder = Path(base_path(base))
     if not is_folder(folder):
         return
+    for file in folder.iterdir():  # transformers opens most of them itself
+        if not file.is_dir():
+            _check_regular(file)
     try:
         config = from_json(_small(folder / "config.json"))
         if (folder / "tokenizer_config.json").is_file():
@@ -159,7 +170,7 @@ def own_code(base: str) -> str | None:
     folder = Path(base_path(base))
     for name in ("config.json", "tokenizer_config.json"):
         try:
-            named = from_json((folder / name).read_bytes()).get("auto_map")
+            named = from_json(read_regular(folder / name)).get("auto_map")
         except (OSError, ValueError, AttributeError):
             continue
         if named:
