@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgrpo.errors import UsageError
+from msgrpo.prompt import PRESETS
 
 _allowed: set[str] = set()
 # Settings of a run, or of a study, that can name code or a server.
 CHOICES = ("credit", "select", "gate")  # of `msgrpo.train.rivals`, which a function outside may make
-SETTINGS = ("scenario", *CHOICES, "teacher", "engine", "rollouts", "adapters", "opponent", "test_opponent")
+SETTINGS = ("scenario", *CHOICES, "teacher", "engine", "rollouts", "adapters", "opponent", "test_opponent", "prompt")
 
 
 def allow(names: Iterable[str]) -> None:
@@ -48,6 +49,8 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             names = [name for name in games if names_code(name)]
         elif key == "rollouts":
             names = [name.strip() for name in parts if "://" in name]
+        elif key == "prompt":
+            names = [value] if value not in PRESETS else []  # a file that would be read into every prompt
         elif key == "engine":
             names = [value] if value != "here" else []  # it sends the run to a service, with a person's key
         else:

@@ -36,7 +36,9 @@ from msgrpo.serve.adapters import list_runs
 from msgrpo.serve.preflight import check_torchvision
 from msgrpo.specs import make_agent
 from msgrpo.train.config import make_config
+from msgrpo.train.lab import load_study
 from msgrpo.train.run_folder import resume_command
+from msgrpo.trust import allow
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.choices import run_choices
 from msgrpo.tui.records import Records
@@ -305,3 +307,18 @@ def test_a_name_that_no_file_can_have_is_one_sentence(
         main()
     assert ended.value.code == 2
     assert len(capsys.readouterr().err) < 1000
+
+
+def test_a_study_reads_no_file_into_its_prompts_that_nobody_has_named(tmp_path: Path) -> None:
+    """A run's configuration was refused the same; the study's file went on to read whatever it named."""
+    secret, study = tmp_path / "secret.txt", tmp_path / "study.toml"
+    secret.write_text("what nobody else may read")
+    line = 'question = "?"\nscenario = "frozen-lake"\nseeds = 1\n[arms.a]\nprompt = "{}"\n'
+    study.write_text(line.format(secret))
+    with pytest.raises(UsageError, match="names prompt"):
+        load_study(study)
+    study.write_text(line.format("brief"))
+    assert load_study(study).config("a", 0).prompt.name == "brief"
+    study.write_text(line.format(secret))
+    allow([str(secret)])
+    assert load_study(study).config("a", 0).prompt.instructions == "what nobody else may read"
