@@ -31,7 +31,7 @@ from msgrpo.train.config import make_config
 from msgrpo.train.evaluate import Evaluations
 from msgrpo.train.loop import enough_memory, train
 from msgrpo.train.rollouts import Players
-from msgrpo.train.run_folder import check_folder, writing
+from msgrpo.train.run_folder import check_folder, resume_command, writing
 from tests.train_helpers import Told
 
 TINY = [
@@ -160,6 +160,22 @@ def test_weights_that_are_no_plain_numbers_are_passed_over(to: str, tmp_path: Pa
     found, damaged = load_latest(tmp_path)
     assert found is not None
     assert (found.progress.step, damaged) == (1, [folder])
+
+
+@pytest.mark.parametrize("name", ["state.pt", "sha256"])
+def test_a_checkpoint_with_a_pipe_in_it_is_passed_over(name: str, tmp_path: Path) -> None:
+    """It would be read for ever. The same in the place of a run's settings: no command is advised from them."""
+    checkpoint.save(tmp_path, state(3))
+    checkpoint.save(tmp_path, state(4))
+    newest = tmp_path / "checkpoints" / "step-000004"
+    (newest / name).unlink()
+    os.mkfifo(newest / name)
+    found, damaged = load_latest(tmp_path)
+    assert found is not None
+    assert found.progress.step == 3
+    assert damaged == [newest]
+    os.mkfifo(tmp_path / CONFIG)
+    assert resume_command(tmp_path) == f"msgrpo train --resume --out {tmp_path}"
 
 
 def test_weights_under_other_names_are_refused(trained: Path, tmp_path: Path) -> None:

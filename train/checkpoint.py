@@ -84,7 +84,8 @@ def load_latest(run: Path) -> tuple[State | None, list[Path]]:
     damaged: list[Path] = []
     for folder in reversed(_folders(run)):
         try:
-            if (folder / "state.pt").is_file() and (folder / "sha256").read_text() == digest(folder / "state.pt"):
+            files = (folder / "state.pt", folder / "sha256")  # a pipe in their place would be read for ever
+            if all(map(Path.is_file, files)) and files[1].read_text() == digest(files[0]):
                 return _state(torch.load(folder / "state.pt", weights_only=True, map_location="cpu")), damaged
         except FileNotFoundError:
             pass  # reported below, as any other damage

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from msgrpo import run_log
 from msgrpo.episode import Episode
 from msgrpo.errors import RunError, UsageError, first_fault
-from msgrpo.files import is_part, replace_text
+from msgrpo.files import is_part, read_regular, replace_text
 from msgrpo.run_log import CONFIG, LOCK
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
@@ -72,7 +72,7 @@ def resume_command(out: Path, ray: str | None = None) -> str:
     Ray cluster that it runs on.
     """
     try:
-        recorded = from_json((out / CONFIG).read_bytes())
+        recorded = from_json(read_regular(out / CONFIG))
     except (OSError, ValueError):
         recorded = {}
     named = [name for _, name in foreign(recorded)] if isinstance(recorded, dict) else []

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic_core import from_json
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.files import replace_text
+from msgrpo.files import read_regular, replace_text
 from msgrpo.text import as_json
 from msgrpo.train.config import TrainConfig
 
@@ -98,7 +98,7 @@ class Meter:
         """Goes on with what the folder's runs have spent."""
         meter = cls(price_of(config), config.max_cost, out / LEDGER)
         try:
-            spent = from_json((out / LEDGER).read_bytes())["tokens"]
+            spent = from_json(read_regular(out / LEDGER))["tokens"]
             meter.tokens = {kind: max(0, int(spent[kind])) for kind in KINDS}
         except FileNotFoundError:
             pass  # nothing was spent yet
