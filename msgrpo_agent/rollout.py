@@ -177,9 +177,9 @@ async def computed(scenario: Scenario, call: Callable[P, T], *args: P.args, **kw
 def few_collections() -> Iterator[None]:
     """Let Python search seldom for cycles, and not among what exists now, while many episodes are played.
 
-    Turns make many objects and no cycles. With Python's own thresholds the searches took a third of a client's time
-    and stopped the event loop for a quarter of a second each, most of it among the objects of imported modules
-    (`benchmarks/client.py`).
+    Turns make many objects and no cycles. With Python's own thresholds the searches took a quarter of a client's time
+    at 64 episodes at once and two fifths at 4,096, most of it among the objects of imported modules, and stopped the
+    event loop meanwhile (`benchmarks/results/client-collections.json`).
     """
     before = gc.get_threshold()
     if before == COLLECTION:  # whoever plays around this has done it
