@@ -151,8 +151,8 @@ class Batch:
             past_key_values=self._cache,
             use_cache=True,
             **self._prefix,
-        ).last_hidden_state[:, -1:]
-        logits: Tensor = self._head(hidden)[:, 0].float()
+        ).last_hidden_state[:, -1].contiguous()  # for rows that do not lie close, `linear` copies its weights N times
+        logits: Tensor = self._head(hidden[None])[0].float()
         return logits
 
 
