@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from msgrpo.agent import Sampling
 from msgrpo.errors import ModelError
-from msgrpo.models import shared_prefix
+from msgrpo.models import loading, shared_prefix
 from msgrpo.models.chat import ChatFormat
+from msgrpo.models.generation import Batch, Row
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import NAME, answer_logprobs, shareable_length
@@ -278,3 +281,30 @@ def test_prompts_are_rendered_as_the_template_renders_them(template: str) -> Non
                 messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
             )
             assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_bfloat16_is_for_bases_beyond_nanos_size_where_the_processor_is_faster_with_it(
+    pays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_bfloat16_pays", lambda: pays)
+    cpu = torch.device("cpu")
+    assert loading.usual_dtype("nano", cpu) == "float32"
+    assert loading.usual_dtype("nobody/has-this-model-here", cpu) == "float32"
+    for name, parameters, expected in (("small", 10_000, "float32"), ("large", 20_000_000, "bfloat16")):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.zeros(parameters, dtype=torch.uint8)}, tmp_path / name / "model.safetensors")
+        assert loading.usual_dtype(str(tmp_path / name), cpu) == (expected if pays else "float32")
+
+
+def test_the_head_gets_rows_that_lie_close() -> None:
+    """Of a slice of more dimensions torch's `linear` copies the head's weights for every row: 700 times the time."""
+    trunk, head = trunk_and_head(load_base("nano")[0])
+    strides = []
+
+    def seen(hidden: torch.Tensor) -> torch.Tensor:
+        strides.append((hidden.shape[-1], hidden.stride()[-2:]))
+        return head(hidden)
+
+    Batch(trunk, seen, [Row(prompt=[5 + seed, 6, 7, 8], seed=seed, most=2) for seed in range(3)], pad_id=0)
+    assert strides == [(width, (width, 1)) for width, _ in strides] != []

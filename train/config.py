@@ -151,7 +151,7 @@ class TrainConfig(BaseModel):
         description="starts played again while it learns, for the film of `msgrpo play --run`: 3(share=0.018)",
     )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: float32 on CPU, bfloat16 on GPU")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 where it is faster")
     micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
     shard: bool = Field(False, description="share the base out among the ranks: for one that a GPU cannot hold")
     gradient_checkpointing: bool = Field(False, description="less memory, more time")

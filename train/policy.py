@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.distributed import get_world_size, is_initialized
 
 from msgrpo.errors import RunError
 from msgrpo.files import replace_bytes
@@ -34,13 +35,14 @@ class Policy:
 
     def __init__(self, config: TrainConfig) -> None:
         self._lockstep: Lockstep | None = None  # of the ranks that have a part of the base each
+        dtype = _dtype(config)
         if config.shard:
             from msgrpo.train.shard import load_sharded, lockstep
 
-            base, self.tokenizer = load_base(config.base, dtype=config.dtype, placing=load_sharded)
+            base, self.tokenizer = load_base(config.base, dtype=dtype, placing=load_sharded)
             self._lockstep = lockstep(base)
         else:
-            base, self.tokenizer = load_base(config.base, dtype=config.dtype)
+            base, self.tokenizer = load_base(config.base, dtype=dtype)
         torch.manual_seed(config.seed)
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -132,3 +134,11 @@ class Policy:
         """Write the PEFT adapter, each file replaced in one move."""
         for name, data in self.adapter_files(state).items():
             replace_bytes(folder / name, data)
+
+
+def _dtype(config: TrainConfig) -> str:
+    """What the weights are held in. Processors of several processes take float32: each would choose for itself."""
+    several = config.servers > 0 or config.trainers != "1" or (is_initialized() and get_world_size() > 1)
+    if config.dtype == "auto" and several and not torch.cuda.is_available():
+        return "float32"
+    return config.dtype

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO as NANO
 from msgrpo.models.paths import NANO_DIR as NANO_DIR
 from msgrpo.models.paths import base_path as base_path
-from msgrpo.models.paths import check_base, is_folder, own_code, tensor_shapes
+from msgrpo.models.paths import check_base, is_folder, own_code, parameters_of, tensor_shapes
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.trunk import prepare
 from msgrpo.prompt import PromptTemplate
@@ -36,10 +38,37 @@ from msgrpo.text import printable
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()
 HUB_S = 10.0  # for a first answer of the hub
+FROM = 20_000_000  # parameters from which bfloat16 is asked for on a CPU
+PAYS = 1.5  # times as fast as float32: with the instructions it is 2 to 3, without them far below 1
 
 
 def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def usual_dtype(base: str, device: torch.device) -> str:
+    """bfloat16 on a GPU, and of a base beyond nano's size on a processor that is faster with it; else float32."""
+    if base == NANO:
+        return "float32"
+    if device.type == "cpu" and ((parameters_of(base) or 0) < FROM or not _bfloat16_pays()):
+        return "float32"
+    return "bfloat16"
+
+
+@cache
+def _bfloat16_pays() -> bool:
+    """Whether this processor multiplies matrices clearly faster in bfloat16. Measured: instructions may lack."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        x, y = torch.ones(64, 1024, dtype=dtype), torch.ones(1024, 2048, dtype=dtype)
+        times = []
+        for _ in range(7):
+            began = time.perf_counter()
+            x @ y
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    return seconds(torch.float32) > PAYS * seconds(torch.bfloat16)
 
 
 # Makes a model by its first argument, and reads its weights from a folder its own way.
@@ -49,7 +78,7 @@ Placing = Callable[[Callable[[], Any], str, torch.device], Any]
 def load_base(
     base: str, *, device: torch.device | None = None, dtype: str = "auto", placing: Placing | None = None
 ) -> tuple[Any, Any]:
-    """(model, tokenizer). `dtype` auto is bfloat16 on a GPU (nano: float32) and float32 on a CPU.
+    """(model, tokenizer). `dtype` auto: see `usual_dtype`.
 
     With `placing` the weights are not loaded here, but by it (into shares of several processes).
     Raises ModelError when it cannot be found or reached, or is no causal language model.
@@ -57,7 +86,7 @@ def load_base(
     device = device or default_device()
     transformers_logging.disable_progress_bar()
     if dtype == "auto":
-        dtype = "float32" if device.type == "cpu" or base == NANO else "bfloat16"
+        dtype = usual_dtype(base, device)
     path = base_path(base)
     if is_gguf(base):
         ready(Path(base).expanduser())
