@@ -144,14 +144,18 @@ class Batch:
         self._mask, self._place = self._mask[rows], self._place[rows]
 
     def _forward(self, ids: Tensor) -> Tensor:
-        hidden = self._trunk(
-            input_ids=ids,
-            attention_mask=self._mask,
-            position_ids=self._place,
-            past_key_values=self._cache,
-            use_cache=True,
-            **self._prefix,
-        ).last_hidden_state[:, -1].contiguous()  # for rows that do not lie close, `linear` copies its weights N times
+        hidden = (
+            self._trunk(
+                input_ids=ids,
+                attention_mask=self._mask,
+                position_ids=self._place,
+                past_key_values=self._cache,
+                use_cache=True,
+                **self._prefix,
+            )
+            .last_hidden_state[:, -1]
+            .contiguous()
+        )  # for rows that do not lie close, `linear` copies its weights N times
         logits: Tensor = self._head(hidden[None])[0].float()
         return logits
 
