@@ -45,6 +45,10 @@ SMALL = [
 ]
 
 
+PRICED = "tinker(prefill=1, sample=2, train=3)"
+LIMITED = "tinker(prefill=1, sample=2, train=3, max_cost=0.05)"
+
+
 def settings(*more: str, steps: int = 1, **given: Any) -> TrainConfig:
     return make_config(settings=[*SMALL, *more], given={"engine": "tinker", "base": "nano", "steps": steps} | given)
 
@@ -123,7 +127,7 @@ def test_an_update_there_is_the_update_here(fake: Fake, tmp_path: Path, over: st
 
 def test_a_run_trains_there_and_its_adapter_comes_home(fake: Fake, tmp_path: Path) -> None:
     told, out = Told(), tmp_path / "run"
-    summary = train(settings("film=1", price="1,2,3"), out, report=told)
+    summary = train(settings("film=1", engine=PRICED), out, report=told)
     assert fake.steps == 2  # two minibatches
     assert fake.keys == {KEY}
     assert summary["service"] == fake.url.removeprefix("http://")
@@ -186,13 +190,18 @@ def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
 def test_max_cost_stops_before_it_is_passed(fake: Fake, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(LimitReachedError, match=r"max_cost is \$0\.05"):
-        train(settings(steps=50, price="1,2,3", max_cost=0.05), out, report=Told())
+        train(settings(steps=50, engine=LIMITED), out, report=Told())
     spent = json.loads((out / "cost.json").read_text())
     assert 0.025 < spent["usd_at_most"] <= 0.05
     steps = fake.steps
     assert bool(saved(out)) == (steps > 0)  # what was learned is kept
     with pytest.raises(LimitReachedError):  # what was spent stays spent
-        train(settings(steps=50, price="1,2,3", max_cost=0.05), out, resume=True, report=Told())
+        train(
+            settings(steps=50, engine=LIMITED),
+            out,
+            resume=True,
+            report=Told(),
+        )
     assert fake.steps == steps
 
 
@@ -253,15 +262,16 @@ def test_a_wrong_key_is_told_and_not_repeated(fake: Fake, tmp_path: Path, monkey
         ("rollouts=vllm", "which also plays"),
         ("temperature=0.7", "temperature 1"),
         ("explore=entropy(target=0.1)", "temperature 1"),
-        ("price=1,2", "PREFILL,SAMPLE,TRAIN"),
+        ("engine=tinker(prefill=1, sample=2)", "a price has three parts"),
+        ("engine=tinker(prefill=-1, sample=2, train=3)", "prefill"),
+        ("engine=tinkr", "is not here, or tinker"),
+        ("engine=here(max_cost=1)", "is not here, or tinker"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(wrong: str, said: str) -> None:
+    engine = [] if wrong.startswith("engine") else ["engine=tinker"]
     with pytest.raises(UsageError, match=said):
-        make_config(settings=[*SMALL, wrong], given={"engine": "tinker"})
-    if wrong.startswith("price"):
-        with pytest.raises(UsageError, match="engine is 'here'"):
-            make_config(settings=[wrong])
+        make_config(settings=[*SMALL, *engine, wrong])
 
 
 def test_a_gguf_file_and_opponent_base_are_refused(tmp_path: Path) -> None:
@@ -280,7 +290,7 @@ def test_a_price_is_known_given_or_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:8000")
     assert price_of(make_config(given={"engine": "tinker", "base": "some/model"})).of({"train": 10**9}) == 0
     with pytest.raises(UsageError, match="needs a price"):
-        price_of(make_config(given={"engine": "tinker", "base": "some/model", "max_cost": 1.0}))
+        price_of(make_config(given={"engine": "tinker(max_cost=1)", "base": "some/model"}))
 
 
 def test_a_meter_never_passes_its_limit() -> None:
@@ -294,9 +304,20 @@ def test_a_meter_never_passes_its_limit() -> None:
 
 
 def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["train", "frozen-lake", "--engine", "tinker", "--dry-run", "--base", "nano", "--json", "--steps", "2"]
+    command = [
+        "train",
+        "frozen-lake",
+        "--engine",
+        PRICED,
+        "--dry-run",
+        "--base",
+        "nano",
+        "--json",
+        "--steps",
+        "2",
+    ]
     command += [part for one in SMALL for part in ("--set", one)]
-    shown = CliRunner().invoke(make_app(), [*command, "--price", "1,2,4"])
+    shown = CliRunner().invoke(make_app(), command)
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)
     rollouts, update = found["parts"]["rollouts"], found["parts"]["update"]
@@ -305,7 +326,7 @@ def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch:
     assert rollouts["prefill"] == pytest.approx(turns * found["prompt_tokens"], abs=1)
     assert update["train"] == pytest.approx(turns * 4 / 6 * (found["prompt_tokens"] + 24), abs=1)
     assert found["usd"] == pytest.approx(
-        sum(found["tokens"][k] * p for k, p in zip(("prefill", "sample", "train"), (1, 2, 4), strict=True)) / 1e6
+        sum(found["tokens"][k] * p for k, p in zip(("prefill", "sample", "train"), (1, 2, 3), strict=True)) / 1e6
     )
     assert fake.asked == []
     told = CliRunner().invoke(make_app(), ["train", "--engine", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])

@@ -44,13 +44,8 @@ def train(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="What computes: here, or tinker (a service: see TINKER_BASE_URL)."),
+        typer.Option(help="What computes: here, or tinker(max_cost=20), a service: see TINKER_BASE_URL."),
     ] = None,
-    price: Annotated[
-        str | None,
-        typer.Option(metavar="PREFILL,SAMPLE,TRAIN", help="That service's, in US$ for a million tokens."),
-    ] = None,
-    max_cost: Annotated[float | None, typer.Option(help="US$ that the run may spend there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will cost there, and end.")] = False,
     log: Annotated[list[str] | None, typer.Option(help="wandb or trackio, beside TensorBoard; repeatable.")] = None,
     resume: Annotated[
@@ -77,7 +72,7 @@ def train(
         from msgrpo.train.sinks import check_logs
 
     given: dict[str, Any] = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
-    given |= {"engine": engine, "price": price, "max_cost": max_cost}
+    given |= {"engine": engine}
     check_logs(log or ())
 
     def configured(held: TrainConfig | None) -> TrainConfig:
@@ -135,7 +130,7 @@ def _show_cost(config: TrainConfig, as_json: bool) -> None:
     from msgrpo.train.tinker.cost import price_of
     from msgrpo.train.tinker.estimate import estimate, lines
 
-    if config.engine == "here":
+    if config.service is None:
         raise UsageError("--dry-run says what a service takes, and this machine takes nothing", fix="--engine tinker")
     price = price_of(config)
     found = estimate(config, local_tokenizer(config.base))

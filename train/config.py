@@ -75,6 +75,33 @@ class ChildServer(BaseModel):
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer")
 
 
+class Tinker(BaseModel):
+    """What engine=tinker takes in parentheses: US$ for a million tokens, and what a run may spend."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefill: float | None = Field(None, ge=0, lt=1e6, description="of prompts that are read")
+    sample: float | None = Field(None, ge=0, lt=1e6, description="of answers")
+    train: float | None = Field(None, ge=0, lt=1e6, description="of turns that are trained on")
+    max_cost: float | None = Field(None, gt=0, description="US$ that a run may spend, all resumptions together")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if len({price is None for price in self._prices}) > 1:
+            raise ValueError("a price has three parts: prefill=0.1, sample=0.3, train=0.3")
+        return self
+
+    @property
+    def _prices(self) -> tuple[float | None, float | None, float | None]:
+        return self.prefill, self.sample, self.train
+
+    @property
+    def prices(self) -> tuple[float, float, float] | None:
+        """Those that a person gave."""
+        prefill, sample, train = self._prices
+        return None if prefill is None or sample is None or train is None else (prefill, sample, train)
+
+
 class Film(BaseModel):
     """What film=3(share=0.018) says."""
 
@@ -128,11 +155,9 @@ class TrainConfig(BaseModel):
     minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps an update")
     lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P]; alpha is twice this")
 
-    engine: Literal["here", "tinker"] = Field(
-        "here", description="what computes: this machine; or tinker, a service that TINKER_BASE_URL names"
+    engine: Clean = Field(
+        "here", description="what computes: here; or tinker(max_cost=20), a service that TINKER_BASE_URL names"
     )
-    price: Clean | None = Field(None, description="of that service: PREFILL,SAMPLE,TRAIN in US$ for a million tokens")
-    max_cost: float | None = Field(None, gt=0, description="US$ that a run may spend there, all resumptions together")
     rollouts: Clean = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
     ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
     servers: int = Field(0, ge=0, le=MANY, description="vLLM servers that --ray starts; they play the rollouts")
@@ -203,10 +228,8 @@ class TrainConfig(BaseModel):
             raise ValueError(f"rollouts is {self.rollouts!r}, and servers={self.servers} are vLLM's: rollouts=vllm")
         if self.shard:
             self._check_sharded()
-        if self.engine == "tinker":
+        if self.service is not None:
             self._check_remote()
-        elif self.price is not None or self.max_cost is not None:
-            raise ValueError("price and max_cost are of a service, and engine is 'here': --engine tinker")
         if self.ahead and self.rollouts == "hf":
             raise ValueError("ahead=1 needs rollouts by vLLM: in this process both would wait for the same cores")
         if self.explore is not None and self.explore.name == "branch":
@@ -251,19 +274,6 @@ class TrainConfig(BaseModel):
             raise ValueError(f"opponent is 'base', and {at}, the base's too: random, optimal, nano, adapter:DIR")
         if is_gguf(self.base):
             raise ValueError(f"base is {self.base!r}, and {at}: name the model as the service does")
-        if self.price is not None:
-            _ = self.prices  # raises ValueError
-
-    @property
-    def prices(self) -> tuple[float, float, float]:
-        """The numbers of `price`."""
-        numbers = [part.strip() for part in (self.price or "").split(",")]
-        if len(numbers) != 3 or not all(re.fullmatch(r"\d{1,6}(\.\d{1,9})?", number) for number in numbers):
-            raise ValueError(
-                f"price is {self.price!r}: PREFILL,SAMPLE,TRAIN in US$ for a million tokens, like 0.1,0.3,0.3"
-            )
-        prefill, sample, train = map(float, numbers)
-        return prefill, sample, train
 
     def _check_opponent(self, opponent: str) -> None:
         if any(len(scenario.players) == 1 for scenario in self.scenarios):
@@ -302,6 +312,19 @@ class TrainConfig(BaseModel):
         return _setting(
             "rollouts", self.rollouts, lambda name, given: ChildServer(**given) if name == "vllm" else None
         )
+
+    @property
+    def service(self) -> Tinker | None:
+        """The settings of `engine=tinker`; None where this machine computes."""
+
+        def read(name: str, given: dict[str, Any]) -> Tinker | None:
+            if name == "tinker":
+                return Tinker.model_validate(given)
+            if name != "here" or given:
+                raise ValueError(f"{name!r} is not here, or tinker(max_cost=…)")
+            return None
+
+        return _setting("engine", self.engine, read)
 
     @property
     def filmed(self) -> Film:
@@ -438,7 +461,7 @@ def make_config(
     values |= by_person
     if str(by_person.get("servers", 0)) != "0" and "rollouts" not in by_person:
         values["rollouts"] = "vllm"
-    if values.get("engine") == "tinker" and held is None and "loss" not in by_person:
+    if str(values.get("engine")).strip().startswith("tinker") and held is None and "loss" not in by_person:
         values["loss"] = "clip(kl=0)"  # a service has no reference model
     for key in values:
         if key not in TrainConfig.model_fields:

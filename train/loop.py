@@ -245,7 +245,7 @@ class Here:
 
 def open_weights(config: TrainConfig, out: Path, ranks: Ranks, report: Reporter) -> Weights:
     """The policy's weights as they begin, where `config.engine` says that they are."""
-    if config.engine == "here":
+    if config.service is None:
         return Here(config, ranks, report)
     with needs("--engine tinker", "tinker"):
         import tinker  # noqa: F401

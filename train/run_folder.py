@@ -32,8 +32,7 @@ MAY_CHANGE = (
     "trainers",
     "shard",
     "film",
-    "price",
-    "max_cost",
+    "engine",
 )
 BEFORE_A_RUN = (
     "vllm.log",
@@ -59,6 +58,8 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
     there, wanted = recorded.model_dump(), config.model_dump()
     differing = [key for key in wanted if key not in MAY_CHANGE and there[key] != wanted[key]]
+    if (recorded.service is None) != (config.service is None):  # only its price and limit may change
+        differing.append("engine")
     if differing:
         differences = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
         raise UsageError(

@@ -1,7 +1,7 @@
 """What a service takes for training: prices, and what a run has spent.
 
-The prices are a table, each with its day and its source; `--price` overrides it. A service that a person runs
-themselves (TINKER_BASE_URL names another host than Tinker's own) costs nothing unless `--price` says so.
+The prices are a table, each with its day and its source; those in `engine=tinker(prefill=…)` go before it. A service
+that a person runs themselves (TINKER_BASE_URL names another host than Tinker's own) costs nothing without them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ HOST = "tinker.thinkingmachines.dev"  # where the SDK goes unless TINKER_BASE_UR
 LEDGER = "cost.json"
 WRITE_S = 5.0  # between two writings of the ledger: what a kill can make it forget
 KINDS = ("prefill", "sample", "train")
+PRICED = "--engine 'tinker(prefill=…, sample=…, train=…)'"
 
 
 @dataclass(frozen=True)
@@ -56,20 +57,21 @@ def is_hosted() -> bool:
 
 
 def price_of(config: TrainConfig) -> Price:
-    """The price that `--price` names, else the table's. Raises UsageError where nobody knows one."""
-    if config.price is not None:
-        return Price(*config.prices, source="--price")
+    """The price that the settings name, else the table's. Raises UsageError where nobody knows one."""
+    assert config.service is not None
+    if config.service.prices is not None:
+        return Price(*config.service.prices, source="--engine")
     if not is_hosted():
-        if config.max_cost is not None:
+        if config.service.max_cost is not None:
             raise UsageError(
                 "max_cost needs a price, and none is known for the server of TINKER_BASE_URL",
-                fix="--price PREFILL,SAMPLE,TRAIN in US$ for a million tokens",
+                fix=f"{PRICED} in US$ for a million tokens",
             )
-        return Price(0.0, 0.0, 0.0, source="a server of your own: nothing is counted without --price")
+        return Price(0.0, 0.0, 0.0, source="a server of your own: nothing is counted where no price is given")
     if config.base not in PRICES:
         raise UsageError(
             f"no price of {config.base!r} is known; known are those of {', '.join(PRICES)}",
-            fix="--price PREFILL,SAMPLE,TRAIN in US$ for a million tokens, as the service's page of prices says",
+            fix=f"{PRICED} in US$ for a million tokens, as the service's page of prices says",
         )
     return PRICES[config.base]
 
@@ -96,7 +98,8 @@ class Meter:
     @classmethod
     def of(cls, config: TrainConfig, out: Path) -> Meter:
         """Goes on with what the folder's runs have spent."""
-        meter = cls(price_of(config), config.max_cost, out / LEDGER)
+        assert config.service is not None
+        meter = cls(price_of(config), config.service.max_cost, out / LEDGER)
         try:
             spent = from_json(read_regular(out / LEDGER))["tokens"]
             meter.tokens = {kind: max(0, int(spent[kind])) for kind in KINDS}
@@ -121,7 +124,7 @@ class Meter:
             raise LimitReachedError(
                 f"max_cost is ${self.limit:g}, ${self.spent:.4f} are spent, and the next request could cost "
                 f"${after - self.spent:.4f}",
-                fix="what was learned is saved; go on with --resume and a higher --max-cost",
+                fix="what was learned is saved; go on with --resume and --engine 'tinker(max_cost=…)'",
             )
         self._add(tokens, 1)
 
