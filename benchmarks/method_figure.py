@@ -22,7 +22,6 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from msgrpo.episode import Episode
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
-from msgrpo.rewards import Shaping
 from msgrpo.rollout import play_episode
 from msgrpo.specs import make_agent
 from msgrpo.train.msgrpo import aaw_sample, composite_returns, group_advantages
@@ -48,7 +47,7 @@ def group_of(scenario: Scenario, start_seed: int) -> list[Episode]:
                     start_seed=start_seed,
                     chance_seed=j,
                     sampling_seed=j,
-                    shaping=Shaping(format_penalty=PENALTY),
+                    format_penalty=PENALTY,
                 )
                 for j in range(GROUP)
             )

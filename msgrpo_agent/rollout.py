@@ -17,12 +17,10 @@ from msgrpo.errors import EndpointError, GameFaultError
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past
-from msgrpo.rewards import Shaping
 from msgrpo.text import printable
 
 P = ParamSpec("P")
 T = TypeVar("T")
-NO_SHAPING = Shaping()
 GAME_FAULT = "game_fault"  # the kind of an episode's error
 LONGEST_STATE = 100_000  # characters of an observation
 COLLECTION = (50_000, 20, 100)  # new objects before a search for cycles, and searches before a wider one
@@ -95,11 +93,12 @@ def apply_turn(
     game: Game,
     views: Mapping[str, View],
     decisions: Mapping[str, Decision],
-    shaping: Shaping,
+    format_penalty: float,
 ) -> None:
     """Step the game with the decisions of all who were to move, and write one turn for each of them.
 
-    A reward that comes to a player while others move is added to the last turn that this player had.
+    The shaping term Φ of an answer without a legal action is minus `format_penalty`. A reward that comes to a player
+    while others move is added to the last turn that this player had.
     """
     step = game.steps
     with games_code(episode.scenario):
@@ -117,7 +116,7 @@ def apply_turn(
             action=decision.action,
             failure=decision.failure,
             reward=rewards[player],
-            shaping=shaping(decision.failure),
+            shaping=-format_penalty if decision.failure is not None else 0.0,
             completion=completion,
         )
         if completion is not None:
@@ -201,7 +200,7 @@ async def play_episode(
     start_seed: int,
     chance_seed: int,
     sampling_seed: int,
-    shaping: Shaping = NO_SHAPING,
+    format_penalty: float = 0.0,
 ) -> Episode:
     """Play from the start to the end.
 
@@ -215,7 +214,7 @@ async def play_episode(
         except GameFaultError as fault:
             lost_by(episode, fault)
             return episode
-        await play_on(game, episode, scenario, agents, shaping)
+        await play_on(game, episode, scenario, agents, format_penalty)
     return episode
 
 
@@ -224,7 +223,7 @@ async def play_on(
     episode: Episode,
     scenario: Scenario,
     agents: Mapping[str, Agent],
-    shaping: Shaping = NO_SHAPING,
+    format_penalty: float = 0.0,
     after_step: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
     """Play from where the game stands to its end, and write the turns into the episode."""
@@ -243,7 +242,7 @@ async def play_on(
             # An agent that answers at once must not keep others, and a Ctrl-C, from their turn.
             await asyncio.sleep(0)
             decisions = await decide(agents, views)
-            await computed(scenario, apply_turn, episode, game, views, decisions, shaping)
+            await computed(scenario, apply_turn, episode, game, views, decisions, format_penalty)
             after_step(episode)
     except EndpointError as error:
         if error.fatal:

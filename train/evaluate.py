@@ -19,7 +19,6 @@ from msgrpo.errors import RunError
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.files import replace_text
-from msgrpo.rewards import Shaping
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.text import as_json
 from msgrpo.train.checkpoint import Progress
@@ -64,7 +63,7 @@ def validation_episodes(model: LanguageModel, players: Players, n: int, ended: E
         Play(scenario, *seeds, players.seats(scenario, i))
         for i, seeds in enumerate(episode_seeds(scenario, n, "val"))
     ]
-    playing = players.play(model, players.config.sampling, plays, Shaping(), ended)
+    playing = players.play(model, players.config.sampling, plays, 0.0, ended)
     return players.ranks.gather(asyncio.run(playing))
 
 

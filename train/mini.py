@@ -29,7 +29,6 @@ from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length
 from msgrpo.models.trunk import trunk_and_head
-from msgrpo.rewards import Shaping
 from msgrpo.rollout import derive_seed, play_episode
 from msgrpo.train.msgrpo import aaw_sample, composite_returns, group_advantages, policy_loss
 
@@ -68,7 +67,7 @@ async def play(agent: LanguageAgent, settings: Settings, step: int, starts: Sequ
             start_seed=starts[g],
             chance_seed=derive_seed("chance", settings.seed, step, g, j),
             sampling_seed=derive_seed("sampling", settings.seed, step, g, j),
-            shaping=Shaping(settings.format_penalty),
+            format_penalty=settings.format_penalty,
         )
 
     size = settings.group_size

@@ -30,7 +30,7 @@ def composite_returns(rewards: Sequence[Sequence[float]], shaping: Sequence[Sequ
 
     Args:
         rewards: for each of the G episodes its environment rewards, one a step; lengths may differ.
-        shaping: the shaping terms Φ of the same steps (see `msgrpo.rewards`).
+        shaping: the shaping terms Φ of the same steps (minus the format penalty where an answer has no legal action).
 
     Returns:
         returns_G, float64.

@@ -20,7 +20,6 @@ from msgrpo.episode import Episode, Turn
 from msgrpo.errors import RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
-from msgrpo.rewards import Shaping
 from msgrpo.rollout import GAME_FAULT, derive_seed, new_episode, play_episode, play_on
 from msgrpo.specs import make_agent
 from msgrpo.train.ahead import InThread
@@ -98,7 +97,12 @@ class Players:
         }
 
     async def play(
-        self, model: LanguageModel, sampling: Sampling, plays: Sequence[Play], shaping: Shaping, ended: Ended = silent
+        self,
+        model: LanguageModel,
+        sampling: Sampling,
+        plays: Sequence[Play],
+        format_penalty: float,
+        ended: Ended = silent,
     ) -> list[Episode]:
         """This rank's share of the episodes, all at once."""
         agent = LanguageAgent(POLICY, model, sampling, self.config.prompt)
@@ -110,7 +114,7 @@ class Players:
                 start_seed=play.start,
                 chance_seed=play.chance,
                 sampling_seed=play.sampling,
-                shaping=shaping,
+                format_penalty=format_penalty,
             )
 
         return await together(agent, [partial(begin, play) for play in self.ranks.share(plays)], ended)
@@ -173,8 +177,7 @@ class Playing:
             for g, ((scenario, start), seats) in enumerate(zip(self.starts, self.seats, strict=True))
             for j in range(self.config.group_size)
         ]
-        shaping = Shaping(self.config.format_penalty)
-        return await self.players.play(self.model, self.sampling, plays, shaping, self.ended)
+        return await self.players.play(self.model, self.sampling, plays, self.config.format_penalty, self.ended)
 
     async def go_on(
         self,
@@ -191,7 +194,7 @@ class Playing:
         episode = new_episode(scenario, agents, start, chance, sampling)
         with games_code(scenario.id):
             copy = game.with_luck(chance)
-        await play_on(copy, episode, scenario, agents, Shaping(self.config.format_penalty))
+        await play_on(copy, episode, scenario, agents, self.config.format_penalty)
         return episode
 
     def gathered(self, begins: Sequence[Callable[[LanguageAgent], Coroutine[Any, Any, Episode]]]) -> list[Episode]:

@@ -20,7 +20,7 @@ from msgrpo.errors import GameError, GameFaultError, RecordError, UsageError
 from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import get_scenario, recorded_scenario
 from msgrpo.limits import games_code
-from msgrpo.rollout import NO_SHAPING, apply_turn, new_episode, observation_of, view_of
+from msgrpo.rollout import apply_turn, new_episode, observation_of, view_of
 from msgrpo.text import printable
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
@@ -225,7 +225,7 @@ class Session:
         decisions = {player: self.answers[player] for player in self.game.to_move}
         whole = self.episode.model_copy(deep=True)
         try:
-            apply_turn(self.episode, game, views, decisions, NO_SHAPING)
+            apply_turn(self.episode, game, views, decisions, format_penalty=0.0)
             turns = {turn.player: turn for turn in self.episode.turns[-len(decisions) :]}
             self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
         except GameFaultError:  # the step has not happened: neither for the screen nor for the record

@@ -33,7 +33,6 @@ from words import SAMPLING, load
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
-from msgrpo.rewards import Shaping
 from msgrpo.rollout import derive_seed
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.rollouts import Play, Players
@@ -46,8 +45,7 @@ async def square(model: LocalModel, scenario: Scenario, start: int, size: int) -
     """Returns with the format penalty, as training compares them; a row for each sampling seed, a column a luck."""
     answers, lucks = ([derive_seed(name, start, i) for i in range(size)] for name in ("answers", "luck"))
     plays = [Play(scenario, start, luck, answer, scenario.players) for answer in answers for luck in lucks]
-    shaping = Shaping(TrainConfig().format_penalty)
-    episodes = await Players(TrainConfig()).play(model, SAMPLING, plays, shaping)
+    episodes = await Players(TrainConfig()).play(model, SAMPLING, plays, TrainConfig().format_penalty)
     returns = [sum(turn.paid + turn.shaping for turn in episode.turns) for episode in episodes]
     return np.array(returns).reshape(size, size)
 

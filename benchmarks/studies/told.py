@@ -45,7 +45,6 @@ from msgrpo.evals.suites import episode_seeds
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
-from msgrpo.rewards import Shaping
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.groups import Sample
@@ -115,7 +114,7 @@ def evaluated(model: LocalModel, config: TrainConfig, scenario: Scenario) -> dic
     """What the model gets on the validation starts, and how it behaves in danger there."""
     seeds_of = episode_seeds(scenario, config.eval_episodes, "val")
     plays = [Play(scenario, *seeds, scenario.players) for seeds in seeds_of]
-    episodes = asyncio.run(Players(config).play(model, config.sampling, plays, Shaping()))
+    episodes = asyncio.run(Players(config).play(model, config.sampling, plays, 0.0))
     scores = [episode.score for episode in episodes]
     died = float(np.mean([len(one.turns) < scenario.step_limit and not one.success for one in episodes]))
     low, high = bootstrap_mean(scores, seed=0)

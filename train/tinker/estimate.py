@@ -12,7 +12,6 @@ from typing import Any
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.models.chat import ChatFormat
 from msgrpo.prompt import Prompt
-from msgrpo.rewards import Shaping
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, TOKENS
 from msgrpo.train.ranks import ALONE
@@ -92,7 +91,7 @@ def _played(players: Players, model: _Random, scenario: Any) -> tuple[float, flo
     """Turns of the policy in one episode: of a random player's on average, and at most."""
     seeds = list(islice(scenario.starts("train"), PLAYED))
     plays = [Play(scenario, seed, seed, i, players.seats(scenario, i)) for i, seed in enumerate(seeds)]
-    episodes = asyncio.run(players.play(model, players.config.sampling, plays, Shaping()))
+    episodes = asyncio.run(players.play(model, players.config.sampling, plays, 0.0))
     seats = sum(len(play.seats) for play in plays) / len(plays)
     return len(own_turns(whole(episodes))) / len(plays), scenario.step_limit * seats
 
