@@ -363,6 +363,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 5e-4,
         "loss": "clip(kl=0)",
         "minibatches": 2,
+        "micro_batch_tokens": 2048,
     },
     # The paper's run. [P]: base, G, G′, 700 updates, one group, evaluation on the same 50 episodes, LoRA on all
     # linear layers. Ours, because no source gives them: learning rate, rank, alpha, KL, clip range, temperature,
