@@ -31,7 +31,7 @@ from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.branch import Branch, disputed
 from msgrpo.train.rivals.contract import Learner
-from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values
+from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values, sums_of
 from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
 from msgrpo.train.rivals.widest import Widest
@@ -52,7 +52,8 @@ def config(*settings: str, scenario: str | None = None) -> TrainConfig:
 def test_a_value_comes_from_the_other_groups_alone() -> None:
     """Groups of one feature x with R = 2x in the one and R = 4x in the other: each is valued by the other's slope."""
     xs = torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64)
-    first, second = left_out_values([xs, xs], [2 * xs[:, 0], 4 * xs[:, 0]], [0, 1])
+    sums = [sums_of(xs, 2 * xs[:, 0]), sums_of(xs, 4 * xs[:, 0])]
+    first, second = left_out_values([xs, xs], sums, [0, 1])
     shrunk = 0.01 * 22 / (8 + 0.01 * 22)  # Σ(x − mean)² = 8; λ is a hundredth of the sum of squares of both, 22
     assert first.tolist() == pytest.approx([4 + 4 * (1 - shrunk) * (x - 1) for x in (-1, 1, 3)])
     assert second.tolist() == pytest.approx([2 + 2 * (1 - shrunk) * (x - 1) for x in (-1, 1, 3)])
@@ -61,7 +62,8 @@ def test_a_value_comes_from_the_other_groups_alone() -> None:
 
 def test_where_there_is_no_other_start_the_value_is_the_mean() -> None:
     """0 would make every turn of a game that pays look good, whatever was done."""
-    (alone,) = left_out_values([torch.ones(3, 2, dtype=torch.float64)], [torch.arange(3.0, dtype=torch.float64)], [0])
+    states = torch.ones(3, 2, dtype=torch.float64)
+    (alone,) = left_out_values([states], [sums_of(states, torch.arange(3.0).double())], [0])
     assert alone.tolist() == [1, 1, 1]
 
 
@@ -70,11 +72,12 @@ def test_the_other_seat_of_a_game_is_no_data() -> None:
     draw = torch.Generator().manual_seed(0)
     states = [torch.randn(6, 2, generator=draw, dtype=torch.float64) for _ in range(3)]
     targets = [torch.ones(6, dtype=torch.float64), -torch.ones(6, dtype=torch.float64), torch.zeros(6).double()]
-    mine, other, third = left_out_values(states, targets, [0, 0, 1])
+    sums = list(map(sums_of, states, targets))
+    mine, other, third = left_out_values(states, sums, [0, 0, 1])
     assert mine.tolist() == pytest.approx([0.0] * 6, abs=1e-6)  # fitted on the third alone
     assert other.tolist() == pytest.approx([0.0] * 6, abs=1e-6)
     assert third.tolist() != pytest.approx([0.0] * 6, abs=1e-3)
-    assert [one.tolist() for one in left_out_values(states[:2], targets[:2], [0, 0])] == [[1.0] * 6, [-1.0] * 6]
+    assert [one.tolist() for one in left_out_values(states[:2], sums[:2], [0, 0])] == [[1.0] * 6, [-1.0] * 6]
 
 
 @given(st.integers(2, 4), st.integers(1, 5), st.integers(0, 99))
@@ -83,7 +86,7 @@ def test_what_is_constant_is_learnt_whatever_the_features(groups: int, turns: in
     draw = torch.Generator().manual_seed(seed)
     states = [torch.randn(turns, 3, generator=draw, dtype=torch.float64) for _ in range(groups)]
     sevens = [torch.full((turns,), 7.0, dtype=torch.float64)] * groups
-    for values in left_out_values(states, sevens, list(range(groups))):
+    for values in left_out_values(states, list(map(sums_of, states, sevens)), list(range(groups))):
         assert values.tolist() == pytest.approx([7.0] * turns, abs=1e-4)
 
 

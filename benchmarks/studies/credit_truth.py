@@ -64,7 +64,7 @@ from msgrpo.rollout import derive_seed
 from msgrpo.train.groups import Advantages, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, choose
-from msgrpo.train.rivals.critic import Critic, left_out_values
+from msgrpo.train.rivals.critic import Critic, left_out_values, sums_of
 from msgrpo.train.rivals.discounted import Discounted, returns_to_go
 from msgrpo.train.update import scaled_by_update
 
@@ -316,7 +316,7 @@ def by_the_head(lakes: Sequence[Lake], groups: Groups) -> list[Advantages]:
     returns = [
         torch.tensor([value for one in returns_to_go(group, 1.0) for value in one]).double() for group in groups
     ]
-    found = left_out_values(states, returns, range(len(lakes)))
+    found = left_out_values(states, list(map(sums_of, states, returns)), range(len(lakes)))
     return [_like(group, values.tolist()) for group, values in zip(groups, found, strict=True)]
 
 

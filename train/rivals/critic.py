@@ -64,12 +64,11 @@ def critic_values(learner: Learner, groups: Sequence[Group], gamma: float, memor
     features = dict(zip(prompts, ranks.gather([row.clone() for row in own_states]), strict=True))
     states = [torch.stack([features[_prompt(turn)] for one in group.turns for turn in one]) for group in groups]
     targets = [_returns(group, gamma) for group in groups]
+    sums = list(map(sums_of, states, targets))
     past = learner.memory.get(Critic.name)
-    fitted = left_out_values(states, targets, [group.place for group in groups], past)
+    fitted = left_out_values(states, sums, [group.place for group in groups], past)
     if memory > 1:
-        sums = [_sums(x, y) for x, y in zip(states, targets, strict=True)]
-        whole = torch.stack(sums if past is None else [*sums, past]).sum(0)
-        learner.memory[Critic.name] = (1 - 1 / memory) * whole
+        learner.memory[Critic.name] = (1 - 1 / memory) * _together(sums, past)
     return [
         [part.tolist() for part in torch.split(values, [len(one) for one in group.turns])]
         for group, values in zip(groups, fitted, strict=True)
@@ -77,24 +76,23 @@ def critic_values(learner: Learner, groups: Sequence[Group], gamma: float, memor
 
 
 def left_out_values(
-    states: Sequence[Tensor], targets: Sequence[Tensor], places: Sequence[int], past: Tensor | None = None
+    states: Sequence[Tensor], sums: Sequence[Tensor], places: Sequence[int], past: Tensor | None = None
 ) -> list[Tensor]:
     """For each group its values (M), by the head that was fitted on all groups but those of its start.
 
     Args:
         states: for each group the hidden states (M, D) of its turns.
-        targets: their returns to go (M).
+        sums: what they and their returns to go say, as `sums_of` (D+1, D+2).
         places: the start of each group. Both seats of a game share its episodes: what one lost the other won, so
             neither may be the other's data.
-        past: what earlier updates say, as `_sums` (D+1, D+2).
+        past: what earlier updates say, likewise.
 
     A constant is one of the features, and it is not shrunk. Where all groups have one start and there is no past,
     there is no other data, and each group's value is the mean of its own returns to go.
     """
     if len(set(places)) == 1 and past is None:
-        return [target.mean().expand(len(target)) for target in targets]
-    sums = [_sums(x, y) for x, y in zip(states, targets, strict=True)]
-    whole = torch.stack(sums if past is None else [*sums, past]).sum(0)
+        return [(one[-1, -1] / one[-1, -2]).expand(len(x)) for x, one in zip(states, sums, strict=True)]
+    whole = _together(sums, past)
     shrink = RIDGE * whole.diagonal()[:-1].mean() * torch.eye(len(whole), dtype=whole.dtype)
     shrink[-1, -1] = 1e-9
     heads = {}
@@ -108,7 +106,11 @@ def _with_constant(states: Tensor) -> Tensor:
     return torch.cat([states, states.new_ones(len(states), 1)], dim=1)
 
 
-def _sums(states: Tensor, targets: Tensor) -> Tensor:
+def _together(sums: Sequence[Tensor], past: Tensor | None) -> Tensor:
+    return torch.stack([*sums] if past is None else [*sums, past]).sum(0)
+
+
+def sums_of(states: Tensor, targets: Tensor) -> Tensor:
     """Σ h hᵀ over the turns, and Σ R h as its last column; the last feature is the constant."""
     x = _with_constant(states)
     return torch.cat([x.T @ x, (x.T @ targets)[:, None]], dim=1)
