@@ -16,7 +16,7 @@ from msgrpo.episode import Episode, Turn
 from msgrpo.errors import GameError, RecordError
 from msgrpo.evals.record import as_recorded
 from msgrpo.evals.suites import EpisodeSeeds
-from msgrpo.files import read_regular
+from msgrpo.files import read_regular, replace_text
 from msgrpo.game import Game
 from msgrpo.rollout import observation_of
 
@@ -88,12 +88,11 @@ class Partial:
             self._write(seeds, last)
 
     def _write(self, seeds: EpisodeSeeds, turns: list[Turn]) -> None:
-        line = {"seeds": seeds, "turns": [turn.model_dump(mode="json") for turn in turns]}
         try:
             if self._file is None:
                 self._begin()
             assert self._file is not None
-            os.write(self._file, json.dumps(line).encode() + b"\n")
+            os.write(self._file, _line(seeds, turns).encode())
         except OSError as error:
             raise RecordError(
                 f"{self.path} cannot be written: {error.strerror}",
@@ -102,14 +101,10 @@ class Partial:
 
     def _begin(self) -> None:
         """Rewrite the file: the head, and only the turns that are still needed."""
-        head = {"settings": self._settings, "prefix": self._prefix}
-        part = self.path.with_name(f".{self.path.name}.part")
-        self._file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        os.write(self._file, json.dumps(head).encode() + b"\n")
-        for seeds, steps in self._begun.items():
-            for turns in steps:
-                self._write(seeds, turns)
-        os.replace(part, self.path)
+        head = json.dumps({"settings": self._settings, "prefix": self._prefix}) + "\n"
+        kept = (_line(seeds, turns) for seeds, steps in self._begun.items() for turns in steps)
+        replace_text(self.path, head + "".join(kept))
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
 
     def close(self, *, ended: bool) -> None:
         """Close the file, and delete it if the evaluation has ended and no longer one had begun other episodes."""
@@ -117,3 +112,7 @@ class Partial:
             os.close(self._file)
         if ended and self._begun.keys() <= self._done:
             self.path.unlink(missing_ok=True)
+
+
+def _line(seeds: EpisodeSeeds, turns: list[Turn]) -> str:
+    return json.dumps({"seeds": seeds, "turns": [turn.model_dump(mode="json") for turn in turns]}) + "\n"

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import RecordError
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds
-from msgrpo.files import replace_text
+from msgrpo.files import open_lock, replace_text
 from msgrpo.rollout import GAME_FAULT
 from msgrpo.text import Clean, printable_data
 
@@ -241,7 +241,7 @@ def changing_run(out: Path) -> Iterator[Run]:
     """Change `run.json` as one step, also when several evaluations share the folder. Refuses another version."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with (out / f".{RUN_FILE}.lock").open("w") as lock:
+        with open_lock(out / f".{RUN_FILE}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             run = read_run(out) or Run(suite_version=SUITE_VERSION)
             if run.suite_version != SUITE_VERSION:
@@ -252,7 +252,9 @@ def changing_run(out: Path) -> Iterator[Run]:
             yield run
             replace_text(out / RUN_FILE, run.model_dump_json(indent=2) + "\n")
     except OSError as error:
-        raise RecordError(f"{out} cannot be written: {error.strerror}", fix="give another --out") from error
+        raise RecordError(
+            f"{error.filename or out} cannot be written: {error.strerror}", fix="give another --out"
+        ) from error
 
 
 def run_of(file: Path) -> Run | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import sys
 from pathlib import Path
@@ -21,8 +20,7 @@ from msgrpo.output import Json, out, print_json, say, say_error
 from msgrpo.text import printable
 
 commands = typer.Typer()
-NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # what the system says of a name that no file can have
-SHOWN = 200  # characters of such a name
+SHOWN = 200  # characters of a file's name
 
 
 def _version(wanted: bool) -> None:
@@ -245,7 +243,7 @@ def main() -> None:
             say("  " + error.fix)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in NO_NAME or error.filename is None:
+        if error.filename is None:
             raise
         say_error(printable(f"{str(error.filename)[:SHOWN]!r} cannot be read or written: {error.strerror}"))
         sys.exit(2)

@@ -6,7 +6,10 @@ import errno
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -15,7 +18,14 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def replace_bytes(file: Path, data: bytes) -> None:
-    """Write a temporary file, sync it, and move it into place: if that is interrupted, the old file stays.
+    """Write a file whole; see `replacing`."""
+    with replacing(file) as handle:
+        handle.write(data)
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A temporary file to write to; it is synced and moved into place: if that is interrupted, the old file stays.
 
     Several writers may do so at once: each has a file of its own, and the last one's stays. Raises OSError where it
     cannot be written; then nothing is left of it.
@@ -25,7 +35,7 @@ def replace_bytes(file: Path, data: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as handle:
             os.fchmod(handle.fileno(), 0o666 & ~_umask())  # as open() would make it
-            handle.write(data)
+            yield handle
             handle.flush()
             os.fsync(handle.fileno())
         part.replace(file)
@@ -34,11 +44,26 @@ def replace_bytes(file: Path, data: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
-def read_regular(file: Path) -> bytes:
-    """The bytes of a file. Raises OSError for a pipe, a device and the like, which would be read for ever."""
+def check_regular(file: Path) -> None:
+    """Raise OSError for a pipe, a device or a folder in the place of a file: to open one may take for ever."""
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
+
+
+def read_regular(file: Path) -> bytes:
+    """The bytes of a file. Raises OSError where it is none; see `check_regular`."""
+    check_regular(file)
     return file.read_bytes()
+
+
+def open_lock(file: Path) -> TextIO:
+    """Open a file that is there to be locked, and make it where it is missing. What is in it may be changed, so a
+    link, which may lead to any file, is refused as `check_regular` refuses a pipe.
+    """
+    check_regular(file)
+    if file.is_symlink():
+        raise OSError(errno.EINVAL, "it is a link, and no lock", str(file))
+    return file.open("a+")
 
 
 def is_file(name: str | Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgrpo.errors import RunError, UsageError
 from msgrpo.extras import needs
+from msgrpo.files import read_regular
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing about a run goes to anybody
@@ -89,7 +90,7 @@ def _current() -> str | None:
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
     file = folder / "ray_current_cluster"
     with suppress(OSError):
-        address, owner = file.read_text().strip(), file.stat().st_uid
+        address, owner = read_regular(file).decode().strip(), file.stat().st_uid
         if not _answers(address):
             return None
         if owner not in (0, os.getuid()):  # everybody may write to /tmp: it would get our token, and our work

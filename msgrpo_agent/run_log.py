@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from msgrpo.episode import Episode
 from msgrpo.errors import RecordError, RunError, UsageError, first_fault
-from msgrpo.files import read_regular, replace_text
+from msgrpo.files import open_lock, read_regular, replace_text
 from msgrpo.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, FILM, LOCK = "config.json", "metrics.jsonl", "updates", "film", ".lock"
@@ -94,7 +94,7 @@ def alone(run: Path, wait_s: float = 0.0) -> Iterator[None]:
     Raises RunError if another process keeps the lock for longer than a watcher does, and longer than `wait_s`.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / LOCK).open("a+") as lock:
+    with open_lock(run / LOCK) as lock:
         for tries in reversed(range(max(LOCK_TRIES, math.ceil(wait_s / LOCK_RETRY_S)))):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from msgrpo.cli import main
+from msgrpo.errors import MsgrpoError, RecordError
+from msgrpo.evals.partial import Partial
+from msgrpo.evals.record import changing_run
+from msgrpo.evals.suites import EpisodeSeeds
 from msgrpo.files import replace_bytes, replace_text
+from msgrpo.games import get_scenario
+from msgrpo.models.gguf_file import parameters
+from msgrpo.references import RandomAgent
+from msgrpo.rollout import play_episode
+from msgrpo.run_log import LOCK, alone
+from msgrpo.train.config import settings_given
+from msgrpo.train.dqn import REPLAY, _load
+from msgrpo.train.lab import _alone, load_study
+from msgrpo.train.nano import begun
+from msgrpo.tui.keys import read_keys
 
 WRITES = """
 import sys
@@ -56,3 +78,79 @@ def test_text_is_written_in_utf8_in_any_locale(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "file")], env=environment, cwd=root, check=True)
     assert (tmp_path / "file").read_bytes().decode() == "ψ →"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda file: settings_given(file=file), load_study, parameters, read_keys,
+        lambda file: begun.load(file, "planned"), lambda file: _load(Mock(), file.parent),
+    ],
+    ids=["train --config", "lab", "gguf", "keys", "teach and nano build", "train-dqn"],
+)  # fmt: skip
+def test_a_pipe_that_a_person_or_a_folder_names_is_not_waited_for(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """The fault: each of these commands waited for ever; of runs, records and bases it had been mended before."""
+    os.mkfifo(tmp_path / REPLAY)
+    with ThreadPoolExecutor(1) as waiting:
+        reading = waiting.submit(read, tmp_path / REPLAY)
+        ended = wait_for([reading], timeout=20).done
+        if not ended:
+            os.close(os.open(tmp_path / REPLAY, os.O_WRONLY))  # let it read nothing, and end
+    assert ended
+    assert isinstance(reading.exception(), MsgrpoError)
+    assert "regular file" in f"{reading.exception()} {reading.exception().__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("name", "lock"),
+    [(LOCK, alone), (".run.json.lock", changing_run), ("lab.lock", lambda out: _alone(out, print))],
+    ids=["run", "evaluation", "study"],
+)
+def test_a_lock_is_made_in_its_folder_and_nowhere_else(
+    name: str, lock: Callable[[Path], AbstractContextManager[object]], tmp_path: Path
+) -> None:
+    """The fault: a lock that was a pipe was waited for, and of one that was a link the file that it leads to was
+    emptied: somebody's run, resumed, could empty any file.
+    """
+    theirs, out = tmp_path / "theirs.txt", tmp_path / "out"
+    out.mkdir()
+    theirs.write_text("kept")
+    (out / name).symlink_to(theirs)
+    with pytest.raises((OSError, RecordError)), lock(out):
+        pass
+    assert theirs.read_text() == "kept"
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    held = os.open(out / name, os.O_RDWR)  # with both its ends open nobody waits for the other
+    with pytest.raises((OSError, RecordError), match="no regular file"), lock(out):
+        pass
+    os.close(held)
+
+
+def test_the_answers_of_an_interrupted_evaluation_are_written_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "theirs.txt").write_text("kept")
+    (tmp_path / ".lake.turns.part").symlink_to("theirs.txt")
+    lake = get_scenario("frozen-lake")
+    partial = Partial(tmp_path / "lake.jsonl", {}, set())
+    episode = asyncio.run(play_episode(lake, {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0))
+    episode.turns[-1].answer = "<action>up</action>"
+    partial.add(EpisodeSeeds(0, 0, 0), episode)
+    partial.close(ended=False)
+    assert (tmp_path / "theirs.txt").read_text() == "kept"
+    again = Partial(tmp_path / "lake.jsonl", {}, set())
+    assert [turn.answer for turn in again._begun[EpisodeSeeds(0, 0, 0)][0]] == ["<action>up</action>"]
+
+
+@pytest.mark.parametrize("way", ["teach frozen-lake --out {}/model", "nano build --out {}/model"])
+def test_a_folder_that_is_a_file_is_one_sentence(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault: a traceback, as for all that the system refuses where a command had not thought of it."""
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.setattr("sys.argv", ["msgrpo", *way.format(tmp_path / "notes.txt").split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "notes.txt" in capsys.readouterr().err

@@ -279,7 +279,7 @@ def test_a_pipe_in_somebodys_folder_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_folder_with_the_name_of_weights_is_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(NANO_DIR, tmp_path / "base", ignore=shutil.ignore_patterns("adapters"))
     (tmp_path / "base" / "more.safetensors").mkdir()
-    with pytest.raises(ModelError, match=r"more\.safetensors is no regular file"):
+    with pytest.raises(ModelError, match=r"more\.safetensors: it is no regular file"):
         check_base(str(tmp_path / "base"))
 
 

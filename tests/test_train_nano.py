@@ -177,7 +177,7 @@ def test_a_build_that_was_cut_off_goes_on_to_the_same_model(tmp_path: Path) -> N
 def test_a_build_takes_no_folder_that_holds_something_else(tmp_path: Path) -> None:
     made = Build(0, 6)
     made.save(tmp_path / "build.pt")
-    with pytest.raises(UsageError, match="a build with --seed 0 --steps 6"):
+    with pytest.raises(UsageError, match="was begun with --seed 0 --steps 6"):
         build(tmp_path, steps=8)
     (tmp_path / "build.pt").rename(tmp_path / "notes")
     with pytest.raises(UsageError, match="not empty"):

@@ -25,6 +25,7 @@ from pydantic_core import from_json
 
 from msgrpo.agent import Sampling
 from msgrpo.errors import UsageError, first_fault, nearest
+from msgrpo.files import read_regular
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
@@ -505,7 +506,7 @@ def settings_given(
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = from_json(file.read_bytes())
+        values = from_json(read_regular(file))
     except OSError as error:
         raise UsageError(f"--config {file} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.files import replace_bytes, replace_text, sync_file, sync_folder
+from msgrpo.files import check_regular, replace_bytes, replace_text, sync_file, sync_folder
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
@@ -176,6 +176,7 @@ def _load(model: DQN, checkpoint: Path) -> None:
     try:
         model.set_parameters(checkpoint / WEIGHTS, device="cpu")
         buffer = model.replay_buffer
+        check_regular(checkpoint / REPLAY)
         with np.load(checkpoint / REPLAY) as saved:
             for name in HELD:
                 getattr(buffer, name)[: len(saved[name])] = saved[name]

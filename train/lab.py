@@ -43,7 +43,7 @@ from msgrpo.episode import read_episodes
 from msgrpo.errors import RunError, UsageError, first_fault, nearest
 from msgrpo.evals.match import points_of
 from msgrpo.evals.suites import SUITE_VERSION
-from msgrpo.files import read_regular, replace_text
+from msgrpo.files import open_lock, read_regular, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.specs import make_agent
 from msgrpo.text import as_json
@@ -108,7 +108,7 @@ class Study(BaseModel):
 def load_study(file: Path) -> Study:
     """Raises UsageError for a file that is no study, with the key that is wrong."""
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_regular(file).decode())
         for settings in (values, values.get("settings"), *_tables(values.get("arms"))):
             if isinstance(settings, dict):
                 check_named(settings, {}, str(file), f"lab {shlex.quote(str(file))}")
@@ -241,7 +241,7 @@ def _report(study: Study, jobs: Sequence[Job], out: Path) -> dict[str, Any]:
 @contextmanager
 def _alone(out: Path, say: Say) -> Iterator[int]:
     """One lab in a folder. Its runs hold the same lock: those that a killed lab left behind are waited for."""
-    with (out / "lab.lock").open("w") as lock:
+    with open_lock(out / "lab.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,6 +13,7 @@ from textual.keys import Keys
 from textual.keys import _character_to_key as character_to_key
 
 from msgrpo.errors import UsageError, nearest
+from msgrpo.files import read_regular
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.screens.play import PlayScreen
 
@@ -37,7 +38,7 @@ def read_keys(path: Path | None = None) -> dict[str, str]:
     """The changed keys, name -> keys; empty without a file. Raises UsageError for a wrong file or name."""
     path = path or keys_file()
     try:
-        named = tomllib.loads(path.read_text(encoding="utf-8"))
+        named = tomllib.loads(read_regular(path).decode())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

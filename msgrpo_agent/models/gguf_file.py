@@ -24,7 +24,7 @@ from pydantic_core import from_json, to_json
 
 from msgrpo.errors import LONGEST_REASON, ModelError
 from msgrpo.extras import needs
-from msgrpo.files import digest, replace_bytes, sync_file, sync_folder
+from msgrpo.files import check_regular, digest, open_lock, replace_bytes, sync_file, sync_folder
 
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
 CONVERSION = 2  # of the folder's name: what an older one made is made again (1 had not the file's splitting rule)
@@ -103,7 +103,7 @@ def ready(file: Path) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    with (folder.parent / f".{folder.name}.lock").open("a") as lock:
+    with open_lock(folder.parent / f".{folder.name}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in folder.parent.glob(f".{folder.name}.*.part"):  # by a converter that was killed
             shutil.rmtree(left, ignore_errors=True)
@@ -275,6 +275,7 @@ def _header(file: Path) -> Header:
 
 def _read_header(file: Path) -> Header:
     """Scalars and texts by name, lists passed over. Raises ValueError for what no header holds."""
+    check_regular(file)
     size = min(file.stat().st_size, LONGEST_HEADER)
     with file.open("rb") as handle:
         magic = handle.read(4)

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError
-from msgrpo.files import read_regular
+from msgrpo.files import check_regular, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
 
 Shapes = dict[str, tuple[int, ...]]
@@ -63,7 +63,7 @@ def _small(file: Path) -> bytes:
 
 def check_header(file: Path) -> int:
     """How many tensors a safetensors file lists. Raises ModelError where the list is damaged, or too long for one."""
-    _check_regular(file)
+    check_regular(file)
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
         if length > LARGEST_HEADER:
@@ -78,12 +78,6 @@ def check_header(file: Path) -> int:
                 f"{file} is no complete safetensors file: its list of tensors is damaged: {error}",
                 fix="copy or train it again",
             ) from error
-
-
-def _check_regular(file: Path) -> None:
-    """Raise ModelError for a pipe, a device or a folder in the place of a file: to read one may take for ever."""
-    if file.exists() and not file.is_file():
-        raise ModelError(f"{file} is no regular file")
 
 
 def tensor_shapes(file: Path) -> Shapes:
@@ -119,13 +113,15 @@ def check_base(base: str) -> None:
     folder = Path(base_path(base))
     if not is_folder(folder):
         return
-    for file in folder.iterdir():  # transformers opens most of them itself
-        if not file.is_dir():
-            _check_regular(file)
     try:
+        for file in folder.iterdir():  # transformers opens most of them itself
+            if not file.is_dir():
+                check_regular(file)
         config = from_json(_small(folder / "config.json"))
         if (folder / "tokenizer_config.json").is_file():
             _small(folder / "tokenizer_config.json")
+        weights = sorted(folder.glob("*.safetensors"))
+        tensors = sum(map(check_header, weights))
     except OSError as error:
         raise ModelError(f"the base model {base!r} cannot be loaded: {error.filename}: {error.strerror}") from error
     except ValueError as error:
@@ -140,14 +136,12 @@ def check_base(base: str) -> None:
             "which is compiled code from a hub",
             fix="take attn_implementation out of its config.json",
         )
-    weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickled = sorted(file.name for end in ("*.bin", "*.pt", "*.pth") for file in folder.glob(end))
         what = f"only pickled weights ({pickled[0]}), which can run code" if pickled else "no safetensors weights"
         raise ModelError(
             f"the base model {base!r} cannot be loaded: it holds {what}", fix="convert it to safetensors"
         )
-    tensors = sum(check_header(file) for file in weights)
     layers = config.get("num_hidden_layers", 0)
     if isinstance(layers, int) and layers > max(tensors, 1):
         raise ModelError(

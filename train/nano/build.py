@@ -30,7 +30,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 
 from msgrpo.errors import UsageError
 from msgrpo.evals.suites import SUITE_VERSION
-from msgrpo.files import replace_text, sync_file, sync_folder
+from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.games import SCENARIOS
 from msgrpo.games.frozen_lake import FrozenLake
@@ -40,7 +40,7 @@ from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, s
 from msgrpo.models.trunk import trunk_and_head
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.references import best_actions
-from msgrpo.run_log import LOCK, alone
+from msgrpo.train.nano import begun
 from msgrpo.train.nano.words import Sight, look
 
 # Probabilities of the reference player's move and of the habit; the rest is random.
@@ -49,6 +49,7 @@ TOUR = (0.5, 0.2)  # the same, of the play that decides which positions it answe
 FURTHER = 0.2  # of its thoughts look ahead
 STEPS, QUICK = 6000, 3000  # of the shipped model, and of one that is ready in half the time
 BLOCK = 300  # steps
+BEGUN = "build.pt"
 PEAK = 3e-3  # learning rate
 EQUAL = 0.1  # standard deviation of the projections that begin as detectors of equal tokens
 BESIDE = 0.7  # of the cells of a lesson lie beside something
@@ -383,21 +384,11 @@ class Build:
         """All that the next block needs, whole or not at all."""
         saved = {"planned": self.planned, "step": self.step, "rows": self.rows, "recent": self.recent}
         saved |= {"seconds": self.seconds, "model": self.model.state_dict()}
-        part = file.with_suffix(".part")
-        torch.save(saved | {"optimizers": [o.state_dict() for o in self.optimizers]}, part)
-        sync_file(part)
-        part.replace(file)
-        sync_folder(file.parent)
+        begun.save(file, saved | {"optimizers": [o.state_dict() for o in self.optimizers]})
 
     def restore(self, file: Path) -> None:
         """Raises UsageError if another build was begun there."""
-        saved = torch.load(file, weights_only=True)
-        planned = saved.get("planned", "settings of another version")
-        if planned != self.planned:
-            raise UsageError(
-                f"{file.parent} holds the beginning of a build with {planned}",
-                fix="the same settings go on; or choose another --out",
-            )
+        saved = begun.load(file, self.planned)
         self.step, self.rows, self.recent, self.seconds = (saved[k] for k in ("step", "rows", "recent", "seconds"))
         self.model.load_state_dict(saved["model"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
@@ -420,22 +411,15 @@ def build(
     """
     if unknown := sorted(set(scenarios) - set(MIX)):
         raise UsageError(f"nano has no text about {', '.join(unknown)}", fix=f"choose among {', '.join(MIX)}")
-    begun = out / "build.pt"
-    own = {"build.pt", "build.part", LOCK}
-    if out.exists() and {file.name for file in out.iterdir()} - own and not begun.exists():
-        raise UsageError(f"--out {out} is not empty", fix="choose another --out")
-    with alone(out):
+    with begun.alone_in(out, BEGUN):
         made = Build(seed, steps, scenarios)
-        if begun.exists():
-            made.restore(begun)
+        if (out / BEGUN).exists():
+            made.restore(out / BEGUN)
         while made.step < steps:
             made.block(progress)
-            made.save(begun)
+            made.save(out / BEGUN)
         made.model.save_pretrained(out)
         made.tokenizer.save_pretrained(out)
         facts = made.facts()
         replace_text(out / "build.json", json.dumps(facts, indent=2) + "\n")
-        begun.unlink()
-        begun.with_suffix(".part").unlink(missing_ok=True)
-        (out / LOCK).unlink()
     return facts

@@ -23,8 +23,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from msgrpo.errors import RunError, UsageError
-from msgrpo.files import replace_text, sync_file, sync_folder
+from msgrpo.errors import UsageError
+from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.loading import load_base, weights_of
@@ -34,7 +34,7 @@ from msgrpo.models.trunk import trunk_and_head
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import best_actions
 from msgrpo.rollout import observation_of
-from msgrpo.run_log import LOCK, alone
+from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
 from msgrpo.train.nano.words import has_words, look
 
@@ -169,30 +169,11 @@ class Teaching:
         """All that the next step needs, whole or not at all."""
         saved = {name: getattr(self, name) for name in ("planned", *COUNTS)}
         saved["weights"] = {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
-        part = file.with_suffix(".part")
-        try:
-            torch.save(saved | {"optimizer": self.optimizer.state_dict()}, part)
-            sync_file(part)
-            part.replace(file)
-            sync_folder(file.parent)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            part.unlink(missing_ok=True)
-            raise RunError(
-                f"{file} cannot be written: {error}", fix="free some space; the same command goes on"
-            ) from error
+        begun.save(file, saved | {"optimizer": self.optimizer.state_dict()})
 
     def restore(self, file: Path) -> None:
-        """Raises UsageError if something else was being taught there, RunError where the file is damaged."""
-        try:
-            saved = torch.load(file, weights_only=True, map_location="cpu")
-            planned = saved["planned"]
-        except Exception as error:  # whatever a file holds that somebody changed
-            raise RunError(f"{file} is damaged: {type(error).__name__}", fix="begin anew in another --out") from error
-        if planned != self.planned:
-            raise UsageError(
-                f"{file.parent} holds a teaching that was begun with {planned}",
-                fix="the same settings go on; or choose another --out",
-            )
+        """Raises UsageError if something else was being taught there, or for longer than is asked for."""
+        saved = begun.load(file, self.planned)
         if saved["step"] > self.steps:
             raise UsageError(
                 f"{file.parent} has {saved['step']} steps already", fix=f"--steps {saved['step']}, or more"
@@ -254,26 +235,19 @@ def teach(
     A teaching that was cut off goes on where it was written down last; with another number of steps it goes on by
     the learning rates of that many. Raises UsageError if `out` holds anything else.
     """
-    begun = out / BEGUN
-    part = begun.with_suffix(".part")
-    if out.exists() and set(out.iterdir()) - {part, out / LOCK} and not begun.exists():
-        raise UsageError(f"--out {out} is not empty", fix="choose another --out")
-    with alone(out):
+    with begun.alone_in(out, BEGUN):
         teaching = Teaching(scenario, base, seed, steps, template, words)
-        if begun.exists():
-            teaching.restore(begun)
-        _go_on(teaching, begun, progress)
+        if (out / BEGUN).exists():
+            teaching.restore(out / BEGUN)
+        _go_on(teaching, out / BEGUN, progress)
         facts = teaching.facts()
         teaching.write(out)
         replace_text(out / DONE, json.dumps(facts, indent=2) + "\n")
-        begun.unlink()
-        part.unlink(missing_ok=True)
-        (out / LOCK).unlink()
     return facts
 
 
-def _go_on(teaching: Teaching, begun: Path, progress: Progress) -> None:
-    """Train to the last step, and write down in `begun` now and then what has been learned."""
+def _go_on(teaching: Teaching, file: Path, progress: Progress) -> None:
+    """Train to the last step, and write down in `file` now and then what has been learned."""
     first, began, before = teaching.step, time.perf_counter(), teaching.seconds
     written = began
     while teaching.step < teaching.steps:
@@ -286,5 +260,5 @@ def _go_on(teaching: Teaching, begun: Path, progress: Progress) -> None:
             left_s = each * (teaching.steps - teaching.step)
             progress(Pace(teaching.step, teaching.steps, loss, teaching.batch / each, left_s))
             if now - written > SAVE_S or teaching.step == teaching.steps:
-                teaching.save(begun)
+                teaching.save(file)
                 written = now

@@ -1,0 +1,54 @@
+"""What a teaching or a build has learned so far, written down in its folder: the same command goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from msgrpo.errors import RunError, UsageError
+from msgrpo.files import check_regular, is_part, replacing
+from msgrpo.run_log import LOCK, alone
+
+
+@contextmanager
+def alone_in(out: Path, begun: str) -> Iterator[None]:
+    """A folder for one model alone, until it is done. Raises UsageError if it holds anything but its beginning."""
+    held = [file for file in out.iterdir() if file.name != LOCK and not is_part(file)] if out.exists() else []
+    if held and out / begun not in held:
+        raise UsageError(f"--out {out} is not empty", fix="choose another --out")
+    with alone(out):
+        for left in filter(is_part, out.iterdir()):  # by a killed writer
+            left.unlink()
+        yield
+        (out / begun).unlink()
+        (out / LOCK).unlink()
+
+
+def save(file: Path, saved: dict[str, Any]) -> None:
+    """Write it whole or not at all. Raises RunError where that cannot be done."""
+    try:
+        with replacing(file) as handle:
+            torch.save(saved, handle)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        raise RunError(
+            f"{file} cannot be written: {error}", fix="free some space; the same command goes on"
+        ) from error
+
+
+def load(file: Path, planned: str) -> dict[str, Any]:
+    """Raises UsageError if something else was begun there, RunError where the file is damaged."""
+    try:
+        check_regular(file)
+        saved: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+        was = saved["planned"]
+    except Exception as error:  # whatever a file holds that somebody changed
+        raise RunError(f"{file} is damaged: {type(error).__name__}", fix="begin anew in another --out") from error
+    if was != planned:
+        raise UsageError(
+            f"{file.parent} holds what was begun with {was}", fix="the same settings go on; or choose another --out"
+        )
+    return saved
