@@ -6,6 +6,7 @@ from the headers of the safetensors files: no torch is imported and no weights a
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -179,7 +180,9 @@ def _unsupported(config: dict[str, Any]) -> list[str]:
         refused.append(f"its rank_pattern is {ranks!r}")
     if config.get("peft_type", "LORA") != "LORA":
         refused.append(f"its type is {config['peft_type']}, not LORA")
-    if not isinstance(config.get("r"), int) or config["r"] < 1 or "lora_alpha" not in config:
+    alpha = config.get("lora_alpha")
+    scaled = isinstance(alpha, (int, float)) and math.isfinite(alpha)
+    if not isinstance(config.get("r"), int) or config["r"] < 1 or not scaled:
         refused.append("its config names no rank (r) and lora_alpha")
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         refused.append("it trains biases")

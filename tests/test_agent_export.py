@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install 'msgrpo[train]'")
 gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, pre_tokenizers  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
@@ -23,7 +25,7 @@ from msgrpo.models.card import shown_setting  # noqa: E402
 from msgrpo.models.export import export_run  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
-from msgrpo.models.paths import NANO_DIR, shipped_adapters  # noqa: E402
+from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters  # noqa: E402
 from msgrpo.models.trunk import plain_logprobs  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
@@ -59,6 +61,18 @@ def test_the_merged_folder_is_the_adapted_model(tmp_path: Path, plain: tuple[Any
     assert (wanted - without).abs().max() > 1
     assert (tmp_path / "merged").stat().st_mode & 0o777 == 0o755
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+@pytest.mark.parametrize("to", ["merged", "gguf", "hub"])
+def test_an_adapter_whose_weights_are_no_numbers_is_not_handed_on(to: str, tmp_path: Path) -> None:
+    """The fault: eval refused it, and the three exports wrote it (nan% of the change was lost)."""
+    shutil.copytree(RUN, tmp_path / "run")
+    held = load_file(tmp_path / "run" / ADAPTER_WEIGHTS)
+    next(iter(held.values()))[0, 0] = float("nan")
+    save_file(held, tmp_path / "run" / ADAPTER_WEIGHTS)
+    with pytest.raises(ModelError, match="holds no numbers"):
+        export_run(tmp_path / "run", to, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_rounding_takes_is_measured() -> None:

@@ -45,6 +45,8 @@ def test_the_rank_is_the_largest_of_the_rank_pattern(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "its type is IA3"),
         ({"layer_replication": [[0, 2]]}, "layer replication"),
         ({"r": 0}, "no rank"),
+        ({"lora_alpha": float("nan")}, "no rank"),
+        ({"lora_alpha": "8"}, "no rank"),
     ],
 )
 def test_what_vllm_does_not_support_is_refused(tmp_path: Path, config: dict[str, object], reason: str) -> None:

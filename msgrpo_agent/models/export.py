@@ -19,7 +19,7 @@ from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.models.card import card, shown_base
-from msgrpo.models.merged import merged, write_merged
+from msgrpo.models.merged import Adapter, merged, write_merged
 from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
@@ -98,6 +98,7 @@ def _gguf(order: Order) -> list[str]:
 
 def _hub(order: Order) -> list[str]:
     """The adapter and its card; a path of this machine is left out of the adapter's config."""
+    Adapter.of(order.run)  # what is damaged is not handed on
     config = read_adapter_config(order.run)
     config["base_model_name_or_path"] = shown_base(config["base_model_name_or_path"])
     replace_text(order.folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Adapter:
 
     @classmethod
     def of(cls, run: Path) -> Adapter:
-        """Raises ModelError for what is no plain adapter."""
+        """Raises ModelError for what is no plain adapter, and for damaged weights."""
         config = read_adapter_config(run)
         rank, alpha = config.get("r"), config.get("lora_alpha")
         if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
@@ -40,7 +41,10 @@ class Adapter:
                     matrix.float(),
                     held[f"{layer}.lora_B.weight"].float(),
                 )
-        return cls(config["base_model_name_or_path"], alpha / rank, layers)
+        adapter = cls(config["base_model_name_or_path"], alpha / rank, layers)
+        if not math.isfinite(adapter.squared_change()):
+            raise ModelError(f"the adapter {run} holds no numbers (NaN, or infinite ones): its weights are damaged")
+        return adapter
 
     def squared_change(self) -> float:
         """‖ΔW‖² of all layers: tr(BᵀB · AAᵀ), without making ΔW."""
