@@ -111,7 +111,7 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
     if as_json:
         print_json(from_json((folder / "match.json").read_bytes()))
         return
-    table = Table(title=f"{scenario}: both seats on the same starts", title_justify="left")
+    table = Table(title=Text(f"{scenario}: both seats on the same starts"), title_justify="left")
     for column in ("first", "second"):
         table.add_column(column, overflow="fold")
     for column in ("won", "drawn", "lost", "points", "95 % interval"):

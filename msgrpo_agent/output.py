@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from msgrpo.text import as_json
+from msgrpo.text import as_json, printable
 
-out, err = Console(), Console(stderr=True)
+# a name may hold :x:, which is no sign of rich here
+out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 
 
@@ -21,8 +22,8 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Write one line to standard error as it is: not wrapped, and no part of it read as markup."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Write one line to standard error: not wrapped, and no part of it read as markup or by the terminal."""
+    err.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(message: str) -> None:

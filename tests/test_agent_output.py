@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from msgrpo import output
+from msgrpo.cli import make_app
+from msgrpo.train.curve import draw_curve
 
 MESSAGE = "steps is 'many', which is no whole number of [bold red]updates"
 
@@ -23,3 +27,34 @@ def test_an_error_breaks_between_words_on_a_terminal_and_nowhere_else(
     assert " ".join(lines) == f"error: {MESSAGE}"
     assert (len(lines) > 1) == terminal
     assert all(len(line) <= 20 for line in lines) == terminal
+
+
+def test_no_part_of_a_name_is_a_sign_or_drives_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the command to copy for `gym:x:Evil-v0` was shown with a cross in it, and a folder's name could
+    clear the screen or turn the direction of the line around.
+    """
+    written = io.StringIO()
+    assert not output.out._emoji
+    assert not output.err._emoji
+    monkeypatch.setattr(output.err, "_file", written)
+    output.say("msgrpo --allow gym:x:Evil-v0 eval runs/\x1b[2Ja\u200fb\u202e")
+    assert written.getvalue() == "msgrpo --allow gym:x:Evil-v0 eval runs/\ufffd[2Ja\ufffdb\ufffd\n"
+
+
+def test_a_folders_name_in_brackets_is_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: `view '[/b]'`, and eval of a game in such a folder, ended in a MarkupError of the table's title; and
+    a name with `$` in the one of a curve, when the run had ended.
+    """
+    folder = tmp_path / "[/b]"
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    assert run(make_app(), ["games", "new", "game.py"]).exit_code == 0
+    folder.mkdir(parents=True)
+    (tmp_path / "game.py").rename(folder / "game.py")
+    played = ["eval", "random", "--scenario", "[/b]/game.py:scenario", "--episodes", "2", "--out", "[/b]/out"]
+    for command in (played, ["view", "[/b]", "--plain"]):
+        ended = run(make_app(), command)
+        assert ended.exit_code == 0, ended.exception
+        assert "[/b]" in ended.output
+    (folder / "metrics.jsonl").write_text("")
+    assert draw_curve(folder, "nano on $x_{/game.py:scenario$", "return").is_file()

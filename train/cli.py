@@ -220,6 +220,7 @@ def lab(
         from msgrpo.train import lab as laboratory
         from msgrpo.train import lab_report
     from rich.table import Table
+    from rich.text import Text
 
     planned, folder = laboratory.load_study(study), out_dir or Path("runs/lab") / study.stem
     with _going_on():
@@ -227,7 +228,8 @@ def lab(
     if as_json:
         print_json(report)
         return
-    table = Table(title=report["study"]["question"], title_justify="left", caption=lab_report.caption(report))
+    title, caption = Text(report["study"]["question"]), Text(lab_report.caption(report))
+    table = Table(title=title, title_justify="left", caption=caption)
     for column in lab_report.COLUMNS:
         table.add_column(column)
     for line in lab_report.lines(report):

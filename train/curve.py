@@ -28,7 +28,8 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
     ]
     steps = [r["step"] for r in evaluations]
     axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"{score}, 95 %")
-    axes.set(xlabel="update", ylabel=score, title=title)
+    axes.set(xlabel="update", ylabel=score)
+    axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     image = BytesIO()

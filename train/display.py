@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from msgrpo.text import interval_text
+from msgrpo.text import interval_text, printable
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Measured
 
@@ -65,7 +65,7 @@ class Lines:
 
     def note(self, text: str) -> None:
         self._told = time.monotonic()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def doing(self, text: str) -> None:
         self.now = text

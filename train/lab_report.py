@@ -167,7 +167,7 @@ def draw(report: Mapping[str, Any], file: Path) -> None:
         axes.set(xlabel=axis, ylabel="validation score")
         axes.grid(alpha=0.25)
     figure.axes[0].legend(frameon=False)
-    figure.suptitle(report["study"]["question"], fontsize=10)
+    figure.suptitle(report["study"]["question"], fontsize=10, parse_math=False)
     image = BytesIO()
     figure.savefig(image, format="png", dpi=140)
     replace_bytes(file, image.getvalue())

@@ -170,7 +170,7 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
     """The list of episodes in the app, or as text."""
     if plain or not has_screen():
         columns, listed = records.table()
-        table = RichTable(*columns, title=f"{records.name}: {records.told}", title_justify="left")
+        table = RichTable(*columns, title=Text(f"{records.name}: {records.told}"), title_justify="left")
         for line in listed.values():
             table.add_row(*map(Text, line))
         wide = console if console.is_terminal else Console(file=console.file, width=PIPED)

@@ -196,12 +196,13 @@ class Learning:
         """What is trained, how far it is and where; in so many columns, the parts that have room."""
         base = short_name(str(self.settings.get("base", "")))
         done = f"{self.done} of {self.settings['steps']} updates · {self.state()}"
-        what, where = f"{base} on {self.settings.get('scenario')}", str(self.folder)
+        what, where = f"{base} on {self.settings.get('scenario')}", printable(str(self.folder))
         whole = f"{done} · {what} · {where}"
         if width is None or len(whole) <= width:
             return whole
-        short = f"{done} · {what} · {self.folder.name}"
-        return short if len(short) <= width else f"{done} · {self.folder.name}"
+        name = printable(self.folder.name)
+        short = f"{done} · {what} · {name}"
+        return short if len(short) <= width else f"{done} · {name}"
 
     def facts(self) -> list[tuple[str, str]]:
         """What the update that is shown measured."""
