@@ -193,6 +193,14 @@ class Game(ABC):
         """All actions that `player` may ever take, in an order that does not change; empty where none are listed."""
         return self.actions
 
+    def other_names(self, player: str) -> Mapping[str, str]:
+        """Other names that a person may type for a legal action, name -> action: `e2e4` for chess's e4."""
+        return {}
+
+    def side(self, player: str) -> str:
+        """What a person calls a player: White, x; the player's own name where the game knows no other."""
+        return player
+
     @property
     def ending(self) -> str:
         """How the game ended, in a few words for a person; empty while it goes on."""

@@ -133,6 +133,41 @@ def test_hidden_cards_stay_hidden() -> None:
         assert one[:1] != two[:1]
 
 
+def test_a_person_is_told_the_side_and_what_is_played_for() -> None:
+    sides = {}
+    for name in ("chess", "connect_four", "tic_tac_toe", "kuhn_poker"):
+        game = get_scenario(f"spiel:{name}").new(0, 0)
+        sides[name] = [game.side(player) for player in game.players]
+    assert sides == {
+        "chess": ["Black", "White"],
+        "connect_four": ["x", "o"],
+        "tic_tac_toe": ["x", "o"],
+        "kuhn_poker": ["player1", "player2"],
+    }
+    first = get_scenario("spiel:chess").new(0, 0)
+    assert [first.side(player) for player in first.to_move] == ["White"]
+    aims = {
+        "kuhn_poker": "The winner gains what the loser loses, at most 2 points; a draw is worth 0.",
+        "2048": "You play for points, between 0 and 20480 a game;",
+        "tiny_hanabi": "All play together for the same points, between 0 and 10 a game;",
+        "matrix_pd": "Everybody plays for points of their own, between 0 and 10 a game;",
+    }
+    assert all(aim in get_scenario(f"spiel:{name}").rules for name, aim in aims.items())
+
+
+def test_a_chess_move_may_be_typed_as_programs_write_it() -> None:
+    import pyspiel
+
+    game = get_scenario("spiel:chess").new(0, 0)
+    assert isinstance(game, SpielGame)
+    game.state = pyspiel.load_game("chess").new_initial_state("8/P6k/8/8/8/8/8/R3K3 w Q - 0 1")
+    others = game.other_names("player2")
+    wanted = {"a7a8q": "a8=Q", "a7a8n": "a8=N", "e1c1": "O-O-O", "a1b1": "Rb1"}
+    assert {name: others.get(name) for name in wanted} == wanted
+    assert set(others.values()) == set(game.legal("player2"))
+    assert get_scenario("spiel:connect_four").new(0, 0).other_names("player1") == {}
+
+
 def test_no_legal_action_loses_a_game_of_two() -> None:
     game = get_scenario("spiel:connect_four").new(0, 0)
     assert game.step({"player1": None}) == {"player1": -1.0, "player2": 1.0}

@@ -92,11 +92,32 @@ def test_a_person_plays_in_plain_text(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [turn.action for turn in episode.turns] == ["right", "down"]
 
 
+def test_a_person_of_a_plain_duel_is_told_their_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspiel")
+    monkeypatch.chdir(tmp_path)
+    typed, asked = iter(["e7e5", "q"]), []
+
+    def ask(prompt: str) -> str:
+        asked.append(prompt)
+        return next(typed)
+
+    monkeypatch.setattr("builtins.input", ask)
+    said = run("spiel:chess", "--agent", "human", "--against", "random", "--plain")
+    assert said.startswith("You are Black. Chess, 2 players.")
+    assert "White: g4  reward" in said
+    assert "Black: e5  reward" in said
+    assert asked == ["Black> ", "Black> "]
+
+
 def test_a_move_is_meant_by_its_beginning_and_its_case_counts_where_it_helps() -> None:
     assert meant("b4", ("Bb4", "b4", "b3")) == ["b4"]
     assert meant("B", ("Bb4", "c3")) == ["Bb4"]
     assert meant("e", ("e6", "e5", "f5")) == ["e6", "e5"]
     assert meant("", ("up",)) == []
+    chess = {"e7e8q": "e8=Q", "e7e8r": "e8=R", "b2b4": "b4"}
+    assert meant("E7E8Q", ("e8=Q", "e8=R", "b4"), chess) == ["e8=Q"]
+    assert meant("e7", ("e8=Q", "e8=R", "b4"), chess) == ["e8=Q", "e8=R"]
+    assert meant("b2b4", ("e8=Q", "Bb4", "b4"), chess) == ["b4"]
 
 
 def test_nothing_to_choose_in_a_pipe() -> None:

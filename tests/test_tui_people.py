@@ -238,7 +238,11 @@ async def test_the_rules_stay_until_the_person_moves_and_every_piece_is_in_the_l
         await settle(pilot)
         session = play_screen(app).match.sessions[0]
         assert session.last == 1  # the other has moved
-        assert "Chess, 2 players" in text_of(app, "#panel-0-player1 .text")
+        assert text_of(app, "#panel-0-player1 .text").startswith("You are Black. Chess, 2 players. The winner gains")
+        assert [play_screen(app).panel(0, player).border_title for player in session.players] == [
+            "you · Black",
+            "random · White",
+        ]
         assert "k black king n black knight p black pawn q black queen r black rook" in text_of(app, ".legend")
         await press(pilot, "m", "a", "6", "enter")
         assert session.last == 3
@@ -267,7 +271,12 @@ async def test_a_move_without_a_key_is_typed(tmp_path: Path) -> None:
         await press(pilot, "9", "down", "enter")
         assert "none begins so" in text_of(app, ".choose Options")
         await press(pilot, "backspace", "4", "enter")
-        assert play_screen(app).match.sessions[0].episode.turns[0].action == "e4"
+        session = play_screen(app).match.sessions[0]
+        assert session.episode.turns[0].action == "e4"
+        await press(pilot, "m", *"G1F")
+        assert text_of(app, ".choose Options") == "Nf3 g1f3"
+        await press(pilot, "3", "enter")
+        assert session.episode.turns[2].action == "Nf3"
 
 
 async def test_pieces_are_joined_to_a_few_drawings_and_the_newest_is_the_last() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -46,15 +46,16 @@ def frame_text(session: Session, frame: Frame, *, several: bool = False) -> Text
             text.append(frame.board.caption + "\n")
         _append_board(text, frame.board)
     for player, turn in frame.turns.items():
+        who = session.side(player) or player
         words = thought(turn.answer or "")
         if words:
-            text.append(f"{player}: “{words}”\n", "italic")
+            text.append(f"{who}: “{words}”\n", "italic")
         action = turn.action or f"⊥ ({turn.failure.value if turn.failure else 'no action'})"
-        text.append(f"{player}: {action}", "bold")
+        text.append(f"{who}: {action}", "bold")
         text.append(f"  reward {points(turn.reward)}  return {points(frame.tallies[player].total)}\n")
         if turn.action_probabilities:
             shares = "  ".join(f"{name} {p:.0%}" for name, p in turn.action_probabilities.items())
-            text.append(f"{player}: probabilities {shares}\n", "dim")
+            text.append(f"{who}: probabilities {shares}\n", "dim")
     end = ending(session, frame)
     if end:
         text.append(f"{end}\n", "bold")
@@ -83,7 +84,8 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
     table = Table(resolve)
     match = new_match(setup, table.seat)
     if match.human:
-        console.print(f"{explained(match.sessions[0])}\n{HOW}\n", highlight=False, markup=False)
+        index, player = next(seat for seat in match.seats() if match.human_seat(*seat))
+        console.print(f"{explained(match.sessions[index], player)}\n{HOW}\n", highlight=False, markup=False)
     else:
         console.print(signs(match.sessions[0]), highlight=False, markup=False)
     several = len(match.sessions) > 1
@@ -112,9 +114,9 @@ class LeftError(Exception):
     """A person has left the game."""
 
 
-def explained(session: Session) -> str:
-    """The rules, and what each sign means that stands for something."""
-    return f"{session.scenario.rules}\n{signs(session)}"
+def explained(session: Session, player: str) -> str:
+    """Who a person is, the rules, and what each sign means that stands for something."""
+    return f"{session.rules(player)}\n{signs(session)}"
 
 
 def signs(session: Session) -> str:
@@ -130,27 +132,32 @@ def ask_person(session: Session, player: str) -> str:
     legal = session.game.legal(player)
     while True:
         try:
-            typed = input(f"{player if len(session.players) > 1 else 'your move'}> ").strip()
+            typed = input(f"{session.side(player) or 'your move'}> ").strip()
         except EOFError:
             raise LeftError from None
         if typed == "q" and "q" not in legal:
             raise LeftError
         if typed == "?":
-            print(f"{explained(session)}\nmoves: {', '.join(legal)}")
+            print(f"{explained(session, player)}\nmoves: {', '.join(legal)}")
             continue
-        actions = meant(typed, legal)
+        actions = meant(typed, legal, session.game.other_names(player))
         if len(actions) == 1:
             return actions[0]
         print(f"{typed!r} is {'no move' if not actions else 'more than one move'}: {', '.join(actions or legal)}")
 
 
-def meant(typed: str, legal: Sequence[str]) -> list[str]:
-    """The moves that may be meant: the one of that name, else those that begin so; the case counts where it helps."""
+def meant(typed: str, legal: Sequence[str], others: Mapping[str, str] | None = None) -> list[str]:
+    """The moves that may be meant: the one of that name, else those that begin so; the case counts where it helps.
+
+    `others` are further names of moves, which count where no move's own name begins so.
+    """
     if typed in legal:
         return [typed]
     small = typed.casefold()
     same = [action for action in legal if action.casefold() == small]
-    return same or [action for action in legal if small and action.casefold().startswith(small)]
+    beginning = [action for action in legal if small and action.casefold().startswith(small)]
+    further = {action: None for name, action in (others or {}).items() if small and name.startswith(small)}
+    return same or beginning or list(further)
 
 
 async def _play(match: Match, table: Table, show: Callable[[Session], None]) -> None:

@@ -299,6 +299,19 @@ class Session:
             if isinstance(own, EmptySeat):
                 self.own[player] = agent
 
+    def side(self, player: str) -> str:
+        """What a player is called at the board: White, x; empty where there is only one."""
+        return printable(str(self.game.side(player))) if len(self.players) > 1 else ""
+
+    def title(self, player: str) -> str:
+        """Who sits in a seat, and whose side it is."""
+        return " · ".join(filter(None, (self.name(player), self.side(player))))
+
+    def rules(self, player: str) -> str:
+        """The rules for a person, who is told first which side is theirs."""
+        side = self.side(player)
+        return f"You are {side}. {self.scenario.rules}" if side else self.scenario.rules
+
     def name(self, player: str) -> str:
         agent = self.agents[player]
         return agent.name if isinstance(agent, (HumanAgent, EmptySeat)) else short_name(agent.spec)

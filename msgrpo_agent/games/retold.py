@@ -186,6 +186,9 @@ class Retold(Game):
     def legal(self, player: str) -> tuple[str, ...]:
         return tuple(self.outer(action) for action in self.plain.legal(player))
 
+    def side(self, player: str) -> str:
+        return self.plain.side(player)
+
     def outer(self, action: str) -> str:
         return self._telling.actions.get(action, action)
 

@@ -9,6 +9,7 @@ there are several players, and uses up a step where there is one.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -66,6 +67,23 @@ class SpielGame(Game):
 
     def own_actions(self, player: str) -> tuple[str, ...]:
         return seat_actions(self.name, self.players.index(player)) if self.actions else ()
+
+    def other_names(self, player: str) -> dict[str, str]:
+        """Chess's moves as programs write them: from, to, and what a pawn becomes."""
+        if self.name != "chess" or self.state.is_terminal():
+            return {}
+        board, seat = self.state.board(), self.players.index(player)
+        moves = {number: pyspiel.chess.action_to_move(number, board) for number in self.state.legal_actions(seat)}
+        return {move.to_lan(): self.state.action_to_string(seat, number) for number, move in moves.items()}
+
+    def side(self, player: str) -> str:
+        """Chess's colours, or the sign with which all actions of a player begin: x(1,2), o3."""
+        if self.name == "chess":
+            return "White" if self.players.index(player) == int(pyspiel.chess.Color.WHITE) else "Black"
+        signs = [{PIECE.sub(r"\1", action) for action in self.own_actions(one)} for one in self.players]
+        told = set().union(*signs)
+        alone = all(len(sign) == 1 for sign in told) and [len(of) for of in signs] == [1] * len(told)
+        return "".join(signs[self.players.index(player)]) if alone else player
 
     def board(self) -> Board | None:
         """The pieces of a game whose text is a plain rectangle of signs, or chess's own notation; None for others."""
@@ -198,6 +216,7 @@ def seat_actions(name: str, seat: int) -> tuple[str, ...]:
 
 
 CHESS = dict(zip("kqrbnp", ("king", "queen", "rook", "bishop", "knight", "pawn"), strict=True))
+PIECE = re.compile(r"([a-zA-Z])[\d(].*")  # an action that begins with the sign of who plays it
 SMALLEST_BOARD = 3  # rows and columns of signs that are taken for a board
 
 
@@ -270,9 +289,8 @@ def spiel_scenario(name: str) -> Scenario:
         return SpielGame(name, limit, start_seed, chance_seed)
 
     several = game.num_players() > 1
-    pays = f"Returns lie between {game.min_utility():g} and {game.max_utility():g}; the higher, the better."
     rules = (
-        f"{kind.long_name}, {game.num_players()} player{'s' if several else ''}. {pays} "
+        f"{kind.long_name}, {game.num_players()} player{'s' if several else ''}. {aim_of(game)} "
         f"There are at most {limit} steps. An answer without a legal action "
         f"{'loses the game' if several else 'uses up a step'}."
     )
@@ -293,6 +311,21 @@ def spiel_scenario(name: str) -> Scenario:
         reference=best if solvable else None,
         judge=judge_exactly if _small(game) else None,
     )
+
+
+def aim_of(game: Any) -> str:
+    """What is played for, as far as OpenSpiel knows it: who wins, and how many points that is."""
+    kinds, utility = pyspiel.GameType.Utility, game.get_type().utility
+    least, most, players = game.min_utility(), game.max_utility(), game.num_players()
+    if players == 2 and utility == kinds.ZERO_SUM:
+        point = "point" if most == 1 else "points"
+        return f"The winner gains what the loser loses, at most {most:g} {point}; a draw is worth 0."
+    points = f"between {least:g} and {most:g} a game; the more, the better."
+    if players == 1:
+        return f"You play for points, {points}"
+    if utility == kinds.IDENTICAL:
+        return f"All play together for the same points, {points}"
+    return f"Everybody plays for points of their own, {points} The player with the most wins."
 
 
 def _small(game: Any) -> bool:

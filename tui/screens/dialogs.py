@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from textual.validation import Integer
 from textual.widgets import DirectoryTree, Input, Static
 from textual.widgets.option_list import Option
 
+from msgrpo.tui.shades import MUTED
 from msgrpo.tui.widgets.options import Options, laid_out
 
 HELP = """\
@@ -99,7 +100,7 @@ NONE_FITS = "none begins so"
 
 
 class Choose(ModalScreen[str | None]):
-    """One of many: type its beginning, or go down the list."""
+    """One of many: type its beginning, or go down the list. `others` are further names of some, name -> choice."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "close"),
@@ -107,9 +108,9 @@ class Choose(ModalScreen[str | None]):
         Binding("up", "move(-1)", "up", priority=True),
     ]
 
-    def __init__(self, title: str, choices: Sequence[str]) -> None:
+    def __init__(self, title: str, choices: Sequence[str], others: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        self.heading, self.choices = title, list(choices)
+        self.heading, self.choices, self.others = title, list(choices), dict(others or {})
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog choose") as box:
@@ -121,9 +122,17 @@ class Choose(ModalScreen[str | None]):
         self.list_choices("")
 
     def fitting(self, typed: str) -> list[str]:
-        """Those that begin with what was typed; where the case tells two apart (b4, Bb4), the case counts."""
+        """Those that begin with what was typed; where the case tells two apart (b4, Bb4), the case counts.
+
+        Their further names count where none begins so.
+        """
         exact = [choice for choice in self.choices if choice.startswith(typed)]
-        return exact or [choice for choice in self.choices if choice.casefold().startswith(typed.casefold())]
+        small = typed.casefold()
+        return (
+            exact
+            or [choice for choice in self.choices if choice.casefold().startswith(small)]
+            or list(dict.fromkeys(choice for name, choice in self.others.items() if name.startswith(small)))
+        )
 
     @on(Input.Changed)
     def typed(self, event: Input.Changed) -> None:
@@ -131,7 +140,11 @@ class Choose(ModalScreen[str | None]):
 
     def list_choices(self, typed: str) -> None:
         options = self.query_one(Options)
-        fitting = [Option(Content(choice), id=choice) for choice in self.fitting(typed)]
+        further = {choice: name for name, choice in self.others.items()}
+        fitting = [
+            Option(Content(f"{choice:<8}") + Content.styled(further.get(choice, ""), MUTED), id=choice)
+            for choice in self.fitting(typed)
+        ]
         options.set_options(fitting or [Option(NONE_FITS, disabled=True)])
         options.highlighted = 0 if fitting else None
 

@@ -266,7 +266,7 @@ class MatchScreen(Screen[None]):
             decision,
             details=self.details,
             prompt=prompt,
-            rules=session.scenario.rules if person and not self.moved(session, player) else "",
+            rules=session.rules(player) if person and not self.moved(session, player) else "",
             idle=self.idle,
         )
         self.show_status(index, player)

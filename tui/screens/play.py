@@ -174,8 +174,9 @@ class PlayScreen(MatchScreen):
         people = self.asking.people()
         if people:
             index, player, _ = people[0]
-            legal = self.match.sessions[index].game.legal(player)
-            action = await self.app.push_screen_wait(Choose(f"your move: one of {len(legal)}", legal))
+            game = self.match.sessions[index].game
+            legal, others = game.legal(player), game.other_names(player)
+            action = await self.app.push_screen_wait(Choose(f"your move: one of {len(legal)}", legal, others))
             if action is not None:
                 hands.pick(self.match, self.asking, index, player, action)
 

@@ -40,7 +40,7 @@ class AgentPanel(Widget):
         self.player = player
         self.bars = ActionBars(index, player, session.game.own_actions(player))
         self._following = False  # the words scroll to the end of a growing answer
-        self.border_title = escape(session.name(player))
+        self.border_title = escape(session.title(player))
 
     def compose(self) -> ComposeResult:
         yield Text(classes="stats")
@@ -70,7 +70,7 @@ class AgentPanel(Widget):
         is what a turn without an action is called."""
         frame = session.frame
         tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
-        title, subtitle = escape(session.name(self.player)), escape(about(session, self.player))
+        title, subtitle = escape(session.title(self.player)), escape(about(session, self.player))
         if (self.border_title, self.border_subtitle) != (title, subtitle):
             self.border_title, self.border_subtitle = title, subtitle
         stats = [
