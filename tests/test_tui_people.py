@@ -23,6 +23,7 @@ from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import remember
 from msgrpo.tui.messages import AnswerStreamed
 from msgrpo.tui.screens.dialogs import Choose, Confirm
+from msgrpo.tui.screens.match import MatchScreen
 from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Match, Session, Setup
@@ -32,8 +33,8 @@ from msgrpo.tui.widgets.board import PAINTS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import legend
 from msgrpo.tui.widgets.options import Options
-from msgrpo.tui.widgets.panel import DRAWN, shortened
-from tests.tui_helpers import ManualClock, play_screen, press, settle
+from msgrpo.tui.widgets.panel import DRAWN, AgentPanel, shortened
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle
 
 
 def resolve(spec: str) -> Agent:
@@ -165,6 +166,39 @@ async def test_boards_come_before_panels_in_a_race(tmp_path: Path, size: tuple[i
         await settle(pilot)
         for board in app.screen.query(BoardView):
             assert (board.scale, board.cut_off) == (scale, "")
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["compare", "first screen"])
+async def test_every_action_has_its_bar_in_a_comparison(tmp_path: Path, named: bool) -> None:
+    agents = {name: scripted(name, answer("up"), answer("left")) for name in ("one", "two")}
+    setup = Setup("frozen-lake", "one", "two") if named else None
+    app = PlayApp(agents.__getitem__, setup, clock=ManualClock(), runs=tmp_path, showcase=Showcase())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "space", *(["n", "n"] if named else []))
+        screen = app.screen
+        assert isinstance(screen, MatchScreen)
+        screen.jump_to(-1)
+        await settle(pilot)
+        for panel in screen.query(AgentPanel):
+            assert panel.bars.probabilities is not None
+            assert panel.bars.size.height == 4
+            assert panel.content_region.contains_region(panel.bars.region)
+        for board in screen.query(BoardView):
+            assert board.scale == 5
+
+
+async def test_what_the_moves_of_a_duel_were_worth_is_not_cut_off(tmp_path: Path) -> None:
+    app = app_of(tmp_path, Setup("snake-duel", "human", "optimal"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "up", "up", "i")
+        screen = play_screen(app)
+        while "…" in screen.worth(0):
+            await settle(pilot)
+        assert screen.worth(0).count("\n") == 2  # now, and the last move of each
+        assert text_of(app, ".worth") == " ".join(screen.worth(0).split())
+        assert app.screen.query_one(BoardView).cut_off == ""
 
 
 async def test_no_row_is_hidden_while_rows_are_empty(tmp_path: Path) -> None:

@@ -41,8 +41,10 @@ from msgrpo.tui.widgets.timeline import Timeline
 P = ParamSpec("P")
 BETWEEN_S = 2.0  # two games of a series
 STACKED = 60  # columns below which the panels stand under the board
-PANEL, PANEL_ROWS = 34, 9  # columns of a panel beside a board, and rows of one below it, where there is room for more
-LOW = 6  # rows of a panel where there is not
+PANEL = 34  # columns of a panel beside a board, where there is room for more
+LOW = (
+    6  # rows of a panel below a board: border, numbers, words, how it ended; where there is room, the bars come to it
+)
 LEAST = 4  # rows of a panel beside another board that would be cut off: its numbers
 ROUNDS = 4  # of the event loop, in which each widget in turn says that it has to be drawn
 ON = "(on)"  # what no action is called where a game goes on by itself
@@ -163,12 +165,15 @@ class MatchScreen(Screen[None]):
     def fit(self) -> None:
         """Give the boards the room that they can fill, and the panels the rest."""
         width, height = self.size
-        height -= 3 + lines(Content(self.banner()), width)  # title, history, keys; who won
+        several = len(self.match.sessions) > 1
+        # title, history, keys; who won, whose line is kept free where two may win, so that no board jumps at the end
+        height -= 3 + max(several, lines(Content(self.banner()), width))
         stacked = width < STACKED
         for i, session in enumerate(self.match.sessions):
             panels = len(session.players) if len(self.match.sessions) == 1 else 1
-            if len(self.match.sessions) > 1:
-                low = max(LOW, min(PANEL_ROWS, height // 3))
+            if several:
+                bars = max(len(session.game.own_actions(player)) for player in session.players)
+                low = max(LOW, min(LOW + bars, height // 3))
                 high = max(height - low, min(self.lane(i).least(width // 2), height - LEAST))
                 self.lane(i).fit(width // 2, max(LOW, high), whole_width=True)
             elif stacked:

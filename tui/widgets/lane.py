@@ -20,7 +20,7 @@ from msgrpo.tui.widgets.text import Text, lines
 
 NARROWEST, AROUND, ABOVE = 30, 4, 2  # columns of a lane; columns and rows of its border and padding
 BETWEEN = "   "  # two signs of the legend
-WORTH = 2  # lines for what the last move and the position are worth
+WORTH, LETTERS = 2, 150  # lines for what the last move and the position are worth; letters of it where there is room
 CHIPS = {
     "head-1": "$snake-1",
     "body-1": "$snake-body-1",
@@ -111,6 +111,8 @@ class Lane(Vertical):
             if AXIS + 2 * scale * board.columns + AROUND <= width and needed <= height:
                 break
         room = height - rows
+        if judged and not whole_width and not self._several:
+            judged = max(WORTH, min(1 + LETTERS // inner, room - told[0]))
         self.query_one(".caption").display = bool(caption)
         self._keep(".worth", judged, room)
         self.query_one(".legend", Text).show(signs)
