@@ -97,6 +97,12 @@ class Board:
         rows = [f"{name} {' '.join(row)}" for name, row in zip(self.row_names, self.cells, strict=True)]
         return "\n".join([*rows, "  " + " ".join(self.column_names)])
 
+    def named(self, place: Place) -> str:
+        """What stands in a place, in words: `green key`, with its colour where the legend does not say it."""
+        glyph, colour = self.cells[place[0]][place[1]], self.colours.get(place, "")
+        meaning = self.legend.get(glyph, glyph)
+        return f"{colour} {meaning}" if colour and meaning != glyph and colour not in meaning.split() else meaning
+
     @property
     def row_names(self) -> tuple[str, ...]:
         """The name of each row, the top one first."""

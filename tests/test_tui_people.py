@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 from textual.app import App
 from textual.color import Color
 from textual.command import CommandPalette
@@ -22,6 +24,7 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import remember
 from msgrpo.tui.messages import AnswerStreamed
+from msgrpo.tui.plain import _append_board
 from msgrpo.tui.screens.dialogs import Choose, Confirm
 from msgrpo.tui.screens.match import MatchScreen
 from msgrpo.tui.screens.showcase import ShowcaseScreen
@@ -224,11 +227,11 @@ async def test_babyai_shows_its_mission_and_up_goes_forward(tmp_path: Path) -> N
         assert text_of(app, ".caption") == "Mission: go to the green key. You carry nothing."
         signs = text_of(app, ".legend")
         assert "?? not seen" in signs
-        assert "K key" in signs
+        assert "Kg green key" in signs
         assert "ball" not in signs  # there is none
         board = app.screen.query_one(BoardView)
         row = 4 * board.scale + board._margins()[1] + (board.scale - 1) // 2
-        key = next(part for part in board.render_line(row) if part.text.strip() == "K")
+        key = next(part for part in board.render_line(row) if part.text.strip() == "Kg")
         assert key.style is not None
         assert key.style.bgcolor is not None
         assert key.style.bgcolor.name == PAINTS["green"][0]
@@ -237,6 +240,37 @@ async def test_babyai_shows_its_mission_and_up_goes_forward(tmp_path: Path) -> N
         assert [turn.action for turn in session.episode.turns] == ["forward", "forward"]
         await press(pilot, "1")
         assert session.episode.turns[2].action == "left"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_things_of_two_colours_differ_without_colours(
+    size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: under NO_COLOR a green key and a red one were the same K."""
+    pytest.importorskip("minigrid")
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_of(tmp_path, Setup("babyai-goto", "human"))
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        view = app.screen.query_one(BoardView)
+        board = play_screen(app).match.sessions[0].frame.board
+        assert board is not None
+        (key,) = board.colours
+        other = next(place for place in ((0, 0), (0, 1)) if place != key)
+        cells = [list(row) for row in board.cells]
+        cells[other[0]][other[1]] = "K"
+        both = replace(board, cells=tuple(map(tuple, cells)), colours={key: "green", other: "red"})
+        view.show(both, "")
+        await settle(pilot)
+        drawn = " ".join(strip.text for strip in view.render_lines(view.size.region))
+        assert (drawn.count("Kg"), drawn.count("Kr")) == (1, 1)
+        signs = str(legend(both, 60)).replace("\u00a0", " ")
+        assert "Kg green key" in signs
+        assert "Kr red key" in signs
+        text = Text()
+        _append_board(text, both)
+        assert f"red key at ({other[1]},6)" in str(text)
+        assert "green key at " in str(text)
 
 
 async def test_the_number_of_a_move_does_not_change(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def _append_board(text: Text, board: Board) -> None:
             text.append(glyph, COLOURS.get(board.roles.get(glyph, "floor"), "dim"))
         text.append("\n")
     text.append(rows[-1] + "\n", "dim")
+    coloured = [
+        f"{board.named((y, x))} at ({board.column_names[x]},{board.row_names[y]})"
+        for y, x in sorted(board.colours)
+        if board.named((y, x)) != board.legend.get(board.cells[y][x])
+    ]
+    if coloured:
+        text.append(f"Colours: {', '.join(coloured)}\n")
 
 
 def show_replay(session: Session, console: Console) -> None:

@@ -25,16 +25,17 @@ from msgrpo.tui.sprites import DRAWN, SMALLEST, WAY, sprite
 FLASH_S = 0.25  # how long a reward lights up who got it
 SCALES = (6, 5, 4, 3, 2)  # rows of a cell; nothing grows beyond the first
 AXIS = 2  # columns of row labels on the left; one row of column labels below
-# What a thing's colour in the game is on the screen: ground and letter. They stay the same under every theme.
+# What a thing's colour in the game is on the screen: ground and letter, the same under every theme, and the second
+# sign that tells it without colours.
 PAINTS = {
-    "red": ("#d9534f", "#ffffff"),
-    "green": ("#3fa34d", "#04140c"),
-    "blue": ("#3f7fd9", "#ffffff"),
-    "purple": ("#9657c9", "#ffffff"),
-    "yellow": ("#e0c341", "#2b1d00"),
-    "grey": ("#9aa3ad", "#14181d"),
-    "white": ("#e9edf2", "#14181d"),
-    "black": ("#2f3640", "#e9edf2"),
+    "red": ("#d9534f", "#ffffff", "r"),
+    "green": ("#3fa34d", "#04140c", "g"),
+    "blue": ("#3f7fd9", "#ffffff", "b"),
+    "purple": ("#9657c9", "#ffffff", "p"),
+    "yellow": ("#e0c341", "#2b1d00", "y"),
+    "grey": ("#9aa3ad", "#14181d", "e"),
+    "white": ("#e9edf2", "#14181d", "w"),
+    "black": ("#2f3640", "#e9edf2", "k"),
 }
 # Colour class and sign of each role; {0} is the cell's own letter.
 LOOKS: dict[Role, tuple[str, str]] = {
@@ -55,9 +56,12 @@ LOOKS: dict[Role, tuple[str, str]] = {
 EMPTY = (".", " ", "_")  # letters that a floor does not show
 
 
-def look(glyph: str, board: Board) -> tuple[str, str]:
-    """(two columns of text, colour class) for a cell, by its role."""
-    role = board.roles.get(glyph, "floor")
+def look(board: Board, place: Place) -> tuple[str, str]:
+    """(two columns of text, colour class) for a cell, by its role; a thing has its colour as second sign."""
+    glyph = board.cells[place[0]][place[1]]
+    role, paint = board.roles.get(glyph, "floor"), board.colours.get(place)
+    if role == "thing" and paint in PAINTS and board.named(place) != board.legend.get(glyph, glyph):
+        return glyph + PAINTS[paint][2], "thing"
     if role == "floor":
         return ("· " if glyph in EMPTY else glyph * 2), "floor"
     kind, sign = LOOKS[role]
@@ -199,12 +203,12 @@ class BoardView(Widget):
                 if self._drawn(glyph):
                     segments += self._picture(board, row, x, part)
                     continue
-                text, kind = look(glyph, board)
+                text, kind = look(board, (row, x))
                 lit = board.roles.get(glyph, "floor") in self._lit
                 paint = board.colours.get((row, x))
                 style = self._style("lit" if lit else kind, row, x)
                 if paint in PAINTS and not lit:
-                    ground, ink = PAINTS[paint]
+                    ground, ink, _ = PAINTS[paint]
                     style += Style(color=ink, bgcolor=ground)
                 shown = text.center(2 * scale) if part == middle else " " * (2 * scale)
                 segments.append(Segment(shown, style))

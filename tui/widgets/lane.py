@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.markup import escape
 
-from msgrpo.game import Board, Role
+from msgrpo.game import Board, Place, Role
 from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.session import Frame, Mood, Session, ending, mood
 from msgrpo.tui.shades import MUTED
@@ -137,15 +137,24 @@ def legend(board: Board | None, width: int) -> Content:
 
     In lines of so many columns: a sign and its name stay together, which Textual would part at any blank.
     """
+    if board is None:
+        return Content("")
     shown: dict[str, Content] = {}
-    there = {cell for row in board.cells for cell in row} if board else set()
-    colours = {board.cells[y][x]: colour for (y, x), colour in board.colours.items()} if board else {}
-    for glyph, meaning in board.legend.items() if board else ():
-        floor = board is not None and board.roles.get(glyph, "floor") in ("floor", "ice")
-        if board and glyph in there and not (floor and (glyph in EMPTY or board.roles.get(glyph) == "ice")):
+    there: dict[
+        str, dict[str, Place]
+    ] = {}  # sign -> what it means, in each of its colours -> a place where it stands
+    for y, row in enumerate(board.cells):
+        for x, glyph in enumerate(row):
+            there.setdefault(glyph, {}).setdefault(board.named((y, x)), (y, x))
+    for glyph in board.legend:
+        floor = board.roles.get(glyph, "floor") in ("floor", "ice")
+        if floor and (glyph in EMPTY or board.roles.get(glyph) == "ice"):
+            continue
+        for meaning, place in there.get(glyph, {}).items():
             name = re.sub(r"^(head|body) of ", "", meaning)
-            signs, kind = look(glyph, board)
-            ground = PAINTS[colours[glyph]][0] if colours.get(glyph) in PAINTS else CHIPS.get(kind, f"${kind}")
+            signs, kind = look(board, place)
+            paint = board.colours.get(place)
+            ground = PAINTS[paint][0] if paint in PAINTS else CHIPS.get(kind, f"${kind}")
             chip = Content.styled(signs, f"bold auto on {'$panel' if floor else ground}")
             shown[name] = shown.get(name, Content("")) + chip
     parts = [signs + Content.styled(f"\u00a0{name}".replace(" ", "\u00a0"), MUTED) for name, signs in shown.items()]
