@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,6 +190,33 @@ async def test_every_action_has_its_bar_in_a_comparison(tmp_path: Path, named: b
             assert panel.content_region.contains_region(panel.bars.region)
         for board in screen.query(BoardView):
             assert board.scale == 5
+
+
+async def test_who_waits_for_an_agent_reads_what_it_is_and_what_is_played(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def load(spec: str) -> Agent:
+        gate.wait(60)
+        return scripted(spec, answer("down"))
+
+    app = PlayApp(load, Setup("frozen-lake", "nano", "nano:frozen-lake"), clock=ManualClock(), runs=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        play_screen(app).ask()
+        await pilot.pause()
+        assert "loading the agent" in text_of(app, "#panel-0-player .status")
+        first, second = (text_of(app, f"#panel-{number}-player .text") for number in (0, 1))
+        assert first.startswith(
+            "nano is a language model of one million parameters, untrained: it knows the rules and"
+        )
+        assert second.startswith(
+            "nano is a language model of one million parameters, trained on frozen-lake. Frozen Lake."
+        )
+        gate.set()
+        while play_screen(app).match.last < 1:
+            await asyncio.sleep(0.01)
+        await settle(pilot)
+        assert text_of(app, "#panel-0-player .text") == "“the apple is near.”"
 
 
 async def test_what_the_moves_of_a_duel_were_worth_is_not_cut_off(tmp_path: Path) -> None:

@@ -131,6 +131,15 @@ def training_runs(runs: Path) -> list[Path]:
     return [file.parent for file in sorted(written, key=lambda file: written[file], reverse=True)]
 
 
+def introduced(spec: str) -> str:
+    """What nano is, for who sees it for the first time; nothing for other agents, which a person has named."""
+    model, _, trained_on = spec.partition(":")
+    if model != "nano":
+        return ""
+    how = f"trained on {trained_on}" if trained_on else "untrained: it knows the rules and plays badly"
+    return f"nano is a language model of one million parameters, {how}.\n\n"
+
+
 def agent_choices(runs: Path = RUNS) -> list[Choice]:
     """nano before and after training, the trained runs, the references; those first that can play now."""
     missing = missing_extra("adapter")

@@ -18,8 +18,9 @@ from textual.screen import Screen
 
 from msgrpo.errors import MsgrpoError
 from msgrpo.prompt import Prompt
-from msgrpo.tui.agents import HumanAgent, LazyAgent
+from msgrpo.tui.agents import HUMAN, HumanAgent, LazyAgent
 from msgrpo.tui.asking import Asking
+from msgrpo.tui.choices import introduced
 from msgrpo.tui.clock import Cancel, once_drawn, stands
 from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
@@ -263,7 +264,9 @@ class MatchScreen(Screen[None]):
         returns = self.host.sitting.of(session, player)
         decision = session.answers.get(player) if session.live and not self.match.secret else None
         prompt = self.prompt_of(session, player)
-        person = isinstance(session.agents[player], HumanAgent)
+        agent, rules = session.agents[player], ""
+        if isinstance(agent, (HumanAgent, LazyAgent)) and not self.moved(session, player):
+            rules = session.rules(player) if agent.spec == HUMAN else introduced(agent.spec) + session.scenario.rules
         self.panel(index, player).show(
             session,
             self.judging,
@@ -271,7 +274,7 @@ class MatchScreen(Screen[None]):
             decision,
             details=self.details,
             prompt=prompt,
-            rules=session.rules(player) if person and not self.moved(session, player) else "",
+            rules=rules,
             idle=self.idle,
         )
         self.show_status(index, player)
