@@ -155,6 +155,16 @@ def test_a_person_is_told_the_side_and_what_is_played_for() -> None:
     assert all(aim in get_scenario(f"spiel:{name}").rules for name, aim in aims.items())
 
 
+def test_the_first_row_of_a_board_of_text_stands_above_the_others() -> None:
+    game = get_scenario("spiel:2048").new(0, 0)
+    assert game.observe("player").split("\n")[1:5] == [
+        "0    0    0    0",
+        "0    0    0    0",
+        "0    2    0    0",
+        "0    4    0    0",
+    ]
+
+
 def test_a_chess_move_may_be_typed_as_programs_write_it() -> None:
     import pyspiel
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
+import textwrap
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -96,9 +97,8 @@ class SpielGame(Game):
         seat, kind = self.players.index(player), load(self.name).get_type()
         hidden = kind.information != SEARCHED and kind.provides_information_state_string
         text = self.state.information_state_string(seat) if hidden else self.state.observation_string(seat)
-        return (
-            f"Step {self.steps + 1} of {self.step_limit}. You are {player}.\n{text.strip() or 'nothing is seen yet'}"
-        )
+        seen = textwrap.dedent(text.strip("\n")).rstrip() or "nothing is seen yet"  # the first row stays as far in
+        return f"Step {self.steps + 1} of {self.step_limit}. You are {player}.\n{seen}"
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         failed = [player for player, action in actions.items() if action is None]
