@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.style import Style
 from rich.text import Text
 from textual.app import App
 from textual.color import Color
@@ -32,7 +33,7 @@ from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Match, Session, Setup
 from msgrpo.tui.showcase import Showcase
-from msgrpo.tui.theme import NIGHT
+from msgrpo.tui.theme import DAY, NIGHT
 from msgrpo.tui.widgets.board import PAINTS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import legend
@@ -432,6 +433,44 @@ def test_a_turning_player_s_arrows() -> None:
     board = game.board()
     assert board is not None
     assert "enemy" in str(legend(board, 120))
+
+
+def contrast(style: Style) -> float:
+    """Of a letter and its ground, as WCAG counts it: 1 is invisible, 21 black on white."""
+    assert style.color is not None
+    assert style.bgcolor is not None
+    light = []
+    for colour in (style.color, style.bgcolor):
+        parts = [part / 255 for part in colour.get_truecolor()]
+        red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        light.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+@pytest.mark.parametrize("theme", [NIGHT.name, DAY.name])
+@pytest.mark.parametrize(
+    ("setup", "package"),
+    [
+        (Setup("snake", "optimal", "random", seed=3), "textual"),
+        (Setup("gym:BabyAI-GoToLocal-v0", "human", seed=4), "minigrid"),
+    ],
+    ids=["comparison", "babyai"],
+)
+async def test_what_is_said_can_be_read_by_day_and_by_night(
+    setup: Setup, package: str, theme: str, tmp_path: Path
+) -> None:
+    """The faults: light green on white in the history, walls and what is not seen in the colour of the floor."""
+    pytest.importorskip(package)
+    app = app_of(tmp_path, setup)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.theme = theme
+        await settle(pilot)
+        await press(pilot, "space", *"nnnnnn")
+        segments = [part for line in app.screen._compositor.render_strips() for part in line]
+        words = [part for part in segments if any(letter.isalnum() or letter in "?⁇#+−!" for letter in part.text)]
+        assert len(words) > 40
+        faint = {part.text.strip(): round(contrast(part.style), 1) for part in words if contrast(part.style) < 3}
+        assert faint == {}
 
 
 # ── the first screen ─────────────────────────────────────────────────────────────────────────────────────────

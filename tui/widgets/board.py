@@ -63,7 +63,7 @@ def look(board: Board, place: Place) -> tuple[str, str]:
     if role == "thing" and paint in PAINTS and board.named(place) != board.legend.get(glyph, glyph):
         return glyph + PAINTS[paint][2], "thing"
     if role == "floor":
-        return ("· " if glyph in EMPTY else glyph * 2), "floor"
+        return ("· ", "floor") if glyph in EMPTY else (glyph * 2, "sign")
     kind, sign = LOOKS[role]
     return sign.format(glyph), kind
 
@@ -74,7 +74,7 @@ class BoardView(Widget):
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         f"board--{kind}"
         for kind in (
-            "axis", "floor-a", "floor-b", "ice-a", "ice-b", "wall", "hole", "goal",
+            "axis", "floor-a", "floor-b", "sign-a", "sign-b", "ice-a", "ice-b", "wall", "hole", "goal",
             "head-1", "head-2", "body-1", "body-2", "good", "bad", "won", "lost", "leaf", "lit", "thing",
         )
     }  # fmt: skip
@@ -215,7 +215,7 @@ class BoardView(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, blank)
 
     def _style(self, kind: str, row: int, x: int) -> Style:
-        if kind in ("floor", "ice"):
+        if kind in ("floor", "sign", "ice"):
             kind += "-a" if (x + row) % 2 else "-b"
         return self.get_component_rich_style(f"board--{kind}")
 

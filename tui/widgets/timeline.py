@@ -12,7 +12,7 @@ from msgrpo.tui.pace import Pace
 from msgrpo.tui.session import Frame, Match
 
 PLAIN, GAIN, LOSS, MISTAKE, BLUNDER, INVALID, AHEAD, HERE = "━", "+", "−", "?", "⁇", "!", "─", "●"
-PLAYERS = ("bold $snake-1", "bold $snake-2")  # of two boards: whose sign it is
+PLAYERS = ("bold $sign-1", "bold $sign-2")  # of two boards: whose sign it is
 BOTH = 2
 STYLES = {
     PLAIN: "$primary",
