@@ -21,6 +21,7 @@ from textual.strip import Strip
 from msgrpo.errors import EndpointError, MsgrpoError, UsageError
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
+from msgrpo.tui.app import PlayApp
 from msgrpo.tui.film import LAST_S, LONGEST_S, Film, _Draw
 from msgrpo.tui.records import Records
 from msgrpo.tui.session import Setup
@@ -153,3 +154,17 @@ def test_the_gif_draws_half_blocks_in_the_colours_of_the_cell() -> None:
     assert image.getpixel((across // 2, 1)) == (255, 0, 0)
     assert image.getpixel((across // 2, down - 2)) == (0, 0, 255)
     assert image.getpixel((across + 2, 1)) == (0, 0, 255)
+
+
+async def test_a_recording_that_runs_by_itself_shows_every_move_judged_and_who_has_won(tmp_path: Path) -> None:
+    """The fault: its last picture was taken before the result was laid out, and while the bars were still moving."""
+    agents = {"up": scripted("up", answer("up")), "optimal": OptimalAgent()}
+    setup = Setup("frozen-lake", "up", "optimal", seed=3, speed=64.0)
+    app = PlayApp(agents.__getitem__, setup, runs=tmp_path, plays=tmp_path / "plays", record=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        while app.is_running:
+            await pilot.pause(0.05)
+    shown = ["\n".join(strip.text for strip in lines) for _, lines in app.film.pictures]
+    assert not any("now: …" in picture or "last: …" in picture for picture in shown)
+    assert "optimal wins" in shown[-1]
+    assert "mistake" in shown[-1]

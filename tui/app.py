@@ -104,6 +104,8 @@ class PlayApp(App[None]):
 
     def on_mount(self) -> None:
         self.set_keymap(self.keys)
+        if self.unattended:
+            self.animation_level = "none"  # a picture may be taken in the middle of a movement
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):  # leave the terminal as it was
             loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))

@@ -80,6 +80,11 @@ class Judging:
             self._work = asyncio.get_running_loop().create_task(self._judge())
 
     @property
+    def done(self) -> bool:
+        """Whether there is nothing left to judge."""
+        return bool(self.failed) or self._next() is None
+
+    @property
     def going(self) -> bool:
         return self._work is not None
 

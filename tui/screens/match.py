@@ -21,7 +21,7 @@ from msgrpo.prompt import Prompt
 from msgrpo.tui.agents import HUMAN, HumanAgent, LazyAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import introduced
-from msgrpo.tui.clock import Cancel, once_drawn, stands
+from msgrpo.tui.clock import Cancel, after, once_drawn, stands
 from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.judging import Judging
@@ -41,6 +41,7 @@ from msgrpo.tui.widgets.timeline import Timeline
 
 P = ParamSpec("P")
 BETWEEN_S = 2.0  # two games of a series
+SOON_S = 0.02  # till a recording looks again whether its picture is finished
 STACKED = 60  # columns below which the panels stand under the board
 PANEL = 34  # columns of a panel beside a board, where there is room for more
 LOW = (
@@ -150,10 +151,21 @@ class MatchScreen(Screen[None]):
     def ended(self, trouble: str = "") -> None:
         """Nothing more comes by itself, once the last picture is taken."""
         self.show_all()
-        once_drawn(self, lambda: once_drawn(self, lambda: self.host.game_over(trouble)))
+        self._over(trouble)
+
+    @while_standing
+    def _over(self, trouble: str) -> None:
+        if self.host.unattended and self._untaken:
+            after(self, SOON_S, lambda: self._over(trouble))
+        else:
+            once_drawn(self, lambda: once_drawn(self, lambda: self.host.game_over(trouble)))
 
     @while_standing
     def take(self) -> None:
+        """Nobody waits for a recording that runs by itself: its pictures are of what is drawn and judged."""
+        if self.host.unattended and not (self._frame is None and self.judging.done):
+            after(self, SOON_S, lambda: once_drawn(self, self.take))
+            return
         self._untaken -= 1
         self.film.take(self, self.host.clock.now())
 
