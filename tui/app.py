@@ -142,7 +142,7 @@ class PlayApp(App[None]):
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The board's colours under any other theme."""
-        return NIGHT.variables
+        return (NIGHT if self.current_theme.dark else DAY).variables
 
     async def on_unmount(self) -> None:
         await self.table.close()

@@ -130,9 +130,9 @@ def scene_sign(one: Episode | str, low: float, high: float) -> tuple[str, str]:
     if isinstance(one, str):
         return "·", MUTED
     if has_goal(one):
-        return ("★", "bold $success") if one.success else ("×", "$error")
+        return ("★", "bold $text-success") if one.success else ("×", "$text-error")
     share = (result(one) - low) / (high - low) if high > low else 0.5
-    return "▁▂▃▄▅▆▇█"[round(7 * share)], "$success"
+    return "▁▂▃▄▅▆▇█"[round(7 * share)], "$text-success"
 
 
 def scenes_mean(results: Sequence[Episode | str]) -> str:

@@ -1,5 +1,7 @@
 """The app's own colours: night ice and day ice.
 
+Letters have the colours `$text-…`, which Textual darkens in light themes of others; here they are the plain colours.
+
 What can stand side by side on a board has colours of its own in 16 and in 256 colours, too (a test holds that): the
 own snake is green, the other violet, what is good to eat yellow, what is bad red.
 """
@@ -22,6 +24,11 @@ NIGHT = Theme(
     panel="#1c2740",
     dark=True,
     variables={
+        "text-secondary": "#8b9cff",
+        "text-accent": "#ffb454",
+        "text-success": "#7ddc8b",
+        "text-warning": "#ffd166",
+        "text-error": "#ff6b7a",
         "board-a": "#16213a",
         "board-b": "#1a2744",
         "board-mark": "#4a6089",
@@ -56,6 +63,11 @@ DAY = Theme(
     panel="#e3eaf4",
     dark=False,
     variables={
+        "text-secondary": "#5a55c9",
+        "text-accent": "#b35900",
+        "text-success": "#157f2a",
+        "text-warning": "#946200",
+        "text-error": "#c2263e",
         "board-a": "#e9eff7",
         "board-b": "#dfe8f3",
         "board-mark": "#9db0c9",

@@ -253,14 +253,14 @@ class StartScreen(Screen[None]):
         agents = self.query_one("#agents")
         agents.display = way not in ("play", "live")
         self.query_one("#others").display = way in ("compare", "duel-watch")
-        text = Content.styled(" $ ", "$accent") + Content.styled(command_of(self.setup), "bold")
+        text = Content.styled(" $ ", "$text-accent") + Content.styled(command_of(self.setup), "bold")
         if self.chosen("games") == YOURS:
             text = Content.styled(" enter: type its name", "bold")
         missing = list(dict.fromkeys(choice.missing for choice in [*self.choices, *self.games] if choice.missing))
         if self.notice:
-            text = Content.styled(f" {self.notice}\n", "$warning") + text
+            text = Content.styled(f" {self.notice}\n", "$text-warning") + text
         elif missing:
-            text = Content.styled(f" ✗ play after: {missing[0]}\n", "$warning") + text
+            text = Content.styled(f" ✗ play after: {missing[0]}\n", "$text-warning") + text
         self.query_one("#command", Static).update(text)
 
     @on(Options.OptionHighlighted)

@@ -102,7 +102,7 @@ class ActionBars(Widget):
 
     def _label(self, action: str, width: int) -> Content:
         if action == self.chosen:
-            return Content.styled(f"▸ {self._named(action):<{width}} ", "bold $accent")
+            return Content.styled(f"▸ {self._named(action):<{width}} ", "bold $text-accent")
         dim = DISABLED if action not in self.legal else "" if self.probabilities else MUTED
         return Content.styled(f"  {self._named(action):<{width}} ", dim)
 

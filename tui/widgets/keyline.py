@@ -55,7 +55,7 @@ class KeyLine(Widget):
     def render(self) -> Content:
         parts = [Content(" ")]
         for hint in self.fitting(self.size.width):
-            parts += [Content.styled(hint.key, "bold $accent"), Content(f" {hint.words}{' ' * GAP}")]
+            parts += [Content.styled(hint.key, "bold $text-accent"), Content(f" {hint.words}{' ' * GAP}")]
         return Content("").join(parts)
 
     async def on_click(self, event: Click) -> None:

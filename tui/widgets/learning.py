@@ -82,13 +82,15 @@ def groups(run: Learning, width: int) -> Content:
     """The groups of the update that is shown, each on one line."""
     if run.update is None:
         told = run.nothing if run.done or run.trouble else NOTHING_YET
-        return Content.styled(told, "$error" if told != NOTHING_YET else MUTED)
+        return Content.styled(told, "$text-error" if told != NOTHING_YET else MUTED)
     largest = max((abs(m.advantage) for row in run.update.groups for m in row.members), default=1.0) or 1.0
     digits = max((len(str(row.start_seed)) for row in run.update.groups), default=1)
     lines = [Content.styled("start".rjust(digits + 1), MUTED)]
     for number, row in enumerate(run.update.groups):
         here = number == run.group
-        line = Content.styled(f"{'▸' if here else ' '}{row.start_seed:>{digits}} ", "bold $accent" if here else "")
+        line = Content.styled(
+            f"{'▸' if here else ' '}{row.start_seed:>{digits}} ", "bold $text-accent" if here else ""
+        )
         room = width - line.cell_length - (len(FLAT) if row.flat else 0)
         members = sorted(row.members, key=lambda member: -member.advantage)
         for member in members if len(members) <= room else ends(members, room):
@@ -98,7 +100,7 @@ def groups(run: Learning, width: int) -> Content:
                 line += Content.styled(sign(member), paint(member, largest, chosen=here and member is run.member))
         lines.append(line + Content.styled(FLAT if row.flat else "", MUTED))
     if run.trouble:
-        lines.append(Content.styled(run.trouble, "$error"))
+        lines.append(Content.styled(run.trouble, "$text-error"))
     return Content("\n").join(lines)
 
 
@@ -124,10 +126,10 @@ def scenes(run: Learning, width: int) -> Content:
 def paint(member: Member, largest: float, *, chosen: bool) -> str:
     """The colour of an advantage: green or red, the paler the smaller."""
     if chosen:
-        return "bold reverse $accent"
+        return "bold reverse $text-accent"
     if member.advantage == 0:
         return MUTED
-    colour = "$success" if member.advantage > 0 else "$error"
+    colour = "$text-success" if member.advantage > 0 else "$text-error"
     return f"{colour} {round(40 + 60 * abs(member.advantage) / largest)}%"
 
 
@@ -153,7 +155,7 @@ def film_turns(session: Session) -> Content:
         if turn.step < session.cursor:
             here = turn.step + 1 == session.cursor
             text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
-            lines.append(Content.styled(text, "bold $accent" if here else ""))
+            lines.append(Content.styled(text, "bold $text-accent" if here else ""))
     height = min(FILM_TURNS, session.scenario.step_limit)
     lines = lines[-height:]
     return Content("\n").join([*lines, *[Content(" ")] * (height - len(lines))])
@@ -176,9 +178,9 @@ def turns(run: Learning, session: Session) -> Content:
     for turn, credit in zip(own, sample.credits, strict=True):
         here = turn.step + 1 == session.cursor
         text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
-        colour = "$success" if credit > 0 else "$error" if credit < 0 else MUTED
+        colour = "$text-success" if credit > 0 else "$text-error" if credit < 0 else MUTED
         credited = Content("") if same else Content.styled(f"  {credit:+.3f}", colour)
-        lines.append(Content.styled(text, "bold $accent" if here else "") + credited)
+        lines.append(Content.styled(text, "bold $text-accent" if here else "") + credited)
     return Content("\n").join(lines)
 
 

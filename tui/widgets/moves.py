@@ -11,7 +11,7 @@ from msgrpo.tui.messages import SeekTo
 from msgrpo.tui.session import Frame, Session, points
 from msgrpo.tui.shades import MUTED
 
-SIGNS = {"": MUTED, "?": "bold $warning", "??": "bold $error"}
+SIGNS = {"": MUTED, "?": "bold $text-warning", "??": "bold $text-error"}
 
 
 class MoveList(Widget):
@@ -52,8 +52,8 @@ class MoveList(Widget):
             p = (turn.action_probabilities or {}).get(turn.action or "")
             here = frame.step == self._session.cursor
             text = f"{frame.step:>4}  {turn.action or self._idle:<{width}} {'' if p is None else f'{p:.0%}':>4}"
-            style = "$success" if turn.paid > 0 else "$error" if turn.paid < 0 else ""
-            line = Content.styled(text, "bold $accent" if here else "")
+            style = "$text-success" if turn.paid > 0 else "$text-error" if turn.paid < 0 else ""
+            line = Content.styled(text, "bold $text-accent" if here else "")
             line += Content.styled(f" {points(turn.paid):>7}", style)
             lost, sign = self._judging.lost(self.index, frame.step, self.player)
             lines.append(line + Content.styled(f" {lost:>6.2f} {sign}" if lost else "", SIGNS[sign]))

@@ -76,7 +76,7 @@ class AgentPanel(Widget):
         stats = [
             stat("return", points(tally.total), "bold"),
             stat("step", f"{frame.step}/{session.scenario.step_limit}"),
-            stat("invalid", str(tally.invalid), "bold $warning" if tally.invalid else ""),
+            stat("invalid", str(tally.invalid), "bold $text-warning" if tally.invalid else ""),
         ]
         costs = []
         if tally.tokens:
@@ -161,7 +161,7 @@ def thought_text(turn: Turn | None, decision: Decision | None) -> Content:
         return Content("")
     words = answer_words(turn.reasoning, turn.answer)
     if turn.failure is not None:
-        words += Content.styled(f"\n⊥ no action: {turn.failure.value.replace('_', ' ')}", "bold $warning")
+        words += Content.styled(f"\n⊥ no action: {turn.failure.value.replace('_', ' ')}", "bold $text-warning")
     return words
 
 
@@ -189,14 +189,16 @@ def details_text(turn: Turn | None, decision: Decision | None, prompt: Prompt | 
     if decision is not None:
         read = decision.prompt or prompt
         section("raw answer", decision.completion.text if decision.completion else "")
-        section("parsed", parsed_text(decision.action, decision.failure), "bold $accent")
+        section("parsed", parsed_text(decision.action, decision.failure), "bold $text-accent")
         section("it read", read.state if read else "")
         section("after", read.prefix if read else "", MUTED)
         return Content("\n").join(parts)
     if turn is not None:
         section("raw answer", turn.answer or "")
         section(
-            "parsed → reward", f"{parsed_text(turn.action, turn.failure)} → {points(turn.reward)}", "bold $accent"
+            "parsed → reward",
+            f"{parsed_text(turn.action, turn.failure)} → {points(turn.reward)}",
+            "bold $text-accent",
         )
         section("it read", turn.state if prompt is None else "")
     if prompt is not None:

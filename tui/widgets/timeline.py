@@ -16,11 +16,11 @@ PLAYERS = ("bold $sign-1", "bold $sign-2")  # of two boards: whose sign it is
 BOTH = 2
 STYLES = {
     PLAIN: "$primary",
-    GAIN: "bold $success",
-    LOSS: "bold $error",
-    MISTAKE: "bold $warning",
-    BLUNDER: "bold $error",
-    INVALID: "bold $warning",
+    GAIN: "bold $text-success",
+    LOSS: "bold $text-error",
+    MISTAKE: "bold $text-warning",
+    BLUNDER: "bold $text-error",
+    INVALID: "bold $text-warning",
     AHEAD: "$panel-lighten-2",
 }
 
@@ -82,11 +82,13 @@ class Timeline(Widget):
                     whose[column] = BOTH
         here = column_of[self.match.cursor]
         sign = "▶" if self.pace.playing else "||"
-        parts: list[Content] = [Content.styled(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "bold $accent")]
+        parts: list[Content] = [
+            Content.styled(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "bold $text-accent")
+        ]
         for i, m in enumerate(marks):
             telling = m in (MISTAKE, BLUNDER, INVALID, LOSS, GAIN)  # the cursor stands on it and does not hide it
             colour = PLAYERS[whose[i]] if len(self.match.sessions) > 1 and whose[i] in (0, 1) else STYLES[m]
-            here_style = f"{colour} reverse" if telling else "bold $accent"
+            here_style = f"{colour} reverse" if telling else "bold $text-accent"
             style = here_style if i == here else colour
             parts.append(Content.styled(m if telling or i != here else HERE, style))
         parts.append(Content.styled(f"{self.match.cursor:>5}/{self.limit}", "$foreground"))
