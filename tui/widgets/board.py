@@ -92,13 +92,15 @@ class BoardView(Widget):
     def flash(self, roles: Iterable[Role]) -> None:
         """Light up the cells of these roles for a moment, where the app moves at all (TEXTUAL_ANIMATIONS)."""
         if self.app.animation_level != "none":
-            self._lit = frozenset(roles)
-            self.refresh()
-            after(self, FLASH_S, self._put_out)
+            self._light(frozenset(roles))
+            after(self, FLASH_S, lambda: self._light(frozenset()))
 
-    def _put_out(self) -> None:
-        self._lit = frozenset()
-        self.refresh()
+    def _light(self, roles: frozenset[Role]) -> None:
+        either, self._lit = self._lit | roles, roles
+        if self.board is not None:
+            of = self.board.roles
+            rows = enumerate(self.board.cells)
+            self._draw((y, x) for y, row in rows for x, glyph in enumerate(row) if of.get(glyph, "floor") in either)
 
     def show(self, board: Board | None, text: str) -> None:
         self.board, self.text = board, text
@@ -153,14 +155,18 @@ class BoardView(Widget):
         if old is None or new is None or len(old.cells) != len(new.cells) or len(old.cells[0]) != len(new.cells[0]):
             self.refresh()
             return
-        scale, (left, top) = self.scale, self._margins()
         touched = {place for board in (old, new) for chain in board.chains for place in chain}
-        regions = [
-            Region(left + AXIS + 2 * scale * x, top + scale * y, 2 * scale, scale)
+        self._draw(
+            (y, x)
             for y, (before, after) in enumerate(zip(old.cells, new.cells, strict=True))
             for x, (was, now) in enumerate(zip(before, after, strict=True))
             if was != now or (y, x) in touched or old.colours.get((y, x)) != new.colours.get((y, x))
-        ]
+        )
+
+    def _draw(self, places: Iterable[Place]) -> None:
+        """Draw these cells again."""
+        scale, (left, top) = self.scale, self._margins()
+        regions = [Region(left + AXIS + 2 * scale * x, top + scale * y, 2 * scale, scale) for y, x in places]
         if regions:
             self.refresh(*regions)
 
@@ -200,8 +206,8 @@ class BoardView(Widget):
             name = board.down[row] if board.down else str((self.rows - 1 - row) % 10)
             segments.append(Segment((name[:1] if part == middle else " ").ljust(AXIS), axis))
             for x, glyph in enumerate(board.cells[row]):
-                if self._drawn(glyph):
-                    segments += self._picture(board, row, x, part)
+                if self._drawn(glyph, scale):
+                    segments += self._picture(board, row, x, part, scale)
                     continue
                 text, kind = look(board, (row, x))
                 lit = board.roles.get(glyph, "floor") in self._lit
@@ -219,15 +225,15 @@ class BoardView(Widget):
             kind += "-a" if (x + row) % 2 else "-b"
         return self.get_component_rich_style(f"board--{kind}")
 
-    def _drawn(self, glyph: str) -> bool:
+    def _drawn(self, glyph: str, scale: int) -> bool:
         """Whether a cell is a picture and no letter."""
         role = self.board.roles.get(glyph, "floor") if self.board else "floor"
-        return role in DRAWN and 2 * self.scale >= SMALLEST and not self.app.no_color
+        return role in DRAWN and 2 * scale >= SMALLEST and not self.app.no_color
 
-    def _picture(self, board: Board, row: int, x: int, part: int) -> list[Segment]:
+    def _picture(self, board: Board, row: int, x: int, part: int, scale: int) -> list[Segment]:
         """One line of a cell's picture: in each column the upper pixel is the character, the lower its ground."""
         role = board.roles[board.cells[row][x]]
-        pixels = sprite(role, 2 * self.scale, joined(board, (row, x)), board.facing.get((row, x), "up"))
+        pixels = sprite(role, 2 * scale, joined(board, (row, x)), board.facing.get((row, x), "up"))
         style = self._style(DRAWN[role], row, x)
         ice = "ice" in board.roles.values()
         ground = "lit" if role in self._lit else "hole" if role == "lost" and ice else "ice" if ice else "floor"

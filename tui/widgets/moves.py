@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from textual.content import Content
 from textual.events import Click
-from textual.widget import Widget
 
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.messages import SeekTo
 from msgrpo.tui.session import Frame, Session, points
-from msgrpo.tui.shades import MUTED
+from msgrpo.tui.widgets.lines import Lines, Part
 
-SIGNS = {"": MUTED, "?": "bold $text-warning", "??": "bold $text-error"}
+SIGNS = {"": "muted", "?": "mistake", "??": "blunder"}
 
 
-class MoveList(Widget):
+class MoveList(Lines):
     """As many lines as there is room for, around the step that is shown."""
 
     def __init__(self, index: int, player: str) -> None:
@@ -27,7 +25,7 @@ class MoveList(Widget):
     def show(self, session: Session, judging: Judging, *, idle: str) -> None:
         """`idle` is what a turn without an action is called."""
         self._session, self._judging, self._idle = session, judging, idle
-        self.refresh()
+        self.draw()
 
     def _rows(self) -> list[Frame]:
         """The frames that are shown, one below the other."""
@@ -39,25 +37,26 @@ class MoveList(Widget):
         first = max(0, min(here - room // 2 - 1, len(played) - room))
         return played[first : first + room]
 
-    def render(self) -> Content:
+    def lines(self) -> list[list[Part]]:
         if self._session is None or self._judging is None:
-            return Content("")
+            return []
         width = max(6, *map(len, self._session.game.actions or ("",)))
         rows = self._rows()
         judged = self._session.scenario.judge is not None
         head = f"step  {'action':<{width}}    p  reward" + ("   lost" if judged else "")
-        lines = [Content.styled(head if rows else "", MUTED)]
-        for frame in rows:
-            turn = frame.turns[self.player]
-            p = (turn.action_probabilities or {}).get(turn.action or "")
-            here = frame.step == self._session.cursor
-            text = f"{frame.step:>4}  {turn.action or self._idle:<{width}} {'' if p is None else f'{p:.0%}':>4}"
-            style = "$text-success" if turn.paid > 0 else "$text-error" if turn.paid < 0 else ""
-            line = Content.styled(text, "bold $text-accent" if here else "")
-            line += Content.styled(f" {points(turn.paid):>7}", style)
-            lost, sign = self._judging.lost(self.index, frame.step, self.player)
-            lines.append(line + Content.styled(f" {lost:>6.2f} {sign}" if lost else "", SIGNS[sign]))
-        return Content("\n").join(lines)
+        return [[(head if rows else "", "muted")], *(self._line(self._judging, frame, width) for frame in rows)]
+
+    def _line(self, judging: Judging, frame: Frame, width: int) -> list[Part]:
+        turn = frame.turns[self.player]
+        p = (turn.action_probabilities or {}).get(turn.action or "")
+        here = self._session is not None and frame.step == self._session.cursor
+        text = f"{frame.step:>4}  {turn.action or self._idle:<{width}} {'' if p is None else f'{p:.0%}':>4}"
+        lost, sign = judging.lost(self.index, frame.step, self.player)
+        return [
+            (text, "cursor" if here else ""),
+            (f" {points(turn.paid):>7}", "gain" if turn.paid > 0 else "loss" if turn.paid < 0 else ""),
+            (f" {lost:>6.2f} {sign}" if lost else "", SIGNS[sign]),
+        ]
 
     def on_click(self, event: Click) -> None:
         rows = self._rows()

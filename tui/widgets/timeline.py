@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from textual.content import Content
+from itertools import groupby
+
 from textual.events import Click
-from textual.widget import Widget
 
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.messages import SeekTo
 from msgrpo.tui.pace import Pace
 from msgrpo.tui.session import Frame, Match
+from msgrpo.tui.widgets.lines import HERE as UNDER_CURSOR
+from msgrpo.tui.widgets.lines import Lines, Part
 
 PLAIN, GAIN, LOSS, MISTAKE, BLUNDER, INVALID, AHEAD, HERE = "━", "+", "−", "?", "⁇", "!", "─", "●"
-PLAYERS = ("bold $sign-1", "bold $sign-2")  # of two boards: whose sign it is
+PLAYERS = ("sign-1", "sign-2")  # of two boards: whose sign it is
 BOTH = 2
-STYLES = {
-    PLAIN: "$primary",
-    GAIN: "bold $text-success",
-    LOSS: "bold $text-error",
-    MISTAKE: "bold $text-warning",
-    BLUNDER: "bold $text-error",
-    INVALID: "bold $text-warning",
-    AHEAD: "$panel-lighten-2",
+KINDS = {
+    PLAIN: "track",
+    GAIN: "gain",
+    LOSS: "loss",
+    MISTAKE: "mistake",
+    BLUNDER: "blunder",
+    INVALID: "mistake",
+    AHEAD: "ahead",
 }
 
 
@@ -35,7 +37,7 @@ def mark(frame: Frame) -> str:
     return GAIN if any(turn.reward > 0 for turn in turns) else PLAIN
 
 
-class Timeline(Widget):
+class Timeline(Lines):
     """Steps 0 to the limit, spread over the width."""
 
     def __init__(self, id: str | None = None) -> None:
@@ -46,7 +48,7 @@ class Timeline(Widget):
 
     def show(self, match: Match, pace: Pace, judging: Judging) -> None:
         self.match, self.pace, self.judging = match, pace, judging
-        self.refresh()
+        self.draw()
 
     @property
     def limit(self) -> int:
@@ -61,9 +63,9 @@ class Timeline(Widget):
         first, width = self._track
         return round(max(0, min(column - first, width - 1)) * self.limit / (width - 1))
 
-    def render(self) -> Content:
+    def lines(self) -> list[list[Part]]:
         if self.match is None or self.pace is None or self.judging is None:
-            return Content("")
+            return []
         first, width = self._track
         marks, whose = [AHEAD] * width, [-1] * width  # and the player of each sign: a race has two
         weight = {sign: i for i, sign in enumerate((AHEAD, PLAIN, GAIN, MISTAKE, LOSS, BLUNDER, INVALID))}
@@ -82,17 +84,17 @@ class Timeline(Widget):
                     whose[column] = BOTH
         here = column_of[self.match.cursor]
         sign = "▶" if self.pace.playing else "||"
-        parts: list[Content] = [
-            Content.styled(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "bold $text-accent")
-        ]
+        parts: list[Part] = [(f" {sign:<2}{self.pace.speed:>4g}/s".ljust(first), "cursor")]
         for i, m in enumerate(marks):
             telling = m in (MISTAKE, BLUNDER, INVALID, LOSS, GAIN)  # the cursor stands on it and does not hide it
-            colour = PLAYERS[whose[i]] if len(self.match.sessions) > 1 and whose[i] in (0, 1) else STYLES[m]
-            here_style = f"{colour} reverse" if telling else "bold $text-accent"
-            style = here_style if i == here else colour
-            parts.append(Content.styled(m if telling or i != here else HERE, style))
-        parts.append(Content.styled(f"{self.match.cursor:>5}/{self.limit}", "$foreground"))
-        return Content("").join(parts)
+            kind = PLAYERS[whose[i]] if len(self.match.sessions) > 1 and whose[i] in (0, 1) else KINDS[m]
+            if i == here:
+                parts.append((m, kind + UNDER_CURSOR) if telling else (HERE, "cursor"))
+            else:
+                parts.append((m, kind))
+        same = groupby(parts, key=lambda part: part[1])
+        count = (f"{self.match.cursor:>5}/{self.limit}", "")
+        return [[*(("".join(text for text, _ in run), kind) for kind, run in same), count]]
 
     def on_click(self, event: Click) -> None:
         self.post_message(SeekTo(self.step_at(event.x)))

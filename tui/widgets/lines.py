@@ -1,0 +1,53 @@
+"""Short lines in the theme's colours, of which only those that have changed are drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+HERE = " here"  # after a kind: the cursor stands on it
+Part = tuple[str, str]  # a text and its kind, which has a colour in msgrpo.tcss; "" has the usual one
+
+
+class Lines(Widget):
+    """What stands here is drawn segment by segment: Textual's own texts are wrapped and styled anew each time."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        f"lines--{kind}"
+        for kind in ("muted", "cursor", "track", "ahead", "gain", "loss", "mistake", "blunder", "sign-1", "sign-2")
+    }
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._drawn: Sequence[Sequence[Part]] = ()
+
+    def lines(self) -> Sequence[Sequence[Part]]:
+        """What is to stand here, by the widget's size."""
+        return ()
+
+    def draw(self) -> None:
+        before, self._drawn = self._drawn, self.lines()
+        changed = [y for y, (was, now) in enumerate(zip_longest(before, self._drawn)) if was != now]
+        if changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def on_resize(self) -> None:
+        self._drawn = self.lines()
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        parts = self._drawn[y] if y < len(self._drawn) else ()
+        strip = Strip([Segment(text, self._style(kind)) for text, kind in parts])
+        return strip.adjust_cell_length(self.size.width, self.rich_style)
+
+    def _style(self, kind: str) -> Style:
+        name = kind.removesuffix(HERE)
+        style = self.get_component_rich_style(f"lines--{name}") if name else self.rich_style
+        return style if name == kind else style + Style(reverse=True)
