@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from msgrpo import cli
 from msgrpo.errors import MissingExtraError, MsgrpoError
 from msgrpo.extras import needs
 
@@ -201,3 +202,15 @@ def test_every_benchmark_can_be_started() -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_wait_leave_their_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They spun, and an update took minutes beside another busy program. What a person has set stays."""
+    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.setattr("sys.argv", ["msgrpo", "--version"])
+        monkeypatch.setenv("OMP_WAIT_POLICY", given or "")  # whatever main does is undone
+        if given is None:
+            monkeypatch.delenv("OMP_WAIT_POLICY")
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert os.environ["OMP_WAIT_POLICY"] == expected
