@@ -291,7 +291,7 @@ def test_bfloat16_is_for_bases_beyond_nanos_size_where_the_processor_is_faster_w
     cpu = torch.device("cpu")
     assert loading.usual_dtype("nano", cpu) == "float32"
     assert loading.usual_dtype("nobody/has-this-model-here", cpu) == "float32"
-    for name, parameters, expected in (("small", 10_000, "float32"), ("large", 20_000_000, "bfloat16")):
+    for name, parameters, expected in (("small", 10_000, "float32"), ("large", 20_000_001, "bfloat16")):
         (tmp_path / name).mkdir()
         save_file({"w": torch.zeros(parameters, dtype=torch.uint8)}, tmp_path / name / "model.safetensors")
         assert loading.usual_dtype(str(tmp_path / name), cpu) == (expected if pays else "float32")

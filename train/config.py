@@ -30,7 +30,7 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
 from msgrpo.models.gguf_file import is_gguf
-from msgrpo.models.paths import NANO, parameters_of
+from msgrpo.models.paths import NANO, NANO_SIZED, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
 from msgrpo.train.mixture import names_of, weights_of
@@ -386,8 +386,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-# Parameters up to which a base has nano's settings, and those of `small` on a CPU.
-NANO_SIZED, SMALL = 20_000_000, 1_200_000_000
+# Parameters up to which a base has the settings of `small` on a CPU.
+SMALL = 1_200_000_000
 
 
 def preset_for(base: str) -> str:

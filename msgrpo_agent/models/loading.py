@@ -28,8 +28,8 @@ from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
 from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO as NANO
 from msgrpo.models.paths import NANO_DIR as NANO_DIR
+from msgrpo.models.paths import NANO_SIZED, check_base, is_folder, own_code, parameters_of, tensor_shapes
 from msgrpo.models.paths import base_path as base_path
-from msgrpo.models.paths import check_base, is_folder, own_code, parameters_of, tensor_shapes
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.trunk import prepare
 from msgrpo.prompt import PromptTemplate
@@ -38,8 +38,7 @@ from msgrpo.text import printable
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
 _LOADING = threading.Lock()
 HUB_S = 10.0  # for a first answer of the hub
-FROM = 20_000_000  # parameters from which bfloat16 is asked for on a CPU
-PAYS = 1.5  # times as fast as float32: with the instructions it is 2 to 3, without them far below 1
+PAYS = 1.5  # times as fast as float32 that bfloat16 must be on a CPU
 
 
 def default_device() -> torch.device:
@@ -50,7 +49,7 @@ def usual_dtype(base: str, device: torch.device) -> str:
     """bfloat16 on a GPU, and of a base beyond nano's size on a processor that is faster with it; else float32."""
     if base == NANO:
         return "float32"
-    if device.type == "cpu" and ((parameters_of(base) or 0) < FROM or not _bfloat16_pays()):
+    if device.type == "cpu" and ((parameters_of(base) or 0) <= NANO_SIZED or not _bfloat16_pays()):
         return "float32"
     return "bfloat16"
 

@@ -13,6 +13,7 @@ from msgrpo.errors import ModelError
 from msgrpo.files import check_regular, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
 
+NANO_SIZED = 20_000_000  # parameters up to which a base counts as small as nano
 Shapes = dict[str, tuple[int, ...]]
 LARGEST_CONFIG = 8 * 2**20  # bytes of a config
 LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
