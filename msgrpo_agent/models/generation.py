@@ -36,7 +36,8 @@ from msgrpo.models.shared_prefix import (
 # further: an answer stays the same to the last digit, and a step of four rows costs what a step of one does.
 FEWEST_ROWS = 4
 BLOCK = 1024  # tokens of a large vocabulary that are looked at together
-PART = 2**22  # logits that are worked on at once: 16 MiB, which stay in the processor's cache
+PART = 2**22  # logits that a processor works on at once: 16 MiB, which stay in its cache
+GPU_PART = 2**27  # that a GPU works on at once: there what counts is how few kernels are started
 LARGEST = 1 - 2.0**-53  # of a uniform number
 TOKENS = 2**14  # that are held at once while texts are compared, each with keys and values of its own
 
@@ -227,7 +228,7 @@ def sample(logits_NV: Tensor, sampling: Sampling, uniforms_N: Tensor) -> tuple[T
     The log-probabilities are those of the distribution sampled from (after temperature and top-p); greedy
     decoding reports them at temperature 1.
     """
-    size = max(1, PART // logits_NV.shape[1])
+    size = max(1, (PART if logits_NV.device.type == "cpu" else GPU_PART) // logits_NV.shape[1])
     parts = [
         _sample(logits_NV[at : at + size], sampling, uniforms_N[at : at + size])
         for at in range(0, len(logits_NV), size)

@@ -1,0 +1,84 @@
+"""Does a policy look at the map of Frozen Lake? From a record of its episodes.
+
+    python benchmarks/lake_looks.py runs/eval/AGENT/frozen-lake.jsonl --result benchmarks/results/looks.json
+
+Two witnesses. The first: whoever does not look can be no better than the best fixed sequence of moves on these
+starts (of the twenty that lead to the goal in six moves; chosen afterwards, so a high bound). The second: of the
+moves ahead (right or down) in turns in which just one of these two leads into a hole, how many do not take it; half
+where nobody looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from machine import facts
+
+from msgrpo.episode import Episode, read_episodes
+
+Cell = tuple[int, int]
+START, GOAL, AHEAD = (0, 3), (3, 0), {"right": (1, 0), "down": (0, -1)}
+
+
+def cells(text: str) -> list[Cell]:
+    return [(int(x), int(y)) for x, y in re.findall(r"\((\d),(\d)\)", text)]
+
+
+def seen(state: str) -> tuple[Cell, set[Cell]]:
+    """Where the player is, and the holes."""
+    you, _, rest = state.partition(" Goal ")
+    return cells(you)[0], set(cells(rest.partition("Holes")[2].partition("\n")[0]))
+
+
+def sequences() -> dict[str, list[Cell]]:
+    """The cells of every way of three moves right and three down."""
+    ways = {}
+    for rights in combinations(range(6), 3):
+        moves = ["right" if i in rights else "down" for i in range(6)]
+        way = [START]
+        for move in moves:
+            way.append((way[-1][0] + AHEAD[move][0], way[-1][1] + AHEAD[move][1]))
+        assert way[-1] == GOAL
+        ways[" ".join(moves)] = way
+    return ways
+
+
+def looks(episodes: list[Episode]) -> dict[str, Any]:
+    boards = [seen(episode.turns[0].state)[1] for episode in episodes]
+    wins = {name: sum(not board & set(way) for board in boards) for name, way in sequences().items()}
+    best = max(wins, key=lambda name: wins[name])
+    one_hole, avoided = 0, 0
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        (x, y), holes = seen(turn.state)
+        into = [move for move, (dx, dy) in AHEAD.items() if (x + dx, y + dy) in holes]
+        if len(into) == 1 and turn.action in AHEAD:
+            one_hole += 1
+            avoided += turn.action not in into
+    return {
+        "episodes": len(episodes),
+        "successes": sum(bool(episode.success) for episode in episodes),
+        "best_fixed_sequence": {"moves": best, "successes": wins[best]},
+        "moves_ahead_beside_one_hole": one_hole,
+        "hole_avoided": avoided,
+        "actions": dict(Counter(str(turn.action) for episode in episodes for turn in episode.turns)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", type=Path, help="frozen-lake.jsonl of an evaluation")
+    parser.add_argument("--result", type=Path, required=True)
+    given = parser.parse_args()
+    found = {record.parent.name: looks(list(read_episodes(record))) for record in given.records}
+    given.result.write_text(json.dumps({"machine": facts(), "agents": found}, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
