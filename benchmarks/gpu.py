@@ -41,24 +41,7 @@ TINY = (
     "prompt=brief",
     "steps=1",
 )
-OURS = (
-    "groups=32",
-    "group_size=16",
-    "select=aaw(keep=8)",
-    "minibatches=4",
-    "learning_rate=2.5e-4",
-    "explore=entropy(target=0.04)",
-    "lora_rank=16",
-    "loss=clip(kl=0)",
-    f"max_tokens={MAX_TOKENS}",
-    "micro_batch_tokens=16384",
-    "gradient_checkpointing=false",
-    "eval_every=10",
-    "eval_episodes=100",
-    "checkpoint_every=10",
-    "steps=40",
-    "film=0",
-)
+OURS = (f"max_tokens={MAX_TOKENS}", "film=0")
 
 
 @dataclass(frozen=True)
@@ -135,7 +118,7 @@ def training(name: str, given: argparse.Namespace) -> list[str]:
     stage = STAGES[kind]
     settings = [f"prompt={HERE / 'prompts' / stage.prompt}", *OURS, *stage.settings, *(TINY if given.smoke else ())]
     command = [sys.executable, "-m", "msgrpo.cli", "train", stage.scenario, "--base", str(base_of(stage, given))]
-    command += ["--preset", "paper", "--seed", seed or "0", "--out", str(folder_of(name, given)), "--resume"]
+    command += ["--preset", "small-gpu", "--seed", seed or "0", "--out", str(folder_of(name, given)), "--resume"]
     return command + [part for setting in settings for part in ("--set", setting)]
 
 

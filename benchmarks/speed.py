@@ -31,7 +31,7 @@ from msgrpo.games import get_scenario
 from msgrpo.models.generation import Row
 from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import left_pad
-from msgrpo.models.trunk import trunk_and_head
+from msgrpo.models.trunk import evaluating, trunk_and_head
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.evaluate import evaluate
@@ -88,7 +88,10 @@ def timed(work: Callable[[], object]) -> float:
 
 def plain_generate(engine: LocalModel, batch: list[Row], config: TrainConfig) -> object:
     ids, mask = left_pad([row.prompt for row in batch], engine.pad_id, engine.model.device)
-    with torch.inference_mode():
+    with (
+        torch.inference_mode(),
+        evaluating(engine.model),
+    ):  # in training mode layers that are checkpointed drop their cache
         return engine.model.generate(
             ids, attention_mask=mask, do_sample=True, temperature=config.temperature, top_k=0, top_p=1.0,
             max_new_tokens=config.max_tokens, eos_token_id=sorted(engine.stop_ids), pad_token_id=engine.pad_id,

@@ -83,6 +83,20 @@ def test_bounds_are_crossed_one_by_one() -> None:
     assert causes({"rollout/flat_groups": math.nan, "update/kl": math.nan}) == []
 
 
+def test_one_update_that_stands_out_is_no_trend() -> None:
+    assert causes({}, {"update/grad_norm": 50.0}, {}, rows=1) == []
+    assert causes({}, {"update/grad_norm": 50.0}, {"update/grad_norm": 1.2}) == ["learning rate too high"]
+
+
+def test_a_real_model_that_learned_is_healthy_and_one_that_broke_is_not() -> None:
+    settings = SETTINGS | {"base": "qwen", "max_tokens": 16, "learning_rate": 2.5e-4}
+    learned, broke = ({"name": name, "rows": None} for name in ("gpu-lake-seed-0", "qwen-lake-seed-0"))
+    assert diagnose(History(settings, rows_of(learned))) == []
+    (finding,) = diagnose(History(settings, rows_of(broke)))
+    assert finding.cause == "learning rate too high"
+    assert "learning_rate=2.5e-05 (it was 0.00025)" in finding.change
+
+
 def test_what_has_learned_may_be_alike() -> None:
     """Low entropy and flat groups after a rise beyond chance are what learning looks like."""
     flat = {"kind": "train", **WELL, "rollout/flat_groups": 1.0, "rollout/entropy": 0.001}

@@ -116,7 +116,7 @@ def test_a_base_of_another_size_never_gets_nanos_settings(monkeypatch: pytest.Mo
             assert getattr(chosen, name) == preset[name]
     assert make_config(given={"base": "small"}, settings=["learning_rate=0.5"]).learning_rate == 0.5
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert preset_for("small") == "paper"
+    assert [preset_for(base) for base in sizes] == ["small-gpu", "paper", "paper", "nano"]
 
 
 def test_one_process_teaches_in_a_folder(tmp_path: Path) -> None:

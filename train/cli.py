@@ -36,7 +36,9 @@ def train(
     out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/SCENARIO.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    preset: Annotated[str | None, typer.Option(help="nano, small or paper; without: by the base.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="nano, small, small-gpu or paper; without: by the base and the device.")
+    ] = None,
     config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
     rollouts: Annotated[
