@@ -85,7 +85,7 @@ def be_patient() -> None:
 
 def measured(fault: str, out: Path, address: str) -> dict[str, Any]:
     """One run with one fault."""
-    driver = start(out, address, *(("--set", "servers=1") if fault in SERVED else ()))
+    driver = start(out, address, *(("--rollouts", "vllm(servers=1)") if fault in SERVED else ()))
     wait_for(lambda: saved(out) >= 1 or driver.poll() is not None)
     first, began = saved(out), time.monotonic()
     wait_for(lambda: saved(out) >= HURT_AFTER or driver.poll() is not None)

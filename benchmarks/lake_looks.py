@@ -1,11 +1,14 @@
-"""Does a policy look at the map of Frozen Lake? From a record of its episodes.
+"""Does a policy look at the map of Frozen Lake? From a record of its episodes, and from its training's own log.
 
     python benchmarks/lake_looks.py runs/eval/AGENT/frozen-lake.jsonl --result benchmarks/results/looks.json
+    python benchmarks/lake_looks.py --run runs/lake --result benchmarks/results/boards.json
 
 Two witnesses. The first: whoever does not look can be no better than the best fixed sequence of moves on these
 starts (of the twenty that lead to the goal in six moves; chosen afterwards, so a high bound). The second: of the
 moves ahead (right or down) in turns in which just one of these two leads into a hole, how many do not take it; half
 where nobody looks.
+
+Of a run: how often its rollouts won on boards that it had trained on before, and on boards that were new to it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 from machine import facts
 
 from msgrpo.episode import Episode, read_episodes
+from msgrpo.games import get_scenario
 
 Cell = tuple[int, int]
 START, GOAL, AHEAD = (0, 3), (3, 0), {"right": (1, 0), "down": (0, -1)}
@@ -70,12 +74,34 @@ def looks(episodes: list[Episode]) -> dict[str, Any]:
     }
 
 
+def boards(run: Path) -> list[dict[str, Any]]:
+    """For each update the groups on new and on known boards that its log holds, and the mean return of each kind."""
+    scenario, known, rows = get_scenario("frozen-lake"), set[frozenset[Cell]](), []
+    for file in sorted((run / "updates").glob("*.json")):
+        update = json.loads(file.read_text())
+        returns: dict[str, list[float]] = {"new": [], "known": []}
+        here = set()
+        for group in update["groups"]:
+            game = scenario.new(group["start_seed"], 0)
+            board = frozenset(seen(game.observe(game.players[0]))[1])
+            mean = sum(member["total"] for member in group["members"]) / len(group["members"])
+            returns["known" if board in known else "new"].append(mean)
+            here.add(board)
+        known |= here
+        means = {kind: round(sum(of), 4) / len(of) if of else None for kind, of in returns.items()}
+        rows.append({"update": update["step"], "groups": {kind: len(of) for kind, of in returns.items()}} | means)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", nargs="+", type=Path, help="frozen-lake.jsonl of an evaluation")
+    parser.add_argument("--run", type=Path, help="folder of a training")
+    parser.add_argument("records", nargs="*", type=Path, help="frozen-lake.jsonl of an evaluation")
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    found = {record.parent.name: looks(list(read_episodes(record))) for record in given.records}
+    found: dict[str, Any] = {record.parent.name: looks(list(read_episodes(record))) for record in given.records}
+    if given.run is not None:
+        found["boards"] = boards(given.run)
     given.result.write_text(json.dumps({"machine": facts(), "agents": found}, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -170,6 +170,7 @@ def test_every_setting_in_the_documents_is_one() -> None:
         if words[:2] != ["msgrpo", "train"] or any(word.startswith("$") for word in words):
             continue
         settings = [word for option, word in pairwise(words) if option == "--set" and not word.startswith("prompt=")]
+        settings += [f"rollouts={word}" for option, word in pairwise(words) if option == "--rollouts"]
         try:
             make_config(settings=settings)
         except MsgrpoError as error:

@@ -58,8 +58,7 @@ def test_starts_that_get_nowhere_end_the_run_and_an_update_between_them_does_not
 
 
 def test_what_a_cluster_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config(settings=["servers=2", "tensor_parallel=4", "trainers=3-8"])
-    assert config.rollouts == "vllm"
+    config = make_config(settings=["rollouts=vllm(servers=2, tensor_parallel=4)", "trainers=3-8"])
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 10.0})
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 2.0}}])
     assert missing(config, gpus=True) == (
@@ -69,7 +68,7 @@ def test_what_a_cluster_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_servers_are_asked_for_as_the_run_needs_them() -> None:
-    config = make_config(settings=["servers=2", "tensor_parallel=2", "base=nano", "lora_rank=32"])
+    config = make_config(settings=["rollouts=vllm(servers=2, tensor_parallel=2)", "base=nano", "lora_rank=32"])
     wanted = request(config, gpus=True)
     assert (wanted.tensor_parallel_size, wanted.runtime_rank, wanted.dtype, wanted.gpu_share) == (
         2,
@@ -78,7 +77,7 @@ def test_servers_are_asked_for_as_the_run_needs_them() -> None:
         None,
     )
     assert wanted.extra == ("--distributed-executor-backend", "mp")
-    assert request(make_config(settings=["servers=1", "rollouts=vllm(gpu_share=0.5)"]), gpus=True).gpu_share == 0.5
+    assert request(make_config(settings=["rollouts=vllm(servers=1, gpu_share=0.5)"]), gpus=True).gpu_share == 0.5
 
 
 @pytest.mark.parametrize("trainers", ["0", "4-2", "two", "2-"])
@@ -164,7 +163,7 @@ def test_a_server_that_ray_does_not_place_is_refused(tmp_path: Path) -> None:
     config = make_config(settings=["rollouts=vllm", "trainers=2"])
     with pytest.raises(UsageError, match="starts a server beside the first trainer") as error:
         train_on_ray(config, tmp_path / "run", "auto", resume=False, report=Notes())  # type: ignore[arg-type]
-    assert "--set servers=1" in str(error.value.fix)
+    assert "vllm(servers=1)" in str(error.value.fix)
 
 
 def test_what_goes_on_with_a_run_names_its_cluster(tmp_path: Path) -> None:
@@ -172,7 +171,16 @@ def test_what_goes_on_with_a_run_names_its_cluster(tmp_path: Path) -> None:
 
 
 def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "msgrpo.cli", "train", "--out", str(tmp_path / "run"), "--set", "servers=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "msgrpo.cli",
+        "train",
+        "--out",
+        str(tmp_path / "run"),
+        "--rollouts",
+        "vllm(servers=2)",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--ray auto" in done.stderr

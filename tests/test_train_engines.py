@@ -672,7 +672,7 @@ def test_the_childs_context_can_be_bounded(root: Path, tmp_path: Path) -> None:
         "ValueError: To serve one request, a KV cache is needed that is larger than the available memory\n"
     )
     assert "rollouts=vllm(max_model_len=" in str(failure("vLLM did not start", log))
-    child = make_config(given={"rollouts": "vllm(max_model_len=512)"}).child
+    child = make_config(given={"rollouts": "vllm(max_model_len=512)"}).vllm
     assert child is not None
     assert child.max_model_len == 512
     request = Request_(base="nano", max_model_len=512, runtime_adapters=root)

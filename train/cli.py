@@ -92,7 +92,7 @@ def train(
         return
     if ray is None and (config.servers or config.trainers != "1"):
         raise UsageError(
-            f"servers={config.servers} and trainers={config.trainers} are started on a Ray cluster",
+            f"rollouts={config.rollouts} and trainers={config.trainers} are started on a Ray cluster",
             fix="--ray auto; on one machine without Ray: torchrun --nproc-per-node 2 -m msgrpo.cli train …",
         )
     if watch:

@@ -247,10 +247,10 @@ def train_on_ray(
     Raises what `train` raises; KeyboardInterrupt once all is saved and ended. Nothing of the run is left on the
     cluster, however it ends.
     """
-    if config.child is not None and not config.servers:
+    if config.vllm is not None and not config.servers:
         raise UsageError(
             "rollouts=vllm starts a server beside the first trainer, whose end Ray would not let it notice",
-            fix="--set servers=1: servers that Ray places; or --rollouts hf",
+            fix="--rollouts 'vllm(servers=1)': servers that Ray places; or --rollouts hf",
         )
     check_folder(out, config, resume)
     with connected(address) as is_ours:
@@ -261,7 +261,7 @@ def train_on_ray(
         if lack and is_ours:
             raise UsageError(
                 f"this machine has too little for the run: {lack}",
-                fix="fewer --set trainers=… or servers=…, or --ray ADDRESS of a larger cluster",
+                fix="fewer --set trainers=…, or of --rollouts 'vllm(servers=…)', or --ray ADDRESS of a larger cluster",
             )
         check_key(config)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -362,7 +362,8 @@ def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: boo
 def missing(config: TrainConfig, *, gpus: bool) -> str:
     """What the cluster lacks for this run; empty where it has all of it."""
     few, _ = config.ranks
-    wanted = {"CPU": few + config.servers, "GPU": few + config.servers * config.tensor_parallel if gpus else 0}
+    parallel = 1 if config.vllm is None else config.vllm.tensor_parallel
+    wanted = {"CPU": few + config.servers, "GPU": few + config.servers * parallel if gpus else 0}
     there = ray.cluster_resources()
     lacks = [
         f"the run needs {number} {name}, the cluster has {there.get(name, 0):g}"
@@ -370,8 +371,8 @@ def missing(config: TrainConfig, *, gpus: bool) -> str:
         if there.get(name, 0) < number
     ]
     largest = max((node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
-    if gpus and config.servers and largest < config.tensor_parallel:
-        lacks.append(f"a server needs {config.tensor_parallel} GPU of one node, the largest has {largest:g}")
+    if gpus and config.servers and largest < parallel:
+        lacks.append(f"a server needs {parallel} GPU of one node, the largest has {largest:g}")
     return "; ".join(lacks)
 
 
@@ -387,18 +388,17 @@ def check_key(config: TrainConfig) -> None:
 
 def request(config: TrainConfig, *, gpus: bool) -> Request:
     """What each server serves."""
-    child = config.child
-    assert child is not None
+    vllm = config.vllm
+    assert vllm is not None
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if gpus and config.base != NANO else "float32"
-    parallel = config.tensor_parallel
     return Request(
         base=config.base,
         runtime_rank=config.lora_rank,
-        max_model_len=child.max_model_len,
-        gpu_share=child.gpu_share if "gpu_share" in child.model_fields_set else None,  # it shares with nobody
-        tensor_parallel_size=parallel,
+        max_model_len=vllm.max_model_len,
+        gpu_share=vllm.gpu_share if "gpu_share" in vllm.model_fields_set else None,  # it shares with nobody
+        tensor_parallel_size=vllm.tensor_parallel,
         dtype=dtype,
-        extra=("--distributed-executor-backend", "mp") if parallel > 1 else (),
+        extra=("--distributed-executor-backend", "mp") if vllm.tensor_parallel > 1 else (),
     )

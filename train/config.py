@@ -67,13 +67,21 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(read), PlainSerializer(str, return_type=str)
 
 
-class ChildServer(BaseModel):
+class Vllm(BaseModel):
     """What rollouts=vllm takes in parentheses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer")
+    servers: int = Field(0, ge=0, le=MANY, description="that --ray starts; without: one that ends with this process")
+    tensor_parallel: int = Field(1, ge=1, le=1024, description="GPUs of one node for each of these servers")
+
+    @model_validator(mode="after")
+    def _of_servers(self) -> Self:
+        if self.tensor_parallel > 1 and not self.servers:
+            raise ValueError(f"tensor_parallel={self.tensor_parallel} is for servers that --ray starts: servers=1")
+        return self
 
 
 class Tinker(BaseModel):
@@ -159,10 +167,11 @@ class TrainConfig(BaseModel):
     engine: Clean = Field(
         "here", description="what computes: here; or tinker(max_cost=20), a service that TINKER_BASE_URL names"
     )
-    rollouts: Clean = Field("hf", description="hf: in this process; vllm: a child; or URLs of servers, with commas")
+    rollouts: Clean = Field(
+        "hf",
+        description="hf: in this process; vllm: a child; vllm(servers=2): started by --ray; or URLs, with commas",
+    )
     ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
-    servers: int = Field(0, ge=0, le=MANY, description="vLLM servers that --ray starts; they play the rollouts")
-    tensor_parallel: int = Field(1, ge=1, le=1024, description="GPUs of one node for each of these servers")
     trainers: Clean = Field("1", description="processes that --ray starts for the update; 2-8: as many as fit")
     adapters: Clean | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
@@ -216,7 +225,7 @@ class TrainConfig(BaseModel):
             whose = f"teacher={self.teacher}" if self.teacher is not None else f"credit={self.credit}"
             raise ValueError(f"{whose} tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all")
         _ = self.filmed  # raises ValueError
-        if self.rollouts != "hf" and self.child is None and not self.urls:
+        if self.rollouts != "hf" and self.vllm is None and not self.urls:
             raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")
         if len(set(self.urls)) < len(self.urls):
             raise ValueError(f"rollouts names a server twice: {self.rollouts}")
@@ -225,8 +234,6 @@ class TrainConfig(BaseModel):
         form = re.fullmatch(r"[1-9]\d{0,4}(-[1-9]\d{0,4})?", self.trainers)
         if form is None or self.ranks[0] > self.ranks[1]:
             raise ValueError(f"trainers is {self.trainers!r}: a number, or from-to like 2-8")
-        if self.servers and self.child is None:
-            raise ValueError(f"rollouts is {self.rollouts!r}, and servers={self.servers} are vLLM's: rollouts=vllm")
         if self.shard:
             self._check_sharded()
         if self.service is not None:
@@ -258,10 +265,8 @@ class TrainConfig(BaseModel):
                 f"loss is {self.loss}, and {at}: it has no reference model for a KL penalty, so kl must be 0: "
                 "--set 'loss=clip(kl=0)'"
             )
-        if self.rollouts != "hf" or self.servers or self.trainers != "1" or self.shard or self.ahead:
-            raise ValueError(
-                f"{at}, which also plays: leave rollouts, servers, trainers, shard and ahead as they are"
-            )
+        if self.rollouts != "hf" or self.trainers != "1" or self.shard or self.ahead:
+            raise ValueError(f"{at}, which also plays: leave rollouts, trainers, shard and ahead as they are")
         if self.temperature != 1 or (self.explore is not None and self.explore.name == "entropy"):
             raise ValueError(
                 f"{at}, whose log-probabilities are those of temperature 1: no other, and no explore=entropy"
@@ -306,13 +311,16 @@ class TrainConfig(BaseModel):
         return weights_of(self.scenario)
 
     @property
-    def child(self) -> ChildServer | None:
+    def vllm(self) -> Vllm | None:
         """The settings of `rollouts=vllm`; None where something else plays."""
         if not self.rollouts.startswith("vllm"):
             return None
-        return _setting(
-            "rollouts", self.rollouts, lambda name, given: ChildServer(**given) if name == "vllm" else None
-        )
+        return _setting("rollouts", self.rollouts, lambda name, given: Vllm(**given) if name == "vllm" else None)
+
+    @property
+    def servers(self) -> int:
+        """The vLLM servers that a cluster starts."""
+        return 0 if self.vllm is None else self.vllm.servers
 
     @property
     def service(self) -> Tinker | None:
@@ -477,8 +485,6 @@ def make_config(
             values |= CHOSEN.get(names_of(str(named))[0], {})
         by_person = _carried(values, by_person)
     values |= by_person
-    if str(by_person.get("servers", 0)) != "0" and "rollouts" not in by_person:
-        values["rollouts"] = "vllm"
     if str(values.get("engine")).strip().startswith("tinker") and held is None and "loss" not in by_person:
         values["loss"] = "clip(kl=0)"  # a service has no reference model
     for key in values:

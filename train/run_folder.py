@@ -27,8 +27,6 @@ MAY_CHANGE = (
     "rollouts",
     "ahead",
     "adapters",
-    "servers",
-    "tensor_parallel",
     "trainers",
     "shard",
     "film",

@@ -97,8 +97,8 @@ class Child(Listed):
 
     def __init__(self, config: TrainConfig, dtype: str, out: Path, report: Reporter) -> None:
         self._server: Server | None = None
-        child = config.child
-        assert child is not None
+        vllm = config.vllm
+        assert vllm is not None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -108,8 +108,8 @@ class Child(Listed):
             port=port,
             runtime_adapters=self._folder,
             runtime_rank=config.lora_rank,
-            gpu_share=child.gpu_share,
-            max_model_len=child.max_model_len,
+            gpu_share=vllm.gpu_share,
+            max_model_len=vllm.max_model_len,
             dtype=dtype,
             key=os.environ.get(KEY_VARIABLE),
         )
@@ -135,7 +135,7 @@ class Child(Listed):
 def check_one_machine(config: TrainConfig) -> None:
     """Raise UsageError for a child of one node that ranks on others would have to reach."""
     everywhere, here = (os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if config.child is not None and here is not None and everywhere != here:
+    if config.vllm is not None and here is not None and everywhere != here:
         raise UsageError(
             f"rollouts=vllm starts a server for this machine's {here} processes; the run has {everywhere}",
             fix="start servers that all nodes reach, and --rollouts http://…,http://… --set adapters=DIR",

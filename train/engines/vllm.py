@@ -56,7 +56,7 @@ class VllmEngine:
         self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
         self._prompts = contract.canary_prompts(scenario)
         positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
-        longest = config.child.max_model_len if config.child is not None else None
+        longest = config.vllm.max_model_len if config.vllm is not None else None
         self._context = min(positions, longest or sys.maxsize)
         key = os.environ.get(KEY_VARIABLE)
         check_key(key)
