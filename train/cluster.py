@@ -261,7 +261,7 @@ def train_on_ray(
         if lack and is_ours:
             raise UsageError(
                 f"this machine has too little for the run: {lack}",
-                fix="fewer --set trainers=…, or of --rollouts 'vllm(servers=…)', or --ray ADDRESS of a larger cluster",
+                fix="fewer --set trainers=…, or of 'vllm(servers=…)', or --ray ADDRESS of a larger cluster",
             )
         check_key(config)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
