@@ -1,4 +1,4 @@
-"""One training step of msgrpo against one of TRL's `GRPOTrainer`: the same work on nano, side by side, on the CPU.
+"""One training step of msgrpo against one of TRL's `GRPOTrainer`: the same work, side by side, on the CPU.
 
 TRL needs an environment of its own, which is not the project's (its CPU build of torch is enough):
 
@@ -6,6 +6,8 @@ TRL needs an environment of its own, which is not the project's (its CPU build o
     .venv-trl/bin/python -m pip install torch==2.13.0
     .venv-trl/bin/python -m pip install trl==1.16.0 -e '.[train]'
     OMP_NUM_THREADS=2 .venv-trl/bin/python benchmarks/trl.py --rounds 10 --result benchmarks/results/trl.json
+    OMP_NUM_THREADS=1 .venv-trl/bin/python benchmarks/trl.py --base runs/smol-taught --groups 4 --group-size 16 \
+        --max-tokens 16 --trl-micro-batch 16 --threads 1 --rounds 5 --result benchmarks/results/trl-smollm2.json
 
 Both sides see the same prompts in the same order (first turns of Frozen Lake, through the tokenizer's chat template),
 sample as many answers for each at temperature 1, which end where the model ends them or at the same limit, give a
@@ -345,6 +347,7 @@ def find_trl() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="nano", help="nano, or a folder")
     parser.add_argument("--rounds", type=int, default=10, help="updates of each side that count")
     parser.add_argument("--groups", type=int, default=8, help="prompts an update")
     parser.add_argument("--group-size", type=int, default=24, help="answers to a prompt")
@@ -360,8 +363,15 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     find_trl()
     config = make_config(
+        "nano",
         settings=["select=all", "minibatches=1", "steps=1000"],  # so long a run is far from its rate's descent
-        given={"groups": given.groups, "group_size": given.group_size, "max_tokens": given.max_tokens},
+        given={
+            "base": given.base,
+            "dtype": "float32",
+            "groups": given.groups,
+            "group_size": given.group_size,
+            "max_tokens": given.max_tokens,
+        },
     )
     settings = trl_settings(config, given.rounds + 1, given.trl_micro_batch)
     rounds = measure(config, given.rounds, settings)
