@@ -11,6 +11,7 @@ msgrpo` loads no torch. Training is `from msgrpo.train.loop import train`: `msgr
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from msgrpo.specs import make_agent as make_agent
 
 __version__ = "0.1.0"
+
+# Threads that wait for each other must not hold the core that one of them needs: beside other busy programs an update
+# of nano took minutes without this, and seconds with it (`benchmarks/beside.py`). OpenMP reads it when torch is
+# loaded, so a script imports msgrpo before torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOMES = {
     "Game": "msgrpo.game",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -236,9 +235,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 shows ? for what it lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    # Before torch is loaded: threads that wait for each other must not hold the core that one of them needs. Beside
-    # another busy program on two cores an update of nano took minutes without this, and seconds with it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         make_app()()
     except MsgrpoError as error:
