@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +297,19 @@ def test_bfloat16_is_for_bases_beyond_nanos_size_where_the_processor_is_faster_w
         (tmp_path / name).mkdir()
         save_file({"w": torch.zeros(parameters, dtype=torch.uint8)}, tmp_path / name / "model.safetensors")
         assert loading.usual_dtype(str(tmp_path / name), cpu) == (expected if pays else "float32")
+
+
+@pytest.mark.parametrize("ratio", [1, 3])
+def test_bfloat16_is_chosen_alike_whatever_else_the_machine_does(ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured one after the other, the type that a busy moment met looked slow, and a resumed run took the other."""
+    for busy in (range(8), range(8, 100)):
+        asked = count()
+
+        def product_s(dtype: torch.dtype, busy: range = busy, asked: Iterator[int] = asked) -> float:
+            return (ratio if dtype == torch.float32 else 1) * (10 if next(asked) in busy else 1)
+
+        monkeypatch.setattr(loading, "_product_s", product_s)
+        assert loading._bfloat16_pays.__wrapped__() == (ratio > loading.PAYS)
 
 
 def test_the_head_gets_rows_that_lie_close() -> None:

@@ -207,8 +207,7 @@ def test_every_benchmark_can_be_started() -> None:
 def test_threads_that_wait_leave_their_core_to_others(given: str | None) -> None:
     """They spun, and an update took minutes beside another busy program. What a person has set stays.
 
-    It is said before torch is loaded, which reads it once: on the command line, in Python and in a process that others
-    start.
+    It is said before torch is loaded, which reads it once: in Python, and in a process that others start.
     """
     program = (
         "import os, sys\n"
