@@ -299,7 +299,9 @@ def token_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature:
 
 
 def _part_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
-    logits = head(hidden_MD[None])[0].float() / temperature
+    logits = head(hidden_MD[None])[0].float()
+    if temperature != 1:  # the usual one would only copy them
+        logits = logits / temperature
     logprobs: Tensor = logits.gather(1, targets_M[:, None])[:, 0] - logits.logsumexp(-1)
     return logprobs
 
