@@ -4,6 +4,9 @@ weights of tokens, temperature, mixtures. Each by hand, and each in a short run 
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,9 @@ from hypothesis import strategies as st
 from msgrpo.agent import Completion
 from msgrpo.episode import Turn
 from msgrpo.errors import GameError, UsageError
-from msgrpo.game import Board, Game, Outcome
+from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.parse import ParseFailure
 from msgrpo.rollout import replay
 from msgrpo.run_log import read_rows
@@ -36,6 +40,7 @@ from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
 from msgrpo.train.rivals.widest import Widest
 from msgrpo.train.rollouts import Players, RolloutSource
+from msgrpo.train.sinks import Measured
 from tests.train_helpers import played
 
 LAKE = get_scenario("frozen-lake")
@@ -387,17 +392,47 @@ RUNS = [
 ]
 
 
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lakes of three steps that begin two from the goal: the same text and words, and a third of the turns."""
+
+    def make(scenario: Scenario, start_seed: int, chance_seed: int) -> FrozenLake:
+        whole = scenario.make(start_seed, chance_seed)
+        assert isinstance(whole, FrozenLake)
+        rows = [list(row.replace("S", "F")) for row in whole.desc]
+        rows[2][2] = "S"
+        return FrozenLake(tuple(map("".join, rows)), whole.slippery, 3, chance_seed)
+
+    for id in ("frozen-lake", "frozen-lake-slippery"):
+        scenario = SCENARIOS[id]
+        monkeypatch.setitem(SCENARIOS, id, replace(scenario, step_limit=3, make=partial(make, scenario)))
+
+
+class Killed(Quiet):
+    """Copies the run's folder as a kill in its second update's last moment would leave it."""
+
+    def __init__(self, run: Path, copy: Path) -> None:
+        self._run, self._copy = run, copy
+
+    def update(self, step: int, values: Measured) -> None:
+        if step == 2:
+            shutil.copytree(self._run, self._copy)
+
+
+@pytest.mark.usefixtures("near")
 @pytest.mark.parametrize(("scenario", "settings"), RUNS)
 def test_a_run_with_it_goes_on_as_it_would_have(scenario: str, settings: list[str], tmp_path: Path) -> None:
-    """Two updates at once, and one and one: the same adapter to the byte."""
-    chosen = config("eval_episodes=2", *settings, "checkpoint_every=1", scenario=scenario)
-    loop.train(chosen, tmp_path / "whole", report=Quiet())
-    loop.train(chosen.model_copy(update={"steps": 1}), tmp_path / "parts", report=Quiet())
-    loop.train(chosen, tmp_path / "parts", resume=True, report=Quiet())
-    whole, parts = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "parts")]
-    assert whole == parts
-    rows = [row for row in read_rows(tmp_path / "whole") if row["kind"] == "train"]
+    """Two updates at once, and the second again from the first one's checkpoint: the same adapter to the byte."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    chosen = config("eval_episodes=1", *settings, "checkpoint_every=1", scenario=scenario)
+    loop.train(chosen, whole, report=Killed(whole, parts))
+    first, second = [(folder / "adapter_model.safetensors").read_bytes() for folder in (parts, whole)]
+    assert first != second  # there is something to go on with
+    loop.train(chosen, parts, resume=True, report=Quiet())
+    assert (parts / "adapter_model.safetensors").read_bytes() == second
+    rows = [row for row in read_rows(whole) if row["kind"] == "train"]
     assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["update/kept_turns"] for row in rows)
     if settings == ["explore=entropy(target=0.5)"]:
         assert rows[1]["rollout/temperature"] > 1  # nano is surer than that
 
