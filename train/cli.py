@@ -68,9 +68,8 @@ def train(
         from msgrpo.train.beside import train_and_watch
         from msgrpo.train.config import make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter
-        from msgrpo.train.loop import train as run
         from msgrpo.train.ranks import launched_as
-        from msgrpo.train.run_folder import check_folder, config_of, resume_command
+        from msgrpo.train.run_folder import check_folder, config_of, resume_command, writing
         from msgrpo.train.sinks import check_logs
 
     given: dict[str, Any] = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
@@ -95,11 +94,15 @@ def train(
             f"rollouts={config.rollouts} and trainers={config.trainers} are started on a Ray cluster",
             fix="--ray auto; on one machine without Ray: torchrun --nproc-per-node 2 -m msgrpo.cli train …",
         )
+    first = launched_as() == 0
+    if first:  # what loads models takes seconds more to import
+        with writing(folder):
+            check_folder(folder, config, resume)
     if watch:
-        check_folder(folder, config, resume)
         arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
         raise typer.Exit(train_and_watch([*arguments, *(() if out_dir else ("--out", str(folder)))], folder))
-    first = launched_as() == 0
+    with needs("msgrpo train", "train"):
+        from msgrpo.train.loop import train as run
     with reporter(err, config, silent=as_json or not first) as report:
         report.note(f"{config.base} on {config.scenario}, {counted(config.steps, 'update')} → {folder}")
         if held is None and preset is None and config.base != NANO and not config_file:
