@@ -7,7 +7,7 @@ TRL needs an environment of its own, which is not the project's (its CPU build o
     .venv-trl/bin/python -m pip install trl==1.16.0 -e '.[train]'
     OMP_NUM_THREADS=2 .venv-trl/bin/python benchmarks/trl.py --rounds 10 --result benchmarks/results/trl.json
     OMP_NUM_THREADS=1 .venv-trl/bin/python benchmarks/trl.py --base runs/smol-taught --groups 4 --group-size 16 \
-        --max-tokens 16 --trl-micro-batch 16 --threads 1 --rounds 5 --result benchmarks/results/trl-smollm2.json
+        --max-tokens 16 --trl-micro-batch 16 --micro-batch-tokens 2048 --threads 1 --rounds 5 --result benchmarks/results/trl-smollm2.json
 
 Both sides see the same prompts in the same order (first turns of Frozen Lake, through the tokenizer's chat template),
 sample as many answers for each at temperature 1, which end where the model ends them or at the same limit, give a
@@ -353,6 +353,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=24, help="answers to a prompt")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--trl-micro-batch", type=int, default=48, help="rows of one forward pass of TRL's")
+    parser.add_argument("--micro-batch-tokens", type=int, default=16_384, help="msgrpo's setting: less memory")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
@@ -368,6 +369,7 @@ def main() -> None:
         given={
             "base": given.base,
             "dtype": "float32",
+            "micro_batch_tokens": given.micro_batch_tokens,
             "groups": given.groups,
             "group_size": given.group_size,
             "max_tokens": given.max_tokens,
