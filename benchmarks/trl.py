@@ -6,8 +6,8 @@ TRL needs an environment of its own, which is not the project's (its CPU build o
     .venv-trl/bin/python -m pip install torch==2.13.0
     .venv-trl/bin/python -m pip install trl==1.16.0 -e '.[train]'
     OMP_NUM_THREADS=2 .venv-trl/bin/python benchmarks/trl.py --rounds 10 --result benchmarks/results/trl.json
-    OMP_NUM_THREADS=1 .venv-trl/bin/python benchmarks/trl.py --base runs/smol-taught --groups 4 --group-size 16 \
-        --max-tokens 16 --trl-micro-batch 16 --micro-batch-tokens 2048 --threads 1 --rounds 5 --result benchmarks/results/trl-smollm2.json
+    OMP_NUM_THREADS=1 .venv-trl/bin/python benchmarks/trl.py --base runs/smol-taught --groups 2 --group-size 8 \
+        --max-tokens 16 --trl-micro-batch 8 --micro-batch-tokens 2048 --threads 1 --rounds 3 --result trl-smollm2.json
 
 Both sides see the same prompts in the same order (first turns of Frozen Lake, through the tokenizer's chat template),
 sample as many answers for each at temperature 1, which end where the model ends them or at the same limit, give a
