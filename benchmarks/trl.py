@@ -155,13 +155,15 @@ class Ours:
             ]
         with watch.part("update"):
             update(self.policy, self.optimizer, samples, config, self.generator, WARM_UP)  # at the full rate
-        with watch.part("engine and canary"):
+        taken = watch.take()
+        with watch.part("engine and canary"):  # it asks for log-probabilities too
             self.engine.load(n + 1)
+        taken["engine and canary"] = watch.take()["engine and canary"]
         seconds, cpu_seconds = since(began)
         return Round(
             seconds,
             cpu_seconds,
-            self._parts(watch.take(), seconds),
+            self._parts(taken, seconds),
             [prompt.prefix + prompt.state for prompt in asked],
             [answer.completion_tokens for answer in answers],
             float(rewards.mean()),
