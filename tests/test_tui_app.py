@@ -24,6 +24,7 @@ from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.theme import THEMES
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView
+from msgrpo.tui.widgets.moves import MoveList
 from msgrpo.tui.widgets.panel import AgentPanel
 from msgrpo.tui.widgets.timeline import Timeline
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
@@ -896,3 +897,36 @@ async def test_the_start_screen_lists_a_game_from_outside_that_was_named(app_of,
         assert app.screen.chosen("games") == NIM
         assert app.screen.setup.scenario == NIM
         assert "Nim. Stones lie on a heap" in text_of(app, "#rules")
+
+
+TALK = """
+from msgrpo.game import AnyText, Game, Scenario
+
+class Talk(Game):
+    actions = AnyText()
+
+    def observe(self, player):
+        return "Say something."
+
+    def legal(self, player):
+        return AnyText(["hello"])
+
+    def _advance(self, actions):
+        return {"player": 0.1}
+
+scenario = Scenario("talk", "talk", "Talk.", 9, "ours", lambda start, chance: Talk(9), actions=AnyText())
+"""
+
+
+async def test_a_move_in_many_words_stands_on_one_line(app_of, clock: ManualClock, tmp_path: Path) -> None:
+    """A line break or a tab went to the terminal as it was, and moved all that stood after it."""
+    (tmp_path / "talk.py").write_text(TALK)
+    said = ("one\ntwo", "a\ttab", "日本語の長い言葉です", "x" * 99)
+    app = app_of(Setup(f"{tmp_path / 'talk.py'}:scenario", "s"), s=scripted("s", *map(answer, said)))
+    async with app.run_test(size=(120, 44)) as pilot:
+        await ticks(pilot, clock, len(said))
+        moves = app.screen.query_one(MoveList)
+        drawn = [strip.text for strip in moves.render_lines(moves.size.region)]
+        assert not set("".join(drawn)) & set("\n\t")
+        rows = [" ".join(row.split()) for row in drawn[1 : 1 + len(said)]]
+        assert rows == ["1 one two +0.1", "2 a tab +0.1", "3 日本語の長い… +0.1", f"4 {'x' * 12}… +0.1"]

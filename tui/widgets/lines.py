@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import ClassVar
 
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -14,6 +15,12 @@ from textual.widget import Widget
 
 HERE = " here"  # after a kind: the cursor stands on it
 Part = tuple[str, str]  # a text and its kind, which has a colour in msgrpo.tcss; "" has the usual one
+
+
+def fitted(text: str, width: int) -> str:
+    """The text in so many columns of one line: a line break or tab would move all that is drawn after it."""
+    line = " ".join(text.split())
+    return set_cell_size(line, width) if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
 
 
 class Lines(Widget):

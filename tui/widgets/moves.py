@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from textual.events import Click
 
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.messages import SeekTo
 from msgrpo.tui.session import Frame, Session, points
-from msgrpo.tui.widgets.lines import Lines, Part
+from msgrpo.tui.widgets.lines import Lines, Part, fitted
 
+BESIDE = 19  # columns of the step, the probability and the reward
 SIGNS = {"": "muted", "?": "mistake", "??": "blunder"}
 
 
@@ -40,7 +42,8 @@ class MoveList(Lines):
     def lines(self) -> list[list[Part]]:
         if self._session is None or self._judging is None:
             return []
-        width = max(6, *map(len, self._session.game.actions or ("",)))
+        listed = self._session.game.actions
+        width = max(6, *map(cell_len, listed)) if listed else max(6, self.size.width - BESIDE)
         rows = self._rows()
         judged = self._session.scenario.judge is not None
         head = f"step  {'action':<{width}}    p  reward" + ("   lost" if judged else "")
@@ -50,7 +53,7 @@ class MoveList(Lines):
         turn = frame.turns[self.player]
         p = (turn.action_probabilities or {}).get(turn.action or "")
         here = self._session is not None and frame.step == self._session.cursor
-        text = f"{frame.step:>4}  {turn.action or self._idle:<{width}} {'' if p is None else f'{p:.0%}':>4}"
+        text = f"{frame.step:>4}  {fitted(turn.action or self._idle, width)} {'' if p is None else f'{p:.0%}':>4}"
         lost, sign = judging.lost(self.index, frame.step, self.player)
         return [
             (text, "cursor" if here else ""),
