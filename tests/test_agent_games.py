@@ -1,5 +1,6 @@
 """The contract, the registry, and Frozen Lake against Gymnasium's own environment."""
 
+from collections.abc import Mapping
 from itertools import islice
 
 import gymnasium
@@ -11,12 +12,78 @@ from msgrpo.errors import GameError, UsageError
 from msgrpo.game import SPLITS, Game, Outcome, Scenario, split_of
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
-from msgrpo.games.search import optimal_lake_actions, optimal_success
+from msgrpo.games.search import optimal_lake_actions, optimal_success, snake_scores
+from msgrpo.games.snake import ahead
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 def test_every_scenario_keeps_the_contract(scenario: Scenario) -> None:
     check_game(scenario)
+
+
+@pytest.mark.parametrize("id", [*SCENARIOS, "snake~stones"])
+@pytest.mark.parametrize("before", [0, 6])
+def test_games_that_were_copied_do_not_influence_each_other(id: str, before: int) -> None:
+    """A game, its copies and those with other luck go the way that each goes by itself, though they move in turns."""
+    scenario = get_scenario(id)
+    way = np.random.default_rng(1)
+    first, *ways = ([_moves_of(scenario, way) for _ in range(n)] for n in (before, 20, 20))
+    ways = [ways[0], ways[0], *[ways[1]] * 3]
+
+    def reached() -> Game:
+        game = scenario.new(3, 3)
+        for move in first:
+            _step(game, move)
+        return game
+
+    def family(game: Game) -> list[Game]:
+        other = game.with_luck(7)
+        return [game, game.copy(), other, other.copy(), game.with_luck(8).with_luck(7).copy()]
+
+    alone = []
+    for number in range(5):
+        one = family(reached())[number]
+        alone.append([_step(one, move) for move in ways[number]])
+    together = family(reached())
+    found = [
+        [_step(one, move) for one, move in zip(together, moves, strict=True)] for moves in zip(*ways, strict=True)
+    ]
+    assert [list(steps) for steps in zip(*found, strict=True)] == alone
+    assert alone[0] == alone[1]
+    assert alone[2] == alone[3] == alone[4]
+
+
+def test_a_copy_goes_on_with_the_luck_that_its_game_has_used() -> None:
+    """An enemy's moves are drawn one after the other: a copy does not begin with them anew."""
+    game = get_scenario("snake").new(3, 3)
+    for move in ("up", "right", "down"):
+        _step(game, {"snake1": move})
+    copied, anew = game.copy(), game.with_luck(3)
+    ways = [[_step(one, {"snake1": move}) for move in ("left", "up", "left", "up")] for one in (game, copied, anew)]
+    assert ways[0] == ways[1] != ways[2]
+
+
+def test_the_scores_of_a_snake_are_of_its_state_and_belong_to_who_asked() -> None:
+    game = get_scenario("snake").new(3, 3)
+    scores = snake_scores(game, "snake1")
+    snake_scores(game, "snake1").clear()
+    assert snake_scores(game.copy(), "snake1") == scores
+    for change in ("bodies", "items"):
+        other = game.copy()
+        cells = getattr(other, change)["enemy1" if change == "bodies" else "apple"]
+        cells[0] = ahead(ahead(game.bodies["snake1"][0], "up"), "up")
+        assert snake_scores(other, "snake1") != scores
+
+
+def _moves_of(scenario: Scenario, way: np.random.Generator) -> dict[str, str | None]:
+    choices = (*scenario.actions, None)
+    return {player: choices[int(way.integers(len(choices)))] for player in scenario.players}
+
+
+def _step(game: Game, moves: Mapping[str, str | None]) -> tuple[object, ...]:
+    """What is seen after a step; of a game that is over, what is seen then."""
+    rewards = game.step(moves) if game.outcome is Outcome.PLAYING else None
+    return rewards, dict(game.returns), game.outcome, game.ending, [game.observe(player) for player in game.players]
 
 
 def test_check_game_finds_luck_in_the_start() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msgrpo.game import Judgement
 from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake, _environment
-from msgrpo.games.snake import DELTA, Cell, Snake, ahead
+from msgrpo.games.snake import DELTA, Cell, Snake, SnakeSetting, ahead
 
 
 @lru_cache(maxsize=4096)
@@ -118,22 +118,37 @@ def snake_scores(game: Snake, player: str) -> dict[str, float]:
     − 1 if the space behind the move is smaller than the body; −∞ (here −9) for a move that surely kills.
     A heuristic, strong at 20 steps and not proven optimal.
     """
-    body, size = game.bodies[player], game.setting.size
-    others = [b for name, b in game.bodies.items() if name != player and b]
+    bodies = tuple((name, tuple(body)) for name, body in game.bodies.items())
+    items = tuple(tuple(game.items[item.name]) for item in game.setting.items)
+    return dict(_snake_scores(game.setting, bodies, items, player))
+
+
+@lru_cache(maxsize=8192)  # the futures that a judge plays are mostly in states in which others have been
+def _snake_scores(
+    setting: SnakeSetting,
+    bodies: tuple[tuple[str, tuple[Cell, ...]], ...],
+    items: tuple[tuple[Cell, ...], ...],
+    player: str,
+) -> Mapping[str, float]:
+    """The scores of a state; `items` are the cells of each kind of the setting."""
+    body, size = dict(bodies)[player], setting.size
+    others = [b for name, b in bodies if name != player and b]
+    kinds = tuple(zip(setting.items, items, strict=True))
     blocked = {c for b in [body, *others] for c in b[:-1]} | {b[0] for b in others if len(b) > 1}
     reach_of_others = [{ahead(b[0], a) for a in DELTA} for b in others]
     scores = {}
     for action in DELTA:
         cell = ahead(body[0], action)
-        item = game.item_at(cell)
-        if not game.inside(cell) or cell in blocked or (item and cell == body[-1]):
+        item = next((kind for kind, cells in kinds if cell in cells), None)
+        inside = 0 <= cell[0] < size and 0 <= cell[1] < size
+        if not inside or cell in blocked or (item and cell == body[-1]):
             scores[action] = -9.0
             continue
         reached = layers(size, cell, [*blocked, body[0]])
         score = float(item.value if item else 0)
-        for kind in game.setting.items:
+        for kind, cells in kinds:
             if kind.value > 0:
-                far = [steps_to(reached, bit(size, c)) for c in game.items[kind.name] if c != cell]
+                far = [steps_to(reached, bit(size, c)) for c in cells if c != cell]
                 score += sum([kind.value * 0.6**steps for steps in far if steps is not None])
         score -= 1.5 * sum(cell in reach for reach in reach_of_others) / 3
         space = sum(map(int.bit_count, reached))

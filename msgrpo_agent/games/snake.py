@@ -8,6 +8,7 @@ game goes on; death costs the scenario's reward once.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -75,8 +76,35 @@ class Snake(Game):
         self._draw_luck(chance_seed)
 
     def _draw_luck(self, chance_seed: int) -> None:
-        self._respawn = {item.name: stream(chance_seed, f"respawn-{item.name}") for item in self.setting.items}
-        self._enemy_moves = {name: stream(chance_seed, f"moves-{name}") for name in self.enemies}
+        self._chance_seed = chance_seed
+        self._luck: dict[str, np.random.Generator] = {}  # purpose -> its generator, made when it is first needed
+
+    def _lucky(self, purpose: str) -> np.random.Generator:
+        if purpose not in self._luck:
+            self._luck[purpose] = stream(self._chance_seed, purpose)
+        return self._luck[purpose]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Snake:
+        twin = self._without_luck()
+        twin._luck = copy.deepcopy(self._luck)
+        return twin
+
+    def with_luck(self, chance_seed: int) -> Snake:
+        """An independent game in the same state, with the luck of `chance_seed` ahead.
+
+        Generators that would be replaced at once are not copied: a judge makes forty such games for a move.
+        """
+        twin = self._without_luck()
+        twin._draw_luck(chance_seed)
+        return twin
+
+    def _without_luck(self) -> Snake:
+        """A copy that shares nothing that changes but the generators, which are replaced before it is played."""
+        twin = copy.copy(self)
+        twin.returns, twin.headings, twin.falls = dict(self.returns), dict(self.headings), dict(self.falls)
+        twin.bodies = {name: list(cells) for name, cells in self.bodies.items()}
+        twin.items = {name: list(cells) for name, cells in self.items.items()}
+        return twin
 
     def inside(self, cell: Cell) -> bool:
         return 0 <= cell[0] < self.setting.size and 0 <= cell[1] < self.setting.size
@@ -98,7 +126,7 @@ class Snake(Game):
         body = self.bodies[name]
         stays = body[:-1] if len(body) > 2 else body
         safe = [a for a in DELTA if self.inside(c := ahead(body[0], a)) and c not in stays]
-        return str(self._enemy_moves[name].choice(safe or list(DELTA)))
+        return str(self._lucky(f"moves-{name}").choice(safe or list(DELTA)))
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         moving = [name for name in self.headings if self.alive(name)]
@@ -153,7 +181,7 @@ class Snake(Game):
             if item is not None:
                 cells = self.items[item.name]
                 cells.remove(cell)
-                cells.append(self._free_cell(self._respawn[item.name]))
+                cells.append(self._free_cell(self._lucky(f"respawn-{item.name}")))
 
     def board(self) -> Board:
         size = self.setting.size
