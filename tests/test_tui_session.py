@@ -10,7 +10,7 @@ import pytest
 
 from msgrpo.agent import Completion, Decision
 from msgrpo.episode import Episode
-from msgrpo.errors import GameError, RecordError, UsageError
+from msgrpo.errors import GameError, GameFaultError, RecordError, UsageError
 from msgrpo.evals.verify import first_difference
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, get_scenario
@@ -20,7 +20,7 @@ from msgrpo.rollout import decide, play_episode
 from msgrpo.tui.agents import HUMAN, HumanAgent
 from msgrpo.tui.export import episode_line, file_stem
 from msgrpo.tui.series import verdict
-from msgrpo.tui.session import Match, Session, Setup, Sitting, ending, new_match, short_name
+from msgrpo.tui.session import Frame, Match, Session, Setup, Sitting, ending, new_match, short_name
 
 
 def seat(spec: str, temperature: float = 1.0):
@@ -134,6 +134,29 @@ async def test_what_is_taken_back_takes_its_late_reward_along() -> None:
     session.rewind()
     assert not any(turn.late for turn in session.episode.turns)
     await finish(session)
+    assert first_difference(session.episode) is None
+
+
+async def test_a_step_whose_game_fails_leaves_the_record_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step fails once after its rewards are written, the last one of which comes late, and is then played."""
+    nim = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
+    session = new_match(Setup(nim, "optimal", "random", seed=2), seat).sessions[0]
+
+    def failing(*arguments: object) -> Frame:
+        raise GameFaultError("no board")
+
+    while not session.over:
+        views = {player: session.view(player) for player in session.waiting()}
+        for player, decision in (await decide(session.agents, views)).items():
+            session.answer(player, decision)
+        before = session.episode.model_copy(deep=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Frame, "of", failing)
+            with pytest.raises(GameFaultError):
+                session.commit()
+        assert session.episode == before
+        session.commit()
+    assert any(turn.late for turn in session.episode.turns)
     assert first_difference(session.episode) is None
 
 

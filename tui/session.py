@@ -223,13 +223,13 @@ class Session:
         with games_code(self.scenario.id):
             views = {player: self.view(player) for player in self.game.to_move}
         decisions = {player: self.answers[player] for player in self.game.to_move}
-        whole = self.episode.model_copy(deep=True)
+        before = self._kept()
         try:
             apply_turn(self.episode, game, views, decisions, format_penalty=0.0)
             turns = {turn.player: turn for turn in self.episode.turns[-len(decisions) :]}
             self._append(game, turns, {player: agent.spec for player, agent in self.agents.items()})
         except GameFaultError:  # the step has not happened: neither for the screen nor for the record
-            self.episode = whole
+            self.episode = before
             raise
         for agent in self.agents.values():
             self._settings[agent.spec] = agent.settings()
@@ -238,6 +238,12 @@ class Session:
         if followed:
             self.cursor = self.last
         return self.frames[-1]
+
+    def _kept(self) -> Episode:
+        """The episode as it is now, whatever a step writes into it: of its turns only a player's last one changes."""
+        last = {id(turn) for player in self.players for turn in self.episode.turns_of(player)[-1:]}
+        turns = [turn.model_copy() if id(turn) in last else turn for turn in self.episode.turns]
+        return self.episode.model_copy(update={"turns": turns, "prefix": dict(self.episode.prefix)})
 
     def _append(self, game: Game, turns: Mapping[str, Turn], specs: dict[str, str]) -> None:
         before = self.frames[-1].tallies
