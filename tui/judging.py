@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Judging:
         self._match, self._tell = match, tell
         self._found: dict[Position, tuple[Game, Advice]] = {}
         self._work: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
         self.failed = ""  # why nothing is judged any more
 
     def of(self, index: int, step: int, player: str) -> Advice | None:
@@ -93,6 +95,15 @@ class Judging:
             self._work.cancel()
             self._work = None
 
+    async def soon(self, seconds: float) -> None:
+        """Judge, and wait so long at most till what is shown is judged."""
+        self.look()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._work is not None and not self._shown():
+                    self._news.clear()
+                    await self._news.wait()
+
     async def _judge(self) -> None:
         try:
             await self._judge_all()
@@ -101,6 +112,7 @@ class Judging:
             self._tell(Judged())
         finally:
             self._work = None
+            self._news.set()
 
     async def _judge_all(self) -> None:
         while (wanted := self._next()) is not None:
@@ -110,6 +122,17 @@ class Judging:
             found = await in_daemon_thread(lambda: advise(session.scenario, game, player))  # noqa: B023 (awaited at once)
             self._found[wanted] = game, found
             self._tell(Judged())
+            self._news.set()
+
+    def _shown(self) -> bool:
+        """Whether the positions that are shown are judged, and those before the moves that are shown."""
+        return all(
+            self.of(index, step, player) is not None
+            for index, session in enumerate(self._match.sessions)
+            if session.scenario.judge is not None
+            for step in (session.cursor, session.cursor - 1)
+            for player in to_move(session, step)
+        )
 
     def _next(self) -> Position | None:
         """The position that is shown, or else the newest that is not judged."""

@@ -47,6 +47,7 @@ PANEL = 34  # columns of a panel beside a board, where there is room for more
 LOW = (
     6  # rows of a panel below a board: border, numbers, words, how it ended; where there is room, the bars come to it
 )
+TOGETHER_S = 0.03  # that a move waits for what it is worth, where no person waits for the move
 LEAST = 4  # rows of a panel beside another board that would be cut off: its numbers
 ROUNDS = 4  # of the event loop, in which each widget in turn says that it has to be drawn
 ON = "(on)"  # what no action is called where a game goes on by itself
@@ -97,6 +98,9 @@ class MatchScreen(Screen[None]):
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
         self._frame: ExitStack | None = None  # while the next picture is put together
         self._draws: asyncio.Task[None] | None = None
+        self._opened = 0.0  # when it was begun, by the event loop
+        self._asked = False  # somebody is asked, which no picture says yet
+        self._moved = False  # a move is shown by which no person waits
         self._second: Cancel | None = None
         self._next: Cancel | None = None
         self.counted = False  # in the series
@@ -220,13 +224,30 @@ class MatchScreen(Screen[None]):
             self._draws.cancel()
         if self._frame is None:
             self._frame = ExitStack()
+            self._opened = asyncio.get_running_loop().time()
             self._frame.enter_context(self.app.batch_update())
         self._draws = asyncio.get_running_loop().create_task(self._draw())
 
     async def _draw(self) -> None:
+        """Once all widgets have said what they show; with what the move was worth, if that is soon known."""
+        await self._widgets()
+        if self._asked:  # who answers at once is not drawn as one that thinks: the move is, by a call of one_frame
+            self._asked = False
+            if self.asking.going:
+                self.call_later(self.watch_wait)
+            await self._widgets()
+        if self._moved:
+            self._moved = False
+            left = self._opened + 2 * TOGETHER_S - asyncio.get_running_loop().time()  # of a frame that goes on and on
+            await self.judging.soon(min(TOGETHER_S, 0.5 / self.pace.speed, left))
+            await self._widgets()
+        self.draw_now()
+
+    @staticmethod
+    async def _widgets() -> None:
+        """Let every widget say that it has to be drawn."""
         for _ in range(ROUNDS):
             await asyncio.sleep(0)
-        self.draw_now()
 
     def draw_now(self) -> None:
         if self._frame is not None:
@@ -376,9 +397,9 @@ class MatchScreen(Screen[None]):
         if not self.match.waiting():
             self.commit()
             return
-        self.one_frame()  # an agent that answers at once is not first drawn as one that thinks
+        self._asked = True
+        self.one_frame()
         self.asking.start()
-        self.watch_wait()
         if self.setup.live and self.pace.playing:
             self.pace.later()
 
@@ -416,6 +437,8 @@ class MatchScreen(Screen[None]):
     @on(SeatAnswered)
     @while_standing
     def seat_answered(self, message: SeatAnswered) -> None:
+        if self.match.ready:  # the round has ended, and with it everything is drawn
+            return
         for index, player in self.match.seats():  # the last person's choice reveals the others'
             self.show_seat(index, player)
 
@@ -438,6 +461,7 @@ class MatchScreen(Screen[None]):
 
     def commit(self) -> None:
         over = [session.over for session in self.match.sessions]
+        self._moved = not self.match.human
         try:
             self.match.commit()
         except MsgrpoError as error:  # the game's own code failed: what was played stays on the screen

@@ -52,6 +52,9 @@ class ActionBars(Widget):
         legal: Collection[str],
         numbers: Mapping[str, int],
     ) -> None:
+        before = self.probabilities, self.chosen, self.legal, self.numbers
+        if before == (probabilities, chosen, legal, numbers):
+            return
         rows = self._rows(self.size.width)
         if probabilities and probabilities != self.probabilities and self.app.animation_level != "none":
             self._before = {action: self._share(action) for action in self.actions}

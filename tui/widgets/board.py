@@ -7,20 +7,22 @@ second sign beside each letter tells things apart without any colour. Without co
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import ClassVar
 
+from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 from textual.reactive import reactive
 from textual.strip import Strip
-from textual.widget import Widget
 
 from msgrpo.game import Board, Place, Role
 from msgrpo.tui.clock import after
 from msgrpo.tui.sprites import DRAWN, SMALLEST, WAY, sprite
+from msgrpo.tui.widgets.styled import Styled
 
 FLASH_S = 0.25  # how long a reward lights up who got it
 SCALES = (6, 5, 4, 3, 2)  # rows of a cell; nothing grows beyond the first
@@ -53,6 +55,7 @@ LOOKS: dict[Role, tuple[str, str]] = {
     "ice": ("ice", "· "),
     "thing": ("thing", "{0} "),
 }
+NO_SIDES: frozenset[str] = frozenset()
 EMPTY = (".", " ", "_")  # letters that a floor does not show
 
 
@@ -68,7 +71,7 @@ def look(board: Board, place: Place) -> tuple[str, str]:
     return sign.format(glyph), kind
 
 
-class BoardView(Widget):
+class BoardView(Styled):
     """Shows a `Board`; only the cells that changed are drawn again."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -88,6 +91,8 @@ class BoardView(Widget):
         self.set_reactive(BoardView.board, board)
         self.set_reactive(BoardView.text, text)
         self._lit: frozenset[Role] = frozenset()
+        self._joined: Board | None = None  # the board of the joints
+        self._joints: Mapping[Place, frozenset[str]] = {}
 
     def flash(self, roles: Iterable[Role]) -> None:
         """Light up the cells of these roles for a moment, where the app moves at all (TEXTUAL_ANIMATIONS)."""
@@ -127,7 +132,7 @@ class BoardView(Widget):
 
     @property
     def scale(self) -> int:
-        return self.scale_in(self.size.width, self.size.height)
+        return self.scale_in(*self.size)
 
     @property
     def cut_off(self) -> str:
@@ -143,9 +148,9 @@ class BoardView(Widget):
 
     def _margins(self) -> tuple[int, int]:
         """(columns, rows) of empty space before the board, so that it stands in the middle."""
-        scale = self.scale
+        size, scale = self.size, self.scale
         width, height = AXIS + 2 * scale * self.columns, scale * self.rows + 1
-        return max(0, (self.size.width - width) // 2), max(0, (self.size.height - height) // 2)
+        return max(0, (size.width - width) // 2), max(0, (size.height - height) // 2)
 
     def width_in(self, height: int) -> int:
         """The columns that the board takes where only the height is given."""
@@ -155,13 +160,15 @@ class BoardView(Widget):
         if old is None or new is None or len(old.cells) != len(new.cells) or len(old.cells[0]) != len(new.cells[0]):
             self.refresh()
             return
-        touched = {place for board in (old, new) for chain in board.chains for place in chain}
-        self._draw(
-            (y, x)
-            for y, (before, after) in enumerate(zip(old.cells, new.cells, strict=True))
-            for x, (was, now) in enumerate(zip(before, after, strict=True))
-            if was != now or (y, x) in touched or old.colours.get((y, x)) != new.colours.get((y, x))
-        )
+        before, after = joints(old), joints(new)
+
+        def drawn(board: Board, sides: Mapping[Place, frozenset[str]], place: Place) -> tuple[object, ...]:
+            glyph = board.cells[place[0]][place[1]]
+            parts = sides.get(place), board.facing.get(place), board.colours.get(place)
+            return glyph, board.roles.get(glyph), *parts
+
+        places = [(y, x) for y, row in enumerate(new.cells) for x in range(len(row))]
+        self._draw(place for place in places if drawn(old, before, place) != drawn(new, after, place))
 
     def _draw(self, places: Iterable[Place]) -> None:
         """Draw these cells again."""
@@ -184,17 +191,17 @@ class BoardView(Widget):
         if self.board is None:
             lines = self._lines()
             shown = lines[y] if y < len(lines) else ""
-            return Strip([Segment(shown, self.rich_style)]).adjust_cell_length(self.size.width, self.rich_style)
+            return Strip([Segment(shown, self.styled())]).adjust_cell_length(self.size.width, self.styled())
         if y == self.size.height - 1 and self.cut_off:
-            warning = self.get_component_rich_style("board--lost")
-            return Strip([Segment(self.cut_off, warning)]).adjust_cell_length(self.size.width, self.rich_style)
+            warning = self.styled("board--lost")
+            return Strip([Segment(self.cut_off, warning)]).adjust_cell_length(self.size.width, self.styled())
         board, scale = self.board, self.scale
         left, top = self._margins()
-        blank = self.rich_style
+        blank = self.styled()
         line = y - top
         if not 0 <= line <= scale * self.rows:
             return Strip.blank(self.size.width, blank)
-        axis = self.get_component_rich_style("board--axis")
+        axis = self.styled("board--axis")
         segments = [Segment(" " * left, blank)]
         middle = (scale - 1) // 2
         if line == scale * self.rows:
@@ -223,7 +230,7 @@ class BoardView(Widget):
     def _style(self, kind: str, row: int, x: int) -> Style:
         if kind in ("floor", "sign", "ice"):
             kind += "-a" if (x + row) % 2 else "-b"
-        return self.get_component_rich_style(f"board--{kind}")
+        return self.styled(f"board--{kind}")
 
     def _drawn(self, glyph: str, scale: int) -> bool:
         """Whether a cell is a picture and no letter."""
@@ -233,27 +240,41 @@ class BoardView(Widget):
     def _picture(self, board: Board, row: int, x: int, part: int, scale: int) -> list[Segment]:
         """One line of a cell's picture: in each column the upper pixel is the character, the lower its ground."""
         role = board.roles[board.cells[row][x]]
-        pixels = sprite(role, 2 * scale, joined(board, (row, x)), board.facing.get((row, x), "up"))
         style = self._style(DRAWN[role], row, x)
         ice = "ice" in board.roles.values()
         ground = "lit" if role in self._lit else "hole" if role == "lost" and ice else "ice" if ice else "floor"
         below = self._style(ground, row, x).bgcolor
-        mark = self.get_component_rich_style("board--leaf") if role == "good" else style
-        paint = {"#": style.bgcolor, "o": mark.color, ".": below}
-        upper, lower = pixels[2 * part], pixels[2 * part + 1]
-        return [
-            Segment("▀" * len(list(same)), Style(color=paint[above], bgcolor=paint[under]))
-            for (above, under), same in groupby(zip(upper, lower, strict=True))
-        ]
+        mark = self.styled("board--leaf") if role == "good" else style
+        if self._joined is not board:
+            self._joined, self._joints = board, joints(board)
+        sides, facing = self._joints.get((row, x), NO_SIDES), board.facing.get((row, x), "up")
+        return _picture_line(role, scale, part, sides, facing, (style.bgcolor, mark.color, below))
 
 
-def joined(board: Board, place: Place) -> frozenset[str]:
-    """The sides of a cell to which its chain goes on."""
-    sides = set()
+@lru_cache(maxsize=2048)
+def _picture_line(
+    role: Role,
+    scale: int,
+    part: int,
+    sides: frozenset[str],
+    facing: str,
+    paints: tuple[Color | None, Color | None, Color | None],
+) -> list[Segment]:
+    """One line of a picture; `paints` are the colours of its shape, of its mark and of what is below."""
+    pixels = sprite(role, 2 * scale, sides, facing)
+    paint = dict(zip("#o.", paints, strict=True))
+    return [
+        Segment("▀" * len(list(same)), Style(color=paint[above], bgcolor=paint[under]))
+        for (above, under), same in groupby(zip(pixels[2 * part], pixels[2 * part + 1], strict=True))
+    ]
+
+
+def joints(board: Board) -> dict[Place, frozenset[str]]:
+    """The sides of each cell to which its chain goes on."""
+    sides: dict[Place, set[str]] = {}
     for chain in board.chains:
         for cell, other in pairwise(chain):
             for here, there in ((cell, other), (other, cell)):
-                if here == place:
-                    step = (there[1] - here[1], there[0] - here[0])
-                    sides |= {side for side, way in WAY.items() if way == step}
-    return frozenset(sides)
+                way = (there[1] - here[1], there[0] - here[0])
+                sides.setdefault(here, set()).update(side for side, step in WAY.items() if step == way)
+    return {place: frozenset(names) for place, names in sides.items()}

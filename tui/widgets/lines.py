@@ -11,8 +11,10 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
+from msgrpo.tui.widgets.styled import Styled
+
+REVERSED = Style(reverse=True)
 HERE = " here"  # after a kind: the cursor stands on it
 Part = tuple[str, str]  # a text and its kind, which has a colour in msgrpo.tcss; "" has the usual one
 
@@ -23,7 +25,7 @@ def fitted(text: str, width: int) -> str:
     return set_cell_size(line, width) if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
 
 
-class Lines(Widget):
+class Lines(Styled):
     """What stands here is drawn segment by segment: Textual's own texts are wrapped and styled anew each time."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -52,9 +54,9 @@ class Lines(Widget):
     def render_line(self, y: int) -> Strip:
         parts = self._drawn[y] if y < len(self._drawn) else ()
         strip = Strip([Segment(text, self._style(kind)) for text, kind in parts])
-        return strip.adjust_cell_length(self.size.width, self.rich_style)
+        return strip.adjust_cell_length(self.size.width, self.styled())
 
     def _style(self, kind: str) -> Style:
         name = kind.removesuffix(HERE)
-        style = self.get_component_rich_style(f"lines--{name}") if name else self.rich_style
-        return style if name == kind else style + Style(reverse=True)
+        style = self.styled(f"lines--{name}" if name else "")
+        return style if name == kind else style + REVERSED
