@@ -8,11 +8,13 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.style import Style
 from rich.text import Text
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.command import CommandPalette
 
@@ -21,10 +23,12 @@ from msgrpo.episode import read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.run_log import GroupRow, Member
 from msgrpo.tui import hands, launch, showcase
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import remember
+from msgrpo.tui.learning import Learning
 from msgrpo.tui.messages import AnswerStreamed
 from msgrpo.tui.plain import _append_board
 from msgrpo.tui.screens.dialogs import Choose, Confirm
@@ -33,10 +37,11 @@ from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Match, Session, Setup
 from msgrpo.tui.showcase import Showcase
-from msgrpo.tui.theme import DAY, NIGHT
+from msgrpo.tui.theme import DAY, NIGHT, THEMES
 from msgrpo.tui.widgets.board import PAINTS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import legend
+from msgrpo.tui.widgets.learning import Groups
 from msgrpo.tui.widgets.options import Options
 from msgrpo.tui.widgets.panel import DRAWN, AgentPanel, shortened
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle
@@ -473,6 +478,35 @@ async def test_what_is_said_can_be_read_by_day_and_by_night(
         assert len(words) > 40
         faint = {part.text.strip(): round(contrast(part.style), 1) for part in words if contrast(part.style) < least}
         assert faint == {}
+
+
+@pytest.mark.parametrize("theme", [NIGHT.name, DAY.name, "textual-light", "textual-dark"])
+async def test_the_sign_of_the_smallest_advantage_can_be_read(theme: str) -> None:
+    """The faults: a small advantage was a pale sign, at 1.9 to 1 in light themes; now every theme has at least 3."""
+    members = [Member(total=0, advantage=a, kept=True) for a in (1, 0.001, -0.001, -1)]
+    row = GroupRow(scenario="frozen-lake", start_seed=7, player="player", members=members)
+    run = SimpleNamespace(update=SimpleNamespace(groups=[row]), group=1, member=None, trouble="", filming=False)
+
+    class Signs(App[None]):
+        def compose(self) -> ComposeResult:
+            yield Groups()
+
+    app = Signs()
+    async with app.run_test(size=(40, 8)) as pilot:
+        for own in THEMES:
+            app.register_theme(own)
+        app.query_one(Groups).show(cast("Learning", run))
+        for name in (NIGHT.name, theme):  # the signs follow a change of the theme
+            app.theme = name
+            await settle(pilot)
+        groups = app.query_one(Groups)
+        strips = groups.render_lines(groups.size.region)
+        signs = [part for strip in strips for part in strip if part.text.strip() in ("▲", "▼")]
+        assert len(signs) == 4
+        found = [contrast(part.style) for part in signs]
+        assert min(found) >= 2.95
+        assert found[1] < found[0]  # and still the paler the smaller
+        assert found[2] < found[3]
 
 
 # ── the first screen ─────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from msgrpo.tui.shades import MUTED
 
 NOTHING_YET = "nothing measured yet"
 FLAT = "  flat"
+PALEST, PALEST_LIGHT = 60, 85  # percent of the colour of the smallest advantage: still read on dark, on light ground
 FILM_TURNS = 6  # lines of moves below the board of a film
 
 
@@ -75,10 +76,14 @@ class Groups(Widget):
     def _content(self, width: int) -> Content:
         if self._run is None:
             return Content("")
-        return scenes(self._run, width) if self._run.filming else groups(self._run, width)
+        return (
+            scenes(self._run, width)
+            if self._run.filming
+            else groups(self._run, width, light=not self.app.current_theme.dark)
+        )
 
 
-def groups(run: Learning, width: int) -> Content:
+def groups(run: Learning, width: int, *, light: bool = False) -> Content:
     """The groups of the update that is shown, each on one line."""
     if run.update is None:
         told = run.nothing if run.done or run.trouble else NOTHING_YET
@@ -97,7 +102,9 @@ def groups(run: Learning, width: int) -> Content:
             if member is None:
                 line += Content.styled("…", MUTED)
             else:
-                line += Content.styled(sign(member), paint(member, largest, chosen=here and member is run.member))
+                line += Content.styled(
+                    sign(member), paint(member, largest, chosen=here and member is run.member, light=light)
+                )
         lines.append(line + Content.styled(FLAT if row.flat else "", MUTED))
     if run.trouble:
         lines.append(Content.styled(run.trouble, "$text-error"))
@@ -123,14 +130,15 @@ def scenes(run: Learning, width: int) -> Content:
     return Content.styled(title + "\n", MUTED) + line
 
 
-def paint(member: Member, largest: float, *, chosen: bool) -> str:
-    """The colour of an advantage: green or red, the paler the smaller."""
+def paint(member: Member, largest: float, *, chosen: bool, light: bool) -> str:
+    """The colour of an advantage: green or red, the paler the smaller; how pale depends on the theme."""
     if chosen:
         return "bold reverse $text-accent"
     if member.advantage == 0:
         return MUTED
     colour = "$text-success" if member.advantage > 0 else "$text-error"
-    return f"{colour} {round(40 + 60 * abs(member.advantage) / largest)}%"
+    palest = PALEST_LIGHT if light else PALEST
+    return f"{colour} {round(palest + (100 - palest) * abs(member.advantage) / largest)}%"
 
 
 def facts(run: Learning, width: int) -> Content:
