@@ -1,17 +1,14 @@
-"""A run on a Ray cluster: what the ranks tell the command, what is missing, and a rank that is killed."""
+"""A run on a Ray cluster: what the ranks tell the command, and what is missing. `test_train_ranks.py` starts one."""
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from msgrpo.errors import UsageError
@@ -19,7 +16,7 @@ from msgrpo.models.http import Client
 from msgrpo.serve.host import About
 from msgrpo.train.config import make_config
 from msgrpo.train.engines.pool import Pool, Remote, RemoteError
-from tests.test_train_ranks import ROOT, TINY, run
+from tests.test_train_ranks import ROOT
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
 
@@ -185,47 +182,6 @@ def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--ray auto" in done.stderr
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_costs_nothing_of_the_result(tmp_path: Path, own_ray: dict[str, str]) -> None:
-    """The whole way: a cluster of this machine, two ranks, one killed. The adapter is that of an undisturbed run,
-    here of two processes that torchrun has started.
-    """
-    undisturbed = run(tmp_path / "undisturbed", 2)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    settings = [part for setting in [*TINY, "trainers=2"] for part in ("--set", setting)]
-    out = str(tmp_path / "killed")
-    launched = subprocess.Popen(
-        [sys.executable, "-m", "msgrpo.cli", "train", "--ray", "auto", "--steps", "3", "--out", out, *settings],
-        cwd=ROOT,
-        env=own_ray,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    output = ""
-    with launched:
-        assert launched.stdout is not None
-        for line in launched.stdout:
-            output += line
-            if "the first update took" in line:
-                ranks = [p for p in psutil.Process(launched.pid).children(recursive=True) if is_rank(p)]
-                assert len(ranks) == 2
-                ranks[-1].kill()
-    assert launched.returncode == 0, output
-    assert "going on after update" in output
-    first, second = [
-        hashlib.sha256((tmp_path / name / "adapter_model.safetensors").read_bytes()).hexdigest()
-        for name in ("undisturbed", "killed")
-    ]
-    assert first == second
-
-
-def is_rank(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):  # it has ended since
-        return "RayTrainWorker" in " ".join(process.cmdline())
-    return False
 
 
 @pytest.mark.parametrize("answers", [True, False])

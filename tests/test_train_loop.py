@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,7 +64,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def tiny(**given: Any) -> TrainConfig:
-    return make_config(settings=TINY, given={"steps": 4, **given})
+    return make_config(settings=[*TINY, "film=0"], given={"steps": 4, **given})
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -103,32 +104,32 @@ def test_the_adapter_loads_with_peft_and_changes_the_model(finished: Path) -> No
     torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("after", [1, 3])
-def test_killed_and_resumed_it_ends_with_the_same_bytes(finished: Path, tmp_path: Path, after: int) -> None:
-    """kill -9 as soon as the metrics show `after` updates, wherever that finds it; then the same command."""
-    out = tmp_path / "killed"
-    running = subprocess.Popen(command(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize(("after", "film"), [(1, True), (3, False)])
+def test_killed_and_resumed_it_ends_with_the_same_bytes(
+    finished: Path, tmp_path: Path, after: int, film: bool
+) -> None:
+    """kill -9 as soon as the metrics show `after` updates, wherever that finds it; then the same command. A film
+    changes no byte of the adapter.
+    """
+    out, more = tmp_path / "killed", () if film else ("--set", "film=0")
+    running = subprocess.Popen(
+        command(out, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     metrics = out / "metrics.jsonl"
     while running.poll() is None and not (metrics.is_file() and metrics.read_text().count('"train"') >= after):
         time.sleep(0.01)
     running.kill()
     running.communicate()
     assert running.returncode == -signal.SIGKILL
-    done = subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command(out, "--resume", *more), cwd=ROOT, capture_output=True, text=True, check=True)
     assert "validation starts" in done.stdout
+    assert run_log.scenes(finished)[0] == 0
+    assert run_log.scenes(out) == (run_log.scenes(finished) if film else [])
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
     whole, resumed = (json.loads((run / "summary.json").read_text()) for run in (finished, out))
     assert {**whole, "training_seconds": 0} == {**resumed, "training_seconds": 0} | {
         side: {**resumed[side], "eval_s": whole[side]["eval_s"]} for side in ("before", "after")
     }
-
-
-def test_the_film_changes_no_byte_of_the_adapter(finished: Path, tmp_path: Path) -> None:
-    out = tmp_path / "without"
-    subprocess.run(command(out, "--set", "film=0"), cwd=ROOT, capture_output=True, check=True)
-    assert not (out / run_log.FILM).exists()
-    assert run_log.scenes(finished)[0] == 0
-    assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
 
 
 def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: Path, tmp_path: Path) -> None:
@@ -137,17 +138,18 @@ def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: 
     shutil.copytree(finished, out)
     (out / WEIGHTS).unlink()
     (out / "summary.json").unlink()
-    subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, check=True)
+    loop.train(tiny(), out, resume=True, report=Quiet())
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
     assert (out / "summary.json").is_file()
 
 
 def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "stopped"
-    running = subprocess.Popen(command(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    short = command(out, "--steps", "2", "--set", "film=0")
+    running = subprocess.Popen(short, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     for line in running.stderr:
-        if "after 0 updates" in line:
+        if "the first update took" in line:
             running.send_signal(signal.SIGINT)
             break
     said = running.stderr.read()
@@ -158,12 +160,11 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     assert hint is not None
     go_on = [sys.executable, "-m", "msgrpo.cli", *hint[1].split()]  # what it prints can be pasted
     done = subprocess.run(go_on, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "going on after update 1" in done.stderr
     assert "6 validation starts" in done.stdout
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished: Path, tmp_path: Path) -> None:
-    import shutil
-
     out = tmp_path / "damaged"
     shutil.copytree(finished, out)
     newest = sorted((out / "checkpoints").iterdir())[-1]
@@ -282,11 +283,11 @@ class Heard(Told):
 
 def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> None:
     told = Heard()
-    loop.train(tiny(steps=1, group_size=16), tmp_path / "run", report=told)
+    loop.train(tiny(steps=1, group_size=8), tmp_path / "run", report=told)
     assert told.said[0] == "loading nano"
     said = "\n".join(told.said)
     assert "evaluation after 0 updates: 6 of 6 episodes played" in said
-    assert re.search(r"update 1 of 1: 32 of 32 episodes played, [\d,]+ tokens/s", said)
+    assert re.search(r"update 1 of 1: 16 of 16 episodes played, [\d,]+ tokens/s", said)
     assert re.search(r"update 1 of 1: learning from \d+ turns, 2 of 2 steps", said)
 
 
@@ -359,11 +360,11 @@ def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
 def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:
     """Stopped after the first of two optimizer steps and resumed, the run ends as the one that was never stopped."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    loop.train(tiny(steps=3), whole, report=Quiet())
-    told = StoppedAt("update 2 of 3: learning from")
+    loop.train(tiny(steps=2), whole, report=Quiet())
+    told = StoppedAt("update 2 of 2: learning from")
     with pytest.raises(KeyboardInterrupt):
-        loop.train(tiny(steps=3), stopped, report=_AfterOneStep(told))
-    loop.train(tiny(steps=3), stopped, resume=True, report=Quiet())
+        loop.train(tiny(steps=2), stopped, report=_AfterOneStep(told))
+    loop.train(tiny(steps=2), stopped, resume=True, report=Quiet())
     assert (whole / WEIGHTS).read_bytes() == (stopped / WEIGHTS).read_bytes()
 
 
@@ -482,15 +483,27 @@ def test_resume_begins_nothing_where_nothing_says_what_to_train(tmp_path: Path) 
     assert not out.exists()
 
 
+@contextmanager
+def another_process_trains_in(out: Path, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """It holds the run's lock until it has waited for so long, or is ended."""
+    held = "import sys, time; from pathlib import Path; from msgrpo import run_log\n"
+    held += "with run_log.alone(Path(sys.argv[1])): print(flush=True); time.sleep(float(sys.argv[2]))"
+    command = [sys.executable, "-c", held, str(out), str(seconds)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
 def test_one_process_trains_in_a_folder(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     before = (out / "metrics.jsonl").read_bytes()
-    resume = [sys.executable, "-m", "msgrpo.cli", "train", "--resume", "--out", str(out), "--steps", "5"]
-    with run_log.alone(out):
-        refused = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "another process trains in" in refused.stderr
+    with another_process_trains_in(out, 600), pytest.raises(RunError, match="another process trains in"):
+        loop.train(tiny(steps=5), out, resume=True, report=Quiet())
     assert (out / "metrics.jsonl").read_bytes() == before
 
 
@@ -504,11 +517,7 @@ def test_a_run_that_begins_again_waits_for_who_was_cut_off(finished: Path, tmp_p
     config = TrainConfig.model_validate_json((out / "config.json").read_text()).model_copy(
         update={"steps": steps + 1}
     )
-    held = "import sys, time; from pathlib import Path; from msgrpo import run_log\n"
-    held += "with run_log.alone(Path(sys.argv[1])): print(flush=True); time.sleep(3)"
-    with subprocess.Popen([sys.executable, "-c", held, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as old:
-        assert old.stdout is not None
-        old.stdout.readline()
+    with another_process_trains_in(out, 3) as old:
         loop.train(config, out, resume=True, report=Told(), cluster=loop.Cluster(again=True))
         assert old.wait(10) == 0
     assert len([row for row in read_rows(out) if row["kind"] == "train"]) == steps + 1
@@ -732,6 +741,7 @@ def test_it_learns(tmp_path: Path) -> None:
         "eval_episodes=100",
         "eval_every=50",
         "checkpoint_every=50",
+        "film=0",
     ]
     summary = loop.train(make_config(settings=settings, given={"steps": 14}), tmp_path / "run", report=Quiet())
     assert summary["change"]["low"] > 0, summary

@@ -1,4 +1,6 @@
-"""Several processes: they take the steps that one process takes, and none goes on without the others."""
+"""Several processes: they take the steps that one process takes, and none goes on without the others; on a cluster
+they begin again.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,45 @@ def test_a_rank_that_is_killed_ends_all_and_resume_goes_on(both: tuple[Path, Pat
     assert done.returncode == 0, done.stderr
     one, two = (load_file(folder / "adapter_model.safetensors") for folder in (both[0], out))
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_on_a_cluster_costs_nothing_of_the_result(
+    both: tuple[Path, Path], tmp_path: Path, own_ray: dict[str, str]
+) -> None:
+    """The whole way: a cluster of this machine, two ranks, one killed. The adapter is that of an undisturbed run,
+    here of two processes that torchrun has started.
+    """
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    settings = [part for setting in [*TINY, "trainers=2"] for part in ("--set", setting)]
+    out = tmp_path / "killed"
+    launched = subprocess.Popen(
+        [sys.executable, "-m", "msgrpo.cli", "train", "--ray", "auto", "--steps", "3", "--out", str(out), *settings],
+        cwd=ROOT,
+        env=own_ray,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    output = ""
+    with launched:
+        assert launched.stdout is not None
+        for line in launched.stdout:
+            output += line
+            if "the first update took" in line:
+                ranks = [p for p in psutil.Process(launched.pid).children(recursive=True) if is_rank(p)]
+                assert len(ranks) == 2
+                ranks[-1].kill()
+    assert launched.returncode == 0, output
+    assert "going on after update" in output
+    undisturbed, killed = [(folder / "adapter_model.safetensors").read_bytes() for folder in (both[1], out)]
+    assert undisturbed == killed
+
+
+def is_rank(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):  # it has ended since
+        return "RayTrainWorker" in " ".join(process.cmdline())
+    return False
 
 
 @pytest.mark.slow
