@@ -17,6 +17,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("ours", deadline=None)  # no test depends on how fast the machine is
 settings.load_profile("ours")
 
+# The files that take longest, the longest first. Each is dealt to one process as a whole: one that begins last would
+# keep the others waiting at the end.
+LONGEST = [
+    *("train_loop", "train_ranks", "train_vllm", "serve_vllm", "train_rivals", "train_teacher", "train_lab"),
+    *("evals_ray", "tui_learning", "tui_terminal", "train_peers", "train_engines", "train_outside", "imports"),
+    *("agent_trust", "train_shard", "agent_hostile", "agent_export", "train_dqn", "tui_app", "train_nano"),
+]
 LAST_S = 700.0  # longer than pytest-timeout's limit, which ends no code that holds Python's lock
 
 
@@ -28,6 +35,12 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first; within a file nothing moves, nor among the others."""
+    places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture
