@@ -117,6 +117,7 @@ def test_a_rank_that_is_killed_ends_all_and_resume_goes_on(both: tuple[Path, Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # beside two other slow files it came to 544 s
 def test_a_rank_that_is_killed_on_a_cluster_costs_nothing_of_the_result(
     both: tuple[Path, Path], tmp_path: Path, own_ray: dict[str, str]
 ) -> None:

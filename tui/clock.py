@@ -30,6 +30,11 @@ def once_drawn(widget: Widget, call: Callable[[], object]) -> None:
     widget.call_after_refresh(_while_standing(widget, call))
 
 
+def soon(widget: Widget, call: Callable[[], object]) -> None:
+    """Call once what is queued before it is done, unless the screen is being taken away by then."""
+    widget.call_later(_while_standing(widget, call))
+
+
 def after(widget: Widget, seconds: float, call: Callable[[], object]) -> Cancel:
     """Call once, later, unless the screen is being taken away by then; the returned function calls it off."""
     return widget.set_timer(seconds, _while_standing(widget, call)).stop

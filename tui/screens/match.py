@@ -21,7 +21,7 @@ from msgrpo.prompt import Prompt
 from msgrpo.tui.agents import HUMAN, HumanAgent, LazyAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import introduced
-from msgrpo.tui.clock import Cancel, after, once_drawn, stands
+from msgrpo.tui.clock import Cancel, after, once_drawn, soon, stands
 from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.judging import Judging
@@ -234,7 +234,7 @@ class MatchScreen(Screen[None]):
         if self._asked:  # who answers at once is not drawn as one that thinks: the move is, by a call of one_frame
             self._asked = False
             if self.asking.going:
-                self.call_later(self.watch_wait)
+                soon(self, self.watch_wait)
             await self._widgets()
         if self._moved:
             self._moved = False
