@@ -4,11 +4,11 @@
     python benchmarks/gpu.py --models models --out runs/gpu --minutes 9 --stage lake:0 --stage lake:1 --stage snake:0
     python benchmarks/gpu.py --smoke --out runs/gpu-smoke          # the same stages on a CPU, with nano
 
-The stages that are named run at the same time: one process alone leaves most of a large GPU idle. `3b-shape` measures
-the speed of a model of Qwen2.5-3B's shape with random weights, made here: it says what an update costs and nothing
-about play. The others train a model that lies in `--models`, as a folder or a GGUF file, from the seed after the
-colon; when their time is over they are stopped (the same command goes on with them), and `--test` plays the 200 test
-starts with each, beside its base.
+The stages that are named run at the same time and slow each other down: name one alone where its time counts.
+`3b-shape` measures the speed of a model of Qwen2.5-3B's shape with random weights, made here: it says what an update
+costs and nothing about play. The others train a model that lies in `--models`, as a folder or a GGUF file, from the
+seed after the colon; when their time is over they are stopped (the same command goes on with them), and `--test`
+plays the 200 test starts with each, beside its base.
 """
 
 from __future__ import annotations

@@ -88,10 +88,8 @@ def timed(work: Callable[[], object]) -> float:
 
 def plain_generate(engine: LocalModel, batch: list[Row], config: TrainConfig) -> object:
     ids, mask = left_pad([row.prompt for row in batch], engine.pad_id, engine.model.device)
-    with (
-        torch.inference_mode(),
-        evaluating(engine.model),
-    ):  # in training mode layers that are checkpointed drop their cache
+    # In training mode layers that are checkpointed drop their cache.
+    with torch.inference_mode(), evaluating(engine.model):
         return engine.model.generate(
             ids, attention_mask=mask, do_sample=True, temperature=config.temperature, top_k=0, top_p=1.0,
             max_new_tokens=config.max_tokens, eos_token_id=sorted(engine.stop_ids), pad_token_id=engine.pad_id,
