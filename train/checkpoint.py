@@ -1,7 +1,7 @@
 """Complete, atomic checkpoints: killed at any moment, a resumed run goes on as if nothing had happened.
 
-With `ahead=1` one thing differs: the first rollouts after a resume are played by the newest version, where the run
-would have played them by the one before.
+With `ahead=k` one thing differs: the first rollouts after a resume are played by the newest version, where the run
+would have played them by older ones.
 
 A checkpoint holds the adapter, the optimizer, what choices remember of earlier updates, and the counters. There is no
 generator state to keep beyond that: every random draw is a function of (run seed, update, …).

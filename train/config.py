@@ -171,7 +171,7 @@ class TrainConfig(BaseModel):
         "hf",
         description="hf: in this process; vllm: a child; vllm(servers=2): started by --ray; or URLs, with commas",
     )
-    ahead: int = Field(0, ge=0, le=1, description="updates that rollouts run ahead: 1 plays while the trainer learns")
+    ahead: int = Field(0, ge=0, le=4, description="updates that rollouts run ahead, while the trainer learns")
     trainers: Clean = Field("1", description="processes that --ray starts for the update; 2-8: as many as fit")
     adapters: Clean | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
@@ -238,8 +238,6 @@ class TrainConfig(BaseModel):
             self._check_sharded()
         if self.service is not None:
             self._check_remote()
-        if self.ahead and self.rollouts == "hf":
-            raise ValueError("ahead=1 needs rollouts by vLLM: in this process both would wait for the same cores")
         if self.explore is not None and self.explore.name == "branch":
             for name in filter(on_server, names_of(self.scenario)):
                 raise ValueError(f"explore=branch copies games in mid-play, and those of {name} are on a server")

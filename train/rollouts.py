@@ -1,8 +1,9 @@
 """Rollouts of a run: groups of episodes that share a start and not their luck, and when they are played.
 
-With `ahead=1` two things go on at once, a rollout by the version that is newest now and the update that makes the
-next version. Nothing is discarded, and nothing is staler than one version; the clipped ratio against the engine's
-log-probabilities corrects for it. The starts and every seed are the same as without.
+With `ahead=k` rollouts of the next k updates go on by the version that is newest now, while the update makes the next
+version. Nothing is discarded, and nothing is staler than k versions; the ratio against the engine's log-probabilities
+corrects for it (`loss`). The starts and every seed are the same as without. In this process the trainer would wait
+for the same cores, so there the rollouts come one after another and no time is saved: it shows what staleness does.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
 from msgrpo.episode import Episode, Turn
@@ -22,7 +26,7 @@ from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.rollout import GAME_FAULT, derive_seed, new_episode, play_episode, play_on
 from msgrpo.specs import make_agent
-from msgrpo.train.ahead import InThread
+from msgrpo.train.ahead import AtOnce, InThread
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.groups import Group, groups_of
 from msgrpo.train.ranks import ALONE, Ranks
@@ -138,6 +142,9 @@ async def together(agent: LanguageAgent, begins: Sequence[Begin], ended: Ended) 
         await agent.close()
 
 
+Draw = Callable[[int, int], tuple[list[Start], int]]  # from a place so many starts, and where to go on
+
+
 @dataclass(frozen=True)
 class Playing:
     """One update's rollouts: who plays, from which starts, by which model.
@@ -152,6 +159,10 @@ class Playing:
     sampling: Sampling
     starts: Sequence[Start]
     ended: Ended = silent
+    first: int = 0  # the number of the first start within the update
+    draw: Draw | None = None
+    next_start: int = 0  # where the starts after these begin
+    memory: dict[str, Tensor] = field(default_factory=dict)  # what choices keep from update to update
 
     @property
     def config(self) -> TrainConfig:
@@ -160,7 +171,7 @@ class Playing:
     @property
     def seats(self) -> list[tuple[str, ...]]:
         """The policy's seats in each group; the turns of the seats go on from update to update."""
-        first = self.step * len(self.starts)
+        first = self.step * self.config.groups + self.first
         return [self.players.seats(scenario, first + g) for g, (scenario, _) in enumerate(self.starts)]
 
     async def play(self) -> list[Episode]:
@@ -174,10 +185,20 @@ class Playing:
                 derive_seed("sampling", seed, self.step, g, j),
                 seats,
             )
-            for g, ((scenario, start), seats) in enumerate(zip(self.starts, self.seats, strict=True))
+            for g, ((scenario, start), seats) in enumerate(zip(self.starts, self.seats, strict=True), self.first)
             for j in range(self.config.group_size)
         ]
         return await self.players.play(self.model, self.sampling, plays, self.config.format_penalty, self.ended)
+
+    def fresh(self, count: int) -> Playing:
+        """The same with so many further starts, which the split has next."""
+        assert self.draw is not None
+        starts, after = self.draw(self.next_start, count)
+        return replace(self, starts=starts, first=self.first + len(self.starts), next_start=after)
+
+    def played(self) -> list[Episode]:
+        """G episodes from each start, of all ranks."""
+        return self.players.ranks.gather(asyncio.run(self.play()))
 
     async def go_on(
         self,
@@ -215,9 +236,14 @@ class Playing:
         """Compare the episodes of each start within their group, each of the policy's seats by itself."""
         return [
             group
-            for place, (scenario, _, seats, of_start) in enumerate(self.by_start(episodes))
+            for place, (scenario, _, seats, of_start) in enumerate(self.by_start(episodes), self.first)
             for group in groups_of(scenario, of_start, seats, place)
         ]
+
+    def flat(self, episodes: Sequence[Episode]) -> list[bool]:
+        """Of each start, whether its episodes say nothing: in no group was one better than another."""
+        telling = {group.place - self.first for group in self.groups(episodes) if not group.is_flat}
+        return [place not in telling for place in range(len(self.starts))]
 
 
 def own_seats(episode: Episode) -> list[str]:
@@ -270,72 +296,111 @@ class Rollouts:
         return [*self.episodes, *self.further]
 
 
+Played = tuple[list[Episode], float]  # one rank's episodes, and how long they took
+
+
 @dataclass(frozen=True)
-class _Played:
+class _Begun:
+    """An update's rollouts, played already or on their way; one piece of work may play those of several updates."""
+
     playing: Playing
-    next_start: int
     version: int
-    episodes: list[Episode]
-    seconds: float
+    work: AtOnce[list[Played]] | InThread[list[Played]]
+    number: int = 0  # which of those that the work plays
 
 
 class RolloutSource:
-    """Gives each update its rollouts; with `ahead`, begins those of the next one at the same moment."""
+    """Gives each update its rollouts; with `ahead`, begins those of later updates at the same moment."""
 
-    def __init__(self, players: Players) -> None:
-        self._players = players
+    def __init__(self, players: Players, memory: dict[str, Tensor] | None = None) -> None:
+        self._players, self._memory = players, {} if memory is None else memory
         self._scenarios, self._shares = players.config.scenarios, players.config.shares
-        self._coming: InThread[_Played] | None = None
+        self._coming: deque[_Begun] = deque()
 
     def next(self, step: int, first: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Rollouts:
         """The rollouts of update `step`, whose starts begin at `first`; `model` has the version of that number."""
         began = time.perf_counter()
-        config, ranks = self._players.config, self._players.ranks
-        if self._coming is None:
-            played = asyncio.run(self._play(first, step, step, model, sampling, ended))
-        else:
-            played = self._coming.result()  # a stop while it waits here leaves it to `close`
-            self._coming = None
-        episodes = ranks.gather(played.episodes)
+        config = self._players.config
+        if not self._coming:
+            playing = self._playing(first, step, model, sampling, ended)
+            self._coming.append(_Begun(playing, step, AtOnce(_in_turn([playing]))))
+        begun = self._coming[0]
+        own, seconds = begun.work.result()[begun.number]  # a stop while it waits here leaves it to `close`
+        self._coming.popleft()
+        episodes = self._players.ranks.gather(own)
         further = Further([], [])
         if config.explore is not None:
-            further = config.explore.further(played.playing, episodes)
+            further = config.explore.further(begun.playing, episodes)
         waited = time.perf_counter() - began
         whole([*episodes, *further.episodes])
-        if config.ahead and step + 1 < config.steps:
-            self._coming = InThread(self._play(played.next_start, step + 1, step, model, sampling, silent))
+        self._begin(begun.playing.next_start, step, model, sampling)
         return Rollouts(
-            [*played.playing.groups(episodes), *further.groups],
+            [*begun.playing.groups(episodes), *further.groups],
             whole(episodes),
             [episode for episode in further.episodes if episode.error is None],
             [episode for episode in (*episodes, *further.episodes) if episode.error is not None],
-            played.next_start,
-            step - played.version,
-            played.seconds,
+            max(begun.playing.next_start, further.next_start),
+            step - begun.version,
+            seconds,
             waited,
         )
 
     def close(self) -> None:
         """Give up what is being played."""
-        if self._coming is not None:
-            self._coming.give_up()
+        for begun in self._coming:
+            begun.work.give_up()
 
-    async def _play(
-        self, first: int, step: int, version: int, model: LanguageModel, sampling: Sampling, ended: Ended
-    ) -> _Played:
-        began = time.perf_counter()
+    def _begin(self, first: int, version: int, model: LanguageModel, sampling: Sampling) -> None:
+        """Begin what `ahead` lets be played by this version: at first of several updates, then of one at a time."""
+        config = self._players.config
+        last = min(version + config.ahead, config.steps - 1)
+        playings: list[Playing] = []
+        for step in range(version + 1 + len(self._coming), last + 1):
+            if playings or self._coming:
+                first = (playings or [self._coming[-1].playing])[-1].next_start
+            playings.append(self._playing(first, step, model, sampling, silent))
+        if playings:
+            work = (AtOnce if config.rollouts == "hf" else InThread)(_in_turn(playings))
+            self._coming += [_Begun(playing, version, work, number) for number, playing in enumerate(playings)]
+
+    def _playing(self, first: int, step: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Playing:
         starts, after = self.next_starts(first)
-        playing = Playing(self._players, step, model, sampling, starts, ended)
-        return _Played(playing, after, version, await playing.play(), time.perf_counter() - began)
+        return Playing(
+            self._players,
+            step,
+            model,
+            sampling,
+            starts,
+            ended,
+            draw=self.next_starts,
+            next_start=after,
+            memory=self._memory,
+        )
 
-    def next_starts(self, first: int) -> tuple[list[Start], int]:
+    def next_starts(self, first: int, count: int | None = None) -> tuple[list[Start], int]:
         """The next training starts, a fresh one for each group, and where to go on; each run seed begins elsewhere.
 
         Of a mixture each start's scenario is drawn by its share.
         """
         config = self._players.config
         offset = config.seed * 1_000_003
-        starts = [scenario.starts("train", first_seed=offset + first) for scenario in self._scenarios]
-        drawn = stream(offset + first, "mixture").choice(len(starts), size=config.groups, p=self._shares)
+        starts = [self._starts(scenario, offset + first) for scenario in self._scenarios]
+        size = config.groups if count is None else count
+        drawn = stream(offset + first, "mixture").choice(len(starts), size=size, p=self._shares)
         chosen = [(self._scenarios[i], next(starts[i])) for i in drawn]
         return chosen, max(start for _, start in chosen) + 1 - offset
+
+    def _starts(self, scenario: Scenario, first_seed: int) -> Iterator[int]:
+        """A scenario's training starts from there on, without those that `explore` passes over."""
+        starts = scenario.starts("train", first_seed=first_seed)
+        explore = self._players.config.explore
+        return starts if explore is None else explore.worthwhile(scenario, starts, self._memory)
+
+
+async def _in_turn(playings: Sequence[Playing]) -> list[Played]:
+    """Play the updates' rollouts one after another: they share the model, which each closes in the end."""
+    played = []
+    for playing in playings:
+        began = time.perf_counter()
+        played.append((await playing.play(), time.perf_counter() - began))
+    return played

@@ -63,6 +63,7 @@ class VllmEngine:
         if fleet is None:
             check_one_machine(config)
         self._models: list[VersionModel] = []
+        self._kept = 1 + max(1, config.ahead)
         self._previous: State | None = None
         self._fleet = (fleet or self._own_fleet(config, out)) if ranks.first else None
         self._pool = Pool([], key, report.note, self._fleet.failure if self._fleet is not None else lambda: None)
@@ -97,7 +98,7 @@ class VllmEngine:
         if not self._pool.playing:
             raise self._pool.none_left()
         self._previous = self._policy.adapter_state()
-        self._forget(self._models[:-2])  # of the version before, rollouts may be on their way
+        self._forget(self._models[: -self._kept])  # of the versions before, rollouts may be on their way
         return model
 
     def close(self) -> None:

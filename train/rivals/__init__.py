@@ -49,6 +49,8 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
     "explore": {
         "branch": "rivals.branch:Branch",
         "entropy": "rivals.entropy:Entropy",
+        "refill": "rivals.refill:Refill",
+        "skip": "rivals.skip:Skip",
     },
     "loss": {
         "clip": "rivals.paper:Clip",
@@ -56,6 +58,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
         "turn": "rivals.ratio:Turn",
         "cispo": "rivals.ratio:Cispo",
         "dual": "rivals.ratio:Dual",
+        "icepop": "rivals.ratio:Icepop",
     },
 }
 

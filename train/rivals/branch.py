@@ -43,10 +43,9 @@ class Branch(Explore):
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of the returns to go that find the state")
 
     def check(self, config: Settings) -> None:
+        super().check(config)
         if config.prompt.history:
             raise ValueError("explore=branch begins in mid-game, where a prompt with history lacks the turns before")
-        if config.ahead:
-            raise ValueError("ahead=1 plays before explore=branch has what it needs: the update's own rollouts")
 
     def further(self, playing: Playing, episodes: Sequence[Episode]) -> Further:
         forks = self.forks(playing, episodes)

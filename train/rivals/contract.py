@@ -5,7 +5,7 @@
     gate         which whole groups the update sees
     objectives   what else than the return is compared
     teacher      who says more of a turn than its return does
-    explore      what the rollouts try beyond G episodes from each start
+    explore      which starts the rollouts play, and what they try beyond G episodes from each
     loss         the loss of a micro-batch
 
 A group's trajectories are lists of `Step`. R_jt = Σ_{k≥t} γ^{k−t} r_jk is the return to go, r the reward with its
@@ -70,6 +70,14 @@ class Playing(Protocol):
     def config(self) -> Settings: ...
     @property
     def step(self) -> int: ...
+    @property
+    def memory(self) -> dict[str, Tensor]: ...
+    @property
+    def next_start(self) -> int: ...
+    def fresh(self, count: int) -> Playing: ...
+    def played(self) -> list[Episode]: ...
+    def groups(self, episodes: Sequence[Episode]) -> list[Group]: ...
+    def flat(self, episodes: Sequence[Episode]) -> list[bool]: ...
     def by_start(
         self, episodes: Sequence[Episode]
     ) -> Iterator[tuple[Scenario, int, tuple[str, ...], Sequence[Episode]]]: ...
@@ -203,10 +211,21 @@ class Further:
 
     groups: list[Group]
     episodes: list[Episode]  # with those that have no result
+    next_start: int = 0  # where the next update's starts begin, if more of them were taken
 
 
 class Explore(Choice):
-    """What the rollouts try beyond G episodes from each start."""
+    """Which starts the rollouts play, and what they try beyond G episodes from each."""
+
+    def check(self, config: Settings) -> None:
+        if config.ahead:
+            raise ValueError(
+                f"ahead={config.ahead} plays before explore={self.name} has what it needs: the update's own rollouts"
+            )
+
+    def worthwhile(self, scenario: Scenario, starts: Iterator[int], memory: dict[str, Tensor]) -> Iterator[int]:
+        """Those of a scenario's training starts that are played, in their order; `memory` is the learner's."""
+        return starts
 
     def further(self, playing: Playing, episodes: Sequence[Episode]) -> Further:
         """Play more, once the G episodes of each start have ended."""

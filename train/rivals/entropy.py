@@ -12,7 +12,7 @@ import math
 
 from pydantic import Field
 
-from msgrpo.train.rivals.contract import Explore, Settings
+from msgrpo.train.rivals.contract import Explore
 
 RATE = 0.1
 
@@ -20,10 +20,6 @@ RATE = 0.1
 class Entropy(Explore):
     name = "entropy"
     target: float = Field(gt=0, description="H*, nats a token that the rollouts' temperature aims at")
-
-    def check(self, config: Settings) -> None:
-        if config.ahead:
-            raise ValueError("ahead=1 plays before explore=entropy has what it needs: the update's own rollouts")
 
     def temperature(self, current: float, entropy: float, usual: float) -> float:
         pull = max(-1.0, min(1.0, (self.target - entropy) / self.target))

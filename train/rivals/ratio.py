@@ -5,6 +5,7 @@
     cispo    −sg(min(w, 1+high)) A log pθ: a clipped token still teaches         (MiniMax-M1, arXiv 2506.13585)
     dual     max(ℓ, −c A) where A < 0, ℓ the clipped loss: a token whose probability has risen far says no more than
              c times its advantage                                               (arXiv 1912.09729)
+    icepop   −sg(w · [low ≤ w ≤ high]) A log pθ: tokens of another policy drop out  (arXiv 2510.18855)
 
 The penalty β k3 is that of `msgrpo.policy_loss`, token by token. A turn is the whole answer: what GSPO calls a
 sequence.
@@ -102,3 +103,24 @@ class Dual(_Clipped):
         least = self.most * advantages_NT
         beyond = (advantages_NT < 0) & (usual < least)
         return torch.where(beyond, least.expand_as(usual), usual), ratio, cut | beyond
+
+
+class Icepop(_Surrogate):
+    """Importance weights without a clip; what lies outside their bounds is left out. For rollouts that are old.
+
+    With whole=true the bounds are those of a turn's mean, exp mean_t log w_t: a turn is left out as a whole.
+    """
+
+    name = "icepop"
+    low: float = Field(0.5, gt=0, lt=1, description="the smallest weight that still counts")
+    high: float = Field(2.0, gt=1, description="the largest one")
+    whole: bool = Field(False, description="leave out whole turns, by the mean of their tokens")
+
+    def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
+        log_w = log_w_NT.detach()
+        ratio = log_w.exp()
+        judged = ratio
+        if self.whole:
+            judged = (log_w.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True)).exp().expand_as(ratio)
+        outside = (judged < self.low) | (judged > self.high)
+        return torch.where(outside, 0.0, ratio) * advantages_NT * logprobs_NT, ratio, outside
