@@ -177,7 +177,7 @@ def _speed(used: Sequence[Served], folder: Path, out: Path, rounds: int) -> dict
     from msgrpo.train.ranks import ALONE
     from msgrpo.train.rollouts import Players, Playing, RolloutSource
 
-    given = {"rollouts": ",".join(one.url for one in used), "adapters": str(folder)}
+    given = {"rollouts": f"servers(at={' '.join(one.url for one in used)}, adapters={folder})"}
     config = make_config(settings=[*SMALL, "groups=2"], given=given)
     scenario, policy, players = get_scenario(config.scenario), Policy(config), Players(config)
     engine = VllmEngine(policy, scenario, config, out, ALONE, Quiet())
@@ -247,7 +247,7 @@ def pace(work: Path, seeds: int) -> dict[str, Any]:
     found: dict[str, Any] = {"ahead=0": [], "ahead=1": [], "1 rank": [], "2 ranks": []}
     for seed in range(seeds):
         for ahead in (0, 1):
-            more = ["--seed", str(seed), "--rollouts", "vllm", "--set", f"ahead={ahead}", *steps]
+            more = ["--seed", str(seed), "--rollouts", f"vllm(ahead={ahead})", *steps]
             found[f"ahead={ahead}"].append(trained(work / f"ahead-{ahead}-{seed}", *more))
         for ranks, name in ((1, "1 rank"), (2, "2 ranks")):
             found[name].append(trained(work / f"ranks-{ranks}-{seed}", "--seed", str(seed), *steps, ranks=ranks))
@@ -263,10 +263,10 @@ def faults(work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     folder = work / "adapters"
     with servers(folder, folder) as (one, other):
-        both = f"{one.url},{other.url}"
+        both = f"{one.url} {other.url}"
         found["trainer killed five times"] = killed_trainer(work / "trainer", folder, both)
         with dropping_names(other.url) as liar:
-            found["a server that serves the base"] = noted(work / "liar", folder, f"{one.url},{liar}")
+            found["a server that serves the base"] = noted(work / "liar", folder, f"{one.url} {liar}")
         found["server killed in a rollout"] = killed_server(work / "server", folder, both, other)
     with servers(work / "lagging") as (slow,), lagging(work / "written", work / "lagging", seconds=3.0):
         found["a disk that lags by 3 s"] = noted(work / "disk", work / "written", slow.url)
@@ -274,7 +274,7 @@ def faults(work: Path) -> dict[str, Any]:
 
 
 def faulty_command(out: Path, folder: Path, urls: str, *more: str) -> list[str]:
-    more = ("--rollouts", urls, *settings(*FAULTY, f"adapters={folder}"), "--steps", "6", *more)
+    more = ("--rollouts", f"servers(at={urls}, adapters={folder})", *settings(*FAULTY), "--steps", "6", *more)
     return train_command(out, *more)
 
 

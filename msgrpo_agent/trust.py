@@ -18,7 +18,7 @@ from msgrpo.prompt import PRESETS
 _allowed: set[str] = set()
 # Settings of a run, or of a study, that can name code or a server.
 CHOICES = ("credit", "select", "gate")  # of `msgrpo.train.rivals`, which a function outside may make
-SETTINGS = ("scenario", *CHOICES, "teacher", "engine", "rollouts", "adapters", "opponent", "test_opponent", "prompt")
+SETTINGS = ("scenario", *CHOICES, "teacher", "engine", "rollouts", "opponent", "test_opponent", "prompt")
 
 
 def allow(names: Iterable[str]) -> None:
@@ -43,18 +43,18 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         value = settings.get(key)
         if not isinstance(value, str):
             continue
-        parts = re.split(r",(?![^(]*\))", value)
         if key == "scenario":
+            parts = re.split(r",(?![^(]*\))", value)
             games = [re.sub(r"@[\d.]+$", "", part.strip()) for part in parts]  # a mixture's shares name nothing
             names = [name for name in games if names_code(name)]
         elif key == "rollouts":
-            names = [name.strip() for name in parts if "://" in name]
+            names = [value] if "://" in value else []
         elif key == "prompt":
             names = [value] if value not in PRESETS else []  # a file that would be read into every prompt
         elif key == "engine":
             names = [value] if value != "here" else []  # it sends the run to a service, with a person's key
         else:
-            names = [value] if key == "adapters" or ":" in value else []
+            names = [value] if ":" in value else []
         yield from ((key, name) for name in names)
 
 

@@ -116,7 +116,7 @@ def spread(trap: Trap) -> None:
     for name, changed in {
         "run-game": {"scenario": trap.game},
         "run-gate": {"gate": "evil:gate"},
-        "run-url": {"rollouts": trap.url, "adapters": "versions"},
+        "run-url": {"rollouts": f"servers(at={trap.url}, adapters=versions)"},
     }.items():
         (trap.folder / name).mkdir()
         config = make_config(
@@ -127,7 +127,7 @@ def spread(trap: Trap) -> None:
     for name, line in {
         "game": f'scenario = "{trap.game}"\nseeds = 1\n[arms.a]\n',
         "gate": 'scenario = "frozen-lake"\nseeds = 1\n[arms.a]\ngate = "evil:gate"\n',
-        "url": f'scenario = "frozen-lake"\nseeds = 1\n[arms.a]\nrollouts = "{trap.url}"\nadapters = "a"\n',
+        "url": f'scenario = "frozen-lake"\nseeds = 1\n[arms.a]\nrollouts = "servers(at={trap.url}, adapters=a)"\n',
     }.items():
         (trap.folder / f"study-{name}.toml").write_text(f'question = "?"\n{line}')
 

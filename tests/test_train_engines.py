@@ -29,6 +29,7 @@ from msgrpo.serve.preflight import failure
 from msgrpo.serve.vllm_command import Request as Request_
 from msgrpo.serve.vllm_command import build
 from msgrpo.train import checkpoint, loop
+from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines import pool
@@ -36,6 +37,7 @@ from msgrpo.train.engines.vllm import VllmEngine
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rollouts import Players, RolloutSource
+from msgrpo.train.sinks import Measured
 from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
 from tests.train_helpers import Told
 
@@ -145,8 +147,9 @@ def serving(*behaviours: Behaviour) -> Iterator[list[str]]:
 
 
 def config_for(urls: list[str], adapters: Path, **given: Any) -> TrainConfig:
-    given = {"steps": 2, "rollouts": ",".join(urls), "adapters": str(adapters), **given}
-    return make_config(settings=TINY, given=given)
+    ahead = given.pop("ahead", 0)
+    rollouts = f"servers(at={' '.join(urls)}, adapters={adapters}, ahead={ahead})"
+    return make_config(settings=TINY, given={"steps": 2, "rollouts": rollouts, **given})
 
 
 @pytest.fixture
@@ -391,6 +394,32 @@ def test_one_update_ahead_plays_with_the_version_before(root: Path, tmp_path: Pa
     assert server.models == {}
 
 
+@pytest.mark.parametrize("play", ["servers", "hf"])
+def test_several_updates_ahead_play_with_the_version_of_so_many_before(play: str, root: Path, tmp_path: Path) -> None:
+    """The servers keep as many versions as may still play."""
+    server, out = FakeVllm(root), tmp_path / "out"
+    kept: list[int] = []
+
+    class Counting(Quiet):
+        def update(self, step: int, values: Measured) -> None:
+            kept.append(len(server.models))
+
+    with serving(server) as urls:
+        config = config_for(urls, root, steps=3, ahead=2)
+        if play == "hf":
+            config = make_config(settings=TINY, given={"steps": 3, "rollouts": "hf(ahead=2)"})
+        loop.train(config, out, report=Counting())
+    rows = [row for row in read_rows(out) if row["kind"] == "train"]
+    assert [row["rollout/staleness"] for row in rows] == [0, 1, 2]
+    assert max(kept) == (3 if play == "servers" else 0)
+    assert server.models == {}
+    starts = {episode.start_seed for episode in read_episodes(out / "transcripts.jsonl")}
+    source, first = RolloutSource(Players(config)), 0
+    for _ in range(3):
+        drawn, first = source.next_starts(first)
+    assert starts <= {start for _, start in drawn}  # those that it plays without
+
+
 def test_what_was_being_played_ahead_is_given_up_when_the_run_stops(root: Path, tmp_path: Path) -> None:
     server = FakeVllm(root)
 
@@ -412,7 +441,7 @@ def test_a_run_goes_on_with_new_servers_or_in_process(root: Path, tmp_path: Path
         loop.train(config_for(urls, root, steps=1), out, report=Quiet())
     with serving(FakeVllm(root), FakeVllm(root)) as urls:
         loop.train(config_for(urls, root, steps=2), out, resume=True, report=Quiet())
-    settings = json.loads((out / "config.json").read_text()) | {"rollouts": "hf", "adapters": None, "steps": 3}
+    settings = json.loads((out / "config.json").read_text()) | {"rollouts": "hf", "steps": 3}
     loop.train(make_config(given=settings), out, resume=True, report=Quiet())
     assert [row["step"] for row in read_rows(out) if row["kind"] == "train"] == [1, 2, 3]
 
@@ -420,11 +449,14 @@ def test_a_run_goes_on_with_new_servers_or_in_process(root: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"rollouts": "vlm"}, "hf, vllm, or http"),
-        ({"rollouts": "ftp://a"}, "hf, vllm, or http"),
-        ({"rollouts": "http://a:1"}, "adapters=DIR"),
-        ({"rollouts": "http://u:p@a:1", "adapters": "x"}, "hf, vllm, or http"),
-        ({"ahead": 1}, "needs rollouts by vLLM"),
+        ({"rollouts": "vlm"}, r"'vlm' is not hf, vllm or servers\(at="),
+        ({"rollouts": "http://a:1"}, r"'http://a:1' is not hf, vllm or servers\(at="),
+        ({"rollouts": "servers(at=ftp://a, adapters=x)"}, "'ftp://a' is not http://host:port"),
+        ({"rollouts": "servers(at=http://a:1)"}, "adapters"),
+        ({"rollouts": "servers(at=http://u:p@a:1, adapters=x)"}, "is not http://host:port"),
+        ({"rollouts": "hf(ahead=5)"}, "less than or equal to 4"),
+        ({"rollouts": "hf(servers=2)"}, "servers"),
+        ({"rollouts": "hf(ahead=1)", "explore": "refill"}, "explore=refill needs the rollouts of the update before"),
         ({"chat": "{"}, "chat"),
         ({"chat": "[1]"}, "chat"),
     ],
@@ -435,8 +467,9 @@ def test_settings_that_cannot_work_are_refused(given: dict[str, Any], says: str)
 
 
 def test_urls_are_taken_with_and_without_v1() -> None:
-    config = make_config(given={"rollouts": "http://a:1/v1, https://b:2/,http://c", "adapters": "x"})
-    assert config.urls == ["http://a:1", "https://b:2", "http://c"]
+    config = make_config(given={"rollouts": "servers(at=http://a:1/v1  https://b:2/ http://c, adapters=x)"})
+    assert config.listed is not None
+    assert config.listed.urls == ["http://a:1", "https://b:2", "http://c"]
 
 
 def test_rollouts_that_failed_ahead_fail_where_they_are_asked_for(
@@ -528,8 +561,9 @@ def test_a_stop_while_waiting_for_what_is_played_ahead_gives_it_up(root: Path) -
         model = engine.load(0)
         silent = lambda done, planned, tokens: None  # noqa: E731
         source.next(0, 0, model, config.sampling, silent)
-        coming = source._coming
-        assert coming is not None
+        (begun,) = source._coming
+        coming = begun.work
+        assert isinstance(coming, InThread)
 
         def stopped() -> None:
             raise KeyboardInterrupt
@@ -623,7 +657,7 @@ def test_a_server_that_never_played_is_named_too(root: Path) -> None:
 
 def test_the_same_server_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
-        make_config(given={"rollouts": "http://a:1,http://a:1/v1", "adapters": "x"})
+        make_config(given={"rollouts": "servers(at=http://a:1 http://a:1/v1, adapters=x)"})
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", None, "tool_calls"])

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
@@ -625,6 +625,27 @@ def test_the_rounding_of_one_bfloat16_logit_accuses_nobody(monkeypatch: pytest.M
     moved(policy, 0.07)
     with pytest.raises(RunError, match="plays with the weights of the base"):
         contract.check(policy, "the rollout engine", said)
+
+
+def test_one_uncertain_token_in_bfloat16_stops_no_run_and_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM and the trainer of a 0.5B were 0.29 nats apart about one token, and as near as usual about the others."""
+    policy = Policy(tiny(dtype="bfloat16"))
+    engine = engine_of(policy)
+    exact = contract._plain
+
+    def off(tokens: int) -> Callable[[Policy, Any], Tensor]:
+        def apart(policy: Policy, answers: Any) -> Tensor:
+            logprobs = exact(policy, answers)
+            logprobs[:tokens] -= 0.4
+            return logprobs
+
+        return apart
+
+    monkeypatch.setattr(contract, "_plain", off(2))
+    assert canary(engine, policy) > 0.25
+    monkeypatch.setattr(contract, "_plain", off(999))
+    with pytest.raises(RunError, match=r"disagree by 0\.4"):
+        canary(engine, policy)
 
 
 def test_an_engine_that_reports_another_temperature_is_seen() -> None:

@@ -347,7 +347,7 @@ def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
         (None, ["credit=episode(words=0.5)", "loss=turn(kl=0)"], "has one ratio for all"),
         (
             None,
-            ["teacher=model(of=nano)", "shard=true", "rollouts=http://h:1", "adapters=x"],
+            ["teacher=model(of=nano)", "shard=true", "rollouts=servers(at=http://h:1, adapters=x)"],
             "asks the base on each rank",
         ),
     ],

@@ -50,7 +50,7 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
     """Killed -9 in the middle of an update, then resumed with a new child; nothing is left, either time."""
     out = tmp_path / "run"
     running = subprocess.Popen(
-        command(out, "vllm", "ahead=1"),
+        command(out, "vllm(ahead=1)"),
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
     psutil.wait_procs(below, timeout=30)
     assert supervisor.session_processes(session) == []
     done = subprocess.run(
-        [*command(out, "vllm", "ahead=1"), "--resume"],
+        [*command(out, "vllm(ahead=1)"), "--resume"],
         cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -88,10 +88,10 @@ def test_a_server_that_serves_the_base_is_found_out_and_a_good_one_plays_on(
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     rollouts = importlib.import_module("rollouts")
     folder, out = tmp_path / "adapters", tmp_path / "run"
-    more = (f"adapters={folder}", "groups=4", "group_size=8")  # enough that some group teaches: the adapter moves
+    more = ("groups=4", "group_size=8")  # enough that some group teaches: the adapter moves
     with rollouts.servers(folder) as (server,), rollouts.dropping_names(server.url) as liar:
         done = subprocess.run(
-            command(out, f"{server.url},{liar}", *more),
+            command(out, f"servers(at={server.url} {liar}, adapters={folder})", *more),
             cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_a_server_that_serves_the_base_is_found_out_and_a_good_one_plays_on(
         assert "plays with the weights of the base" in done.stderr, done.stderr
         assert f"{server.url} plays no more" not in done.stderr
         only = subprocess.run(
-            [*command(out, liar, *more), "--resume", "--steps", "5"],
+            [*command(out, f"servers(at={liar}, adapters={folder})", *more), "--resume", "--steps", "5"],
             cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert only.returncode == 2

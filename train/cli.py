@@ -42,7 +42,8 @@ def train(
     config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
     rollouts: Annotated[
-        str | None, typer.Option(help="What plays: hf (this process), vllm (a child), or servers' URLs with commas.")
+        str | None,
+        typer.Option(help="What plays: hf (this process), vllm (a child), or servers(at=URL URL, adapters=DIR)."),
     ] = None,
     engine: Annotated[
         str | None,

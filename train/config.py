@@ -67,10 +67,16 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(read), PlainSerializer(str, return_type=str)
 
 
-class Vllm(BaseModel):
-    """What rollouts=vllm takes in parentheses."""
+class Here(BaseModel):
+    """What every kind of rollouts takes in parentheses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ahead: int = Field(0, ge=0, le=4, description="updates that they run ahead, while the trainer learns")
+
+
+class Vllm(Here):
+    """What rollouts=vllm takes in parentheses."""
 
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer")
@@ -82,6 +88,30 @@ class Vllm(BaseModel):
         if self.tensor_parallel > 1 and not self.servers:
             raise ValueError(f"tensor_parallel={self.tensor_parallel} is for servers that --ray starts: servers=1")
         return self
+
+
+class Servers(Here):
+    """What rollouts=servers takes in parentheses."""
+
+    at: Clean = Field(description="URLs of vLLM servers that run already, with spaces: http://a:8000 http://b:8000")
+    adapters: Clean = Field(description="folder that they and the trainer share, for the adapter's versions")
+
+    @property
+    def urls(self) -> list[str]:
+        """Each without its path."""
+        return [url.rstrip("/").removesuffix("/v1") for url in self.at.split()]
+
+    @model_validator(mode="after")
+    def _has_urls(self) -> Self:
+        for url in self.urls:
+            if not re.fullmatch(r"https?://[^/\s@?#]+", url):
+                raise ValueError(f"{url!r} is not http://host:port")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"at names a server twice: {self.at}")
+        return self
+
+
+ROLLOUTS: dict[str, type[Here]] = {"hf": Here, "vllm": Vllm, "servers": Servers}
 
 
 class Tinker(BaseModel):
@@ -169,11 +199,10 @@ class TrainConfig(BaseModel):
     )
     rollouts: Clean = Field(
         "hf",
-        description="hf: in this process; vllm: a child; vllm(servers=2): started by --ray; or URLs, with commas",
+        description="what plays: hf, in this process; vllm, a child; vllm(servers=2), started by --ray; "
+        "servers(at=URL URL, adapters=DIR); each with ahead=1: while the trainer learns",
     )
-    ahead: int = Field(0, ge=0, le=4, description="updates that rollouts run ahead, while the trainer learns")
     trainers: Clean = Field("1", description="processes that --ray starts for the update; 2-8: as many as fit")
-    adapters: Clean | None = Field(None, description="folder shared with the servers of `rollouts`, for its versions")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
     prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
 
@@ -225,12 +254,7 @@ class TrainConfig(BaseModel):
             whose = f"teacher={self.teacher}" if self.teacher is not None else f"credit={self.credit}"
             raise ValueError(f"{whose} tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all")
         _ = self.filmed  # raises ValueError
-        if self.rollouts != "hf" and self.vllm is None and not self.urls:
-            raise ValueError(f"rollouts is {self.rollouts!r}: hf, vllm, or http://host:port,http://…")
-        if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"rollouts names a server twice: {self.rollouts}")
-        if self.urls and self.adapters is None:
-            raise ValueError("rollouts by servers need --set adapters=DIR, the folder that trainer and servers share")
+        _ = self.played  # raises ValueError
         form = re.fullmatch(r"[1-9]\d{0,4}(-[1-9]\d{0,4})?", self.trainers)
         if form is None or self.ranks[0] > self.ranks[1]:
             raise ValueError(f"trainers is {self.trainers!r}: a number, or from-to like 2-8")
@@ -245,7 +269,7 @@ class TrainConfig(BaseModel):
 
     def _check_sharded(self) -> None:
         """What one rank alone computes cannot be, where each has a part of the base."""
-        if self.rollouts == "hf":
+        if self.plays_here:
             raise ValueError("shard=true needs rollouts by vLLM: the trainer's own process has a part of the base")
         if self.opponent is not None and self.opponent not in ("random", "optimal", "nano"):
             raise ValueError(f"opponent is {self.opponent!r}, and shard=true leaves no room for a second base")
@@ -263,8 +287,8 @@ class TrainConfig(BaseModel):
                 f"loss is {self.loss}, and {at}: it has no reference model for a KL penalty, so kl must be 0: "
                 "--set 'loss=clip(kl=0)'"
             )
-        if self.rollouts != "hf" or self.trainers != "1" or self.shard or self.ahead:
-            raise ValueError(f"{at}, which also plays: leave rollouts, trainers, shard and ahead as they are")
+        if self.rollouts != "hf" or self.trainers != "1" or self.shard:
+            raise ValueError(f"{at}, which also plays: leave rollouts, trainers and shard as they are")
         if self.temperature != 1 or (self.explore is not None and self.explore.name == "entropy"):
             raise ValueError(
                 f"{at}, whose log-probabilities are those of temperature 1: no other, and no explore=entropy"
@@ -309,11 +333,36 @@ class TrainConfig(BaseModel):
         return weights_of(self.scenario)
 
     @property
+    def played(self) -> Here:
+        """The settings of `rollouts`: what plays, and with what."""
+
+        def read(name: str, given: dict[str, Any]) -> Here:
+            if name not in ROLLOUTS:
+                raise ValueError(f"{self.rollouts!r} is not hf, vllm or servers(at=http://host:port, adapters=DIR)")
+            return ROLLOUTS[name].model_validate(given)
+
+        is_url = "://" in self.rollouts.partition("(")[0]
+        return read(self.rollouts, {}) if is_url else _setting("rollouts", self.rollouts, read)
+
+    @property
     def vllm(self) -> Vllm | None:
         """The settings of `rollouts=vllm`; None where something else plays."""
-        if not self.rollouts.startswith("vllm"):
-            return None
-        return _setting("rollouts", self.rollouts, lambda name, given: Vllm(**given) if name == "vllm" else None)
+        return self.played if isinstance(self.played, Vllm) else None
+
+    @property
+    def listed(self) -> Servers | None:
+        """The settings of `rollouts=servers`; None where something else plays."""
+        return self.played if isinstance(self.played, Servers) else None
+
+    @property
+    def plays_here(self) -> bool:
+        """Whether the trainer's own process plays."""
+        return type(self.played) is Here
+
+    @property
+    def ahead(self) -> int:
+        """Updates that rollouts run ahead of the trainer."""
+        return self.played.ahead
 
     @property
     def servers(self) -> int:
@@ -337,12 +386,6 @@ class TrainConfig(BaseModel):
     def filmed(self) -> Film:
         """The settings of `film`."""
         return _setting("film", self.film, lambda starts, given: Film.model_validate({"starts": starts} | given))
-
-    @property
-    def urls(self) -> list[str]:
-        """The servers of `rollouts`; none for hf and vllm."""
-        urls = [part.strip().rstrip("/").removesuffix("/v1") for part in self.rollouts.split(",")]
-        return urls if all(re.fullmatch(r"https?://[^/\s@?#]+", url) for url in urls) else []
 
     @property
     def ranks(self) -> tuple[int, int]:

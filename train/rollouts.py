@@ -360,7 +360,7 @@ class RolloutSource:
                 first = (playings or [self._coming[-1].playing])[-1].next_start
             playings.append(self._playing(first, step, model, sampling, silent))
         if playings:
-            work = (AtOnce if config.rollouts == "hf" else InThread)(_in_turn(playings))
+            work = (AtOnce if config.plays_here else InThread)(_in_turn(playings))
             self._coming += [_Begun(playing, version, work, number) for number, playing in enumerate(playings)]
 
     def _playing(self, first: int, step: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Playing:

@@ -25,8 +25,6 @@ from msgrpo.trust import check_named, foreign
 MAY_CHANGE = (
     "steps",
     "rollouts",
-    "ahead",
-    "adapters",
     "trainers",
     "shard",
     "film",

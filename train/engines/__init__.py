@@ -26,7 +26,7 @@ def open_engine(
     fleet: Fleet | None = None,
 ) -> Engine:
     """The engine that `config.rollouts` names; `fleet` are the servers of a cluster, where there are any."""
-    if config.rollouts == "hf":
+    if config.plays_here:
         from msgrpo.train.engines.hf import HfEngine
 
         return HfEngine(policy, scenario, config)

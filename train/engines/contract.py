@@ -41,8 +41,10 @@ class Engine(Protocol):
         ...
 
 
-# How far engine and trainer may disagree about one token's log-probability before the run stops.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+# How far engine and trainer may disagree about a token's log-probability before the run stops: in the mean, and at
+# most. Two bfloat16 computations of a 0.5B are 0.01 to 0.03 nats apart in the mean, and one uncertain token in a
+# hundred by ten times that: a bound on the largest alone stopped a healthy run.
+TOLERANCE = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 1.0)}
 LARGE_LOGIT = 8  # of a token that may be sampled; from 8 to 16 the numbers of a format lie 8 eps apart
 ROWS, TOKENS = 3, 48  # enough to come to the action: the words before it may be certain whatever the weights are
 SEEDS = (11, 12, 13)
@@ -71,7 +73,8 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
     How far trainer and plain forward are apart is taken for rounding. One rounded logit moves a token's log p by up
     to (1 - p) times the logit's spacing, so in bfloat16 an uncertain token alone can look like an update; in float32
     differences far below the tolerance are seen.
-    Returns the largest difference in log-probability; raises RunError if it is more than the tolerance.
+    Returns the largest difference in log-probability; raises RunError if it, or the mean, is more than the
+    tolerance.
     """
     answers = [
         replace(answer, token_ids=answer.token_ids[:length], logprobs=answer.logprobs[:length])
@@ -93,17 +96,19 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
             f"{who} plays with the weights of {name}: its log-probabilities differ by {near:.3g} nats from "
             f"those, by {far:.3g} from the current ones"
         )
-    tolerance = TOLERANCE[policy.model.dtype]
-    computed = {who: engine, "the model's own forward": plain}
-    gaps = {name: float((ours - theirs).abs().max()) for name, theirs in computed.items()}  # NaN stays NaN
-    for name, gap in gaps.items():
-        if not gap <= tolerance:
+    of_mean, of_largest = TOLERANCE[policy.model.dtype]
+    largest = 0.0
+    for name, theirs in {who: engine, "the model's own forward": plain}.items():
+        gaps = (ours - theirs).abs()  # NaN stays NaN
+        mean, most = float(gaps.mean()), float(gaps.max())
+        if not (mean <= of_mean and most <= of_largest):
             raise RunError(
-                f"{name} and the trainer disagree by {gap:.3g} nats about fixed prompts "
-                f"(tolerance {tolerance:g}): rollouts would come from other weights than those being trained, or "
-                "this model computes something that the trainer does not"
+                f"{name} and the trainer disagree by {mean:.3g} nats a token, at most {most:.3g}, on fixed prompts "
+                f"(tolerance {of_mean:g}, at most {of_largest:g}): rollouts would come from other weights than those "
+                "being trained, or this model computes something that the trainer does not"
             )
-    return max(gaps.values())
+        largest = max(largest, most)
+    return largest
 
 
 def _trainer_logprobs(policy: Policy, answers: Sequence[Completion]) -> Tensor:

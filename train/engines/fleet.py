@@ -62,7 +62,7 @@ class Listed:
         except OSError as error:
             raise UsageError(
                 f"the folder of versions {folder} cannot be made: {error.strerror}",
-                fix="--set adapters=DIR, a folder that trainer and servers share",
+                fix="adapters=DIR in --rollouts: a folder that trainer and servers share",
             ) from error
 
     def urls(self) -> list[str]:
@@ -138,5 +138,5 @@ def check_one_machine(config: TrainConfig) -> None:
     if config.vllm is not None and here is not None and everywhere != here:
         raise UsageError(
             f"rollouts=vllm starts a server for this machine's {here} processes; the run has {everywhere}",
-            fix="start servers that all nodes reach, and --rollouts http://…,http://… --set adapters=DIR",
+            fix="start servers that all nodes reach, and --rollouts 'servers(at=http://… http://…, adapters=DIR)'",
         )

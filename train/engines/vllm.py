@@ -77,9 +77,8 @@ class VllmEngine:
                 raise
 
     def _own_fleet(self, config: TrainConfig, out: Path) -> Fleet:
-        if config.urls:
-            assert config.adapters is not None
-            return Listed(config.urls, Path(config.adapters).expanduser())
+        if config.listed is not None:
+            return Listed(config.listed.urls, Path(config.listed.adapters).expanduser())
         return Child(config, str(self._policy.model.dtype).removeprefix("torch."), out, self._report)
 
     def load(self, version: int) -> VersionModel:

@@ -220,7 +220,7 @@ class Explore(Choice):
     def check(self, config: Settings) -> None:
         if config.ahead:
             raise ValueError(
-                f"ahead={config.ahead} plays before explore={self.name} has what it needs: the update's own rollouts"
+                f"explore={self.name} needs the rollouts of the update before, and ahead={config.ahead} plays without"
             )
 
     def worthwhile(self, scenario: Scenario, starts: Iterator[int], memory: dict[str, Tensor]) -> Iterator[int]:
