@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo.agent import Completion
+from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Turn
 from msgrpo.errors import GameError, UsageError
 from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.parse import ParseFailure
+from msgrpo.prompt import Prompt
 from msgrpo.rollout import replay
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
@@ -38,8 +41,9 @@ from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values, sums_of
 from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
+from msgrpo.train.rivals.skip import key_of
 from msgrpo.train.rivals.widest import Widest
-from msgrpo.train.rollouts import Players, RolloutSource
+from msgrpo.train.rollouts import Players, Rollouts, RolloutSource
 from msgrpo.train.sinks import Measured
 from tests.train_helpers import played
 
@@ -324,6 +328,66 @@ def test_the_temperature_follows_the_entropy_and_stays_within_a_factor_of_two() 
     assert following(0.51, 9.0, 1.0) == 0.5
 
 
+class Up:
+    """A language model that always goes up, or by the seed of a turn down or right."""
+
+    name = "up"
+    extra_settings: Mapping[str, Any] = {}
+
+    def __init__(self, varied: bool) -> None:
+        self._varied = varied
+
+    async def complete(self, prompt: Prompt, sampling: Sampling, seed: int, **given: Any) -> Completion:
+        action = ("down", "right")[seed % 2] if self._varied else "up"
+        return Completion(f"<action>{action}</action>", "stop")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def next_of(settings: TrainConfig, varied: bool, memory: dict[str, torch.Tensor]) -> Rollouts:
+    model: Any = Up(varied)
+    return RolloutSource(Players(settings), memory).next(0, 0, model, settings.sampling, lambda *counts: None)
+
+
+def test_flat_groups_are_refilled_with_fresh_starts_so_often_as_was_said() -> None:
+    settings = config("groups=3", "group_size=2", "explore=refill(rounds=2)")
+    rollouts = next_of(settings, False, {})  # who only goes up never gets anywhere: all groups are flat
+    starts = [episode.start_seed for episode in rollouts.all_episodes]
+    assert [starts.count(start) for start in sorted(set(starts))] == [2] * 9
+    assert [group.place for group in rollouts.groups] == list(range(9))
+    assert rollouts.next_start == max(starts) + 1
+    assert len({episode.sampling_seed for episode in rollouts.all_episodes}) == 18
+    assert len(rollouts.episodes) == 6
+
+
+def test_groups_that_teach_are_not_refilled() -> None:
+    settings = config("groups=6", "group_size=16", "explore=refill(rounds=1)")
+    rollouts = next_of(settings, True, {})
+    flat = sum(group.is_flat for group in rollouts.groups[:6])
+    assert 0 < flat < 6, "the test needs both"
+    assert len(rollouts.groups) == 6 + flat
+
+
+def test_a_start_that_was_flat_is_played_less_often_and_never_given_up() -> None:
+    settings = config("groups=40", "group_size=2", "explore=skip(chance=0.5)")
+    memory: dict[str, torch.Tensor] = {}
+    source = RolloutSource(Players(settings), memory)
+    plain = [start for _, start in source.next_starts(0, 2_000)[0]]
+    next_of(settings, False, memory)
+    assert set(memory["skip"][:, 1].tolist()) >= {1, 2}  # boards that came twice among the forty
+    before = {key_of(settings.scenarios[0], start) for start in plain[:40]}
+
+    def share_of_those(starts: Sequence[int]) -> float:
+        return sum(key_of(settings.scenarios[0], start) in before for start in starts) / len(starts)
+
+    after = [start for _, start in source.next_starts(0, 1_000)[0]]
+    assert after == sorted(set(after) & set(range(max(after) + 1)))
+    assert 0 < share_of_those(after) < 0.75 * share_of_those(plain)
+    source = RolloutSource(Players(config("groups=40", "group_size=2")), memory)
+    assert [start for _, start in source.next_starts(0, 2_000)[0]] == plain
+
+
 # ── mixtures ──
 
 
@@ -378,6 +442,7 @@ SETTINGS = {
     "fixed": "(brevity=0.2, format=1)",
     "model": "(of=nano:frozen-lake)",
     "episode": "(words=0.3, scale=update)",
+    "refill": "(rounds=1)",
     "uniform": "(keep=2)",
     "spread": "(keep=2)",
 }

@@ -33,7 +33,7 @@ class Skip(Explore):
     def worthwhile(self, scenario: Scenario, starts: Iterator[int], memory: dict[str, Tensor]) -> Iterator[int]:
         streaks = _streaks(memory)
         for start in starts:
-            played = max(self.chance ** streaks.get(_key(scenario, start), 0), LEAST)
+            played = max(self.chance ** streaks.get(key_of(scenario, start), 0), LEAST)
             if stream(start, "skip").random() < played:
                 yield start
 
@@ -42,7 +42,7 @@ class Skip(Explore):
         streaks = _streaks(playing.memory)
         flat = playing.flat(episodes)
         for is_flat, (scenario, start, *_) in zip(flat, playing.by_start(episodes), strict=True):
-            key = _key(scenario, start)
+            key = key_of(scenario, start)
             streaks[key] = streaks.get(key, 0) + 1 if is_flat else 0
         playing.memory[self.name] = torch.tensor(list(streaks.items()), dtype=torch.int64)
         return Further([], [])
@@ -54,7 +54,7 @@ def _streaks(memory: dict[str, Tensor]) -> dict[int, int]:
     return {} if kept is None else dict(kept.tolist())
 
 
-def _key(scenario: Scenario, start: int) -> int:
+def key_of(scenario: Scenario, start: int) -> int:
     """A number for what all players see at this start."""
     with games_code(scenario.id):
         game = scenario.new(start, 0)
