@@ -546,8 +546,11 @@ def _carried(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     for kind in RIVALS.keys() & preset.keys() & given.keys():
         if not isinstance(given[kind], str) or is_outside(given[kind]):
             continue
+        try:
+            takes = type(choose(kind, given[kind])).model_fields
+        except ValueError:  # TrainConfig refuses it as it was given
+            continue
         name, own = parsed(given[kind])
-        takes = type(choose(kind, given[kind])).model_fields
         of_preset = {key: value for key, value in parsed(preset[kind])[1].items() if key in takes}
         settings = ", ".join(f"{key}={value}" for key, value in (of_preset | own).items())
         whole[kind] = f"{name}({settings})"
