@@ -27,8 +27,8 @@ import psutil
 from machine import facts
 
 SETTINGS = [
-    "minibatches=2", "groups=4", "group_size=6", "select=aaw(keep=3)", "eval_episodes=5", "checkpoint_every=1",
-    "eval_every=100", "steps=8", "trainers=2",
+    "minibatches=2", "groups=4", "group_size=6", "select=aaw(keep=3)", "evaluation=5(every=100)",
+    "checkpoint_every=1", "steps=8", "trainers=2",
 ]  # fmt: skip
 HURT_AFTER = 3  # saved updates
 PATIENCE_S = 900.0

@@ -31,7 +31,7 @@ from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.loop import train
 
 LAKES = Path(__file__).with_name("doctor_lakes.py")
-SHORT = ["groups=3", "group_size=8", "select=aaw(keep=4)", "eval_every=5", "eval_episodes=20", "minibatches=2"]
+SHORT = ["groups=3", "group_size=8", "select=aaw(keep=4)", "evaluation=20(every=5)", "minibatches=2"]
 WRONG = ["loss=clip(kl=0)", "minibatches=6"]
 # Whole runs from before, all of them well; they lack what is measured since then.
 BEFORE = {

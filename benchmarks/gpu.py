@@ -37,11 +37,11 @@ TINY = (
     "group_size=4",
     "select=aaw(keep=2)",
     "minibatches=1",
-    "eval_episodes=4",
+    "evaluation=4(film=0)",
     "prompt=brief",
     "steps=1",
 )
-OURS = (f"max_tokens={MAX_TOKENS}", "film=0")
+OURS = (f"max_tokens={MAX_TOKENS}", "evaluation=100(film=0)")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def speed(given: argparse.Namespace) -> list[str]:
     """The command that measures the shape of a 3B model; in `--smoke` nano."""
     peak = next((v for name, v in PEAK_TFLOPS.items() if name in (facts()["gpu"] or "")), None)
     base = "nano" if given.smoke else random_3b(given.out / "random-3b")
-    tiny = TINY if given.smoke else ("max_tokens=16", "eval_episodes=8", "micro_batch_tokens=4096")
+    tiny = TINY if given.smoke else ("max_tokens=16", "evaluation=8", "micro_batch=4096")
     command = [sys.executable, str(HERE / "speed.py"), "--base", str(base), "--preset", "paper", "--rounds", "1"]
     command += [part for setting in tiny for part in ("--set", setting)]
     command += ["--result", str(given.out / "3b-shape-speed.json")]

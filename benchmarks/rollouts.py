@@ -43,7 +43,7 @@ from msgrpo.games import get_scenario
 from msgrpo.run_log import read_rows
 from msgrpo.train.config import TrainConfig, make_config
 
-SMALL = ["groups=4", "group_size=16", "select=aaw(keep=6)", "eval_episodes=100", "checkpoint_every=1"]
+SMALL = ["groups=4", "group_size=16", "select=aaw(keep=6)", "evaluation=100", "checkpoint_every=1"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -231,7 +231,7 @@ async def _bare(used: Sequence[Served], name: str, config: TrainConfig, episodes
 
 def learning(work: Path, seeds: int) -> dict[str, Any]:
     """Eight updates each way, one run at a time."""
-    steps = ["--steps", "8", "--set", "eval_every=8"]
+    steps = ["--steps", "8", "--set", "evaluation=100(every=8)"]
     return {
         rollouts: [
             trained(work / f"{rollouts}-{seed}", "--seed", str(seed), "--rollouts", rollouts, *steps)
@@ -243,7 +243,7 @@ def learning(work: Path, seeds: int) -> dict[str, Any]:
 
 def pace(work: Path, seeds: int) -> dict[str, Any]:
     """Five updates each; ahead and not through vLLM, one rank and two in process."""
-    steps = ["--steps", "5", "--set", "eval_every=5"]
+    steps = ["--steps", "5", "--set", "evaluation=100(every=5)"]
     found: dict[str, Any] = {"ahead=0": [], "ahead=1": [], "1 rank": [], "2 ranks": []}
     for seed in range(seeds):
         for ahead in (0, 1):
@@ -256,7 +256,7 @@ def pace(work: Path, seeds: int) -> dict[str, Any]:
 
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-FAULTY = ["groups=4", "group_size=8", "select=aaw(keep=4)", "eval_episodes=20", "eval_every=6", "checkpoint_every=1"]
+FAULTY = ["groups=4", "group_size=8", "select=aaw(keep=4)", "evaluation=20(every=6)", "checkpoint_every=1"]
 
 
 def faults(work: Path) -> dict[str, Any]:

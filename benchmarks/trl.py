@@ -371,7 +371,7 @@ def main() -> None:
         given={
             "base": given.base,
             "dtype": "float32",
-            "micro_batch_tokens": given.micro_batch_tokens,
+            "micro_batch": given.micro_batch_tokens,
             "groups": given.groups,
             "group_size": given.group_size,
             "max_tokens": given.max_tokens,

@@ -152,8 +152,8 @@ def main() -> None:
         usual, shared_prefix.LOGITS = shared_prefix.LOGITS, 768 * 4
         compare("the head in parts", turns(12, 0, equal=True), ranks)
         shared_prefix.LOGITS = usual
-        compare("checkpointed", turns(12, 0, equal=True), ranks, "gradient_checkpointing=true")
-        compare("many micro-batches", turns(14, 3, equal=True), ranks, "micro_batch_tokens=60")
+        compare("checkpointed", turns(12, 0, equal=True), ranks, "micro_batch=16384(checkpointing=true)")
+        compare("many micro-batches", turns(14, 3, equal=True), ranks, "micro_batch=60")
         compare("tied", turns(12, 0, equal=True), ranks, f"base={tied(file.parent / 'tied', ranks)}")
         other_order(ranks)
         if ranks.first:

@@ -120,7 +120,7 @@ def spread(trap: Trap) -> None:
     }.items():
         (trap.folder / name).mkdir()
         config = make_config(
-            settings=["steps=1", "groups=1", "group_size=2", "select=aaw(keep=1)", "eval_episodes=1", "film=0"]
+            settings=["steps=1", "groups=1", "group_size=2", "select=aaw(keep=1)", "evaluation=1(film=0)"]
         )
         (trap.folder / name / "config.json").write_text(json.dumps(config.model_dump(mode="json") | changed))
         (trap.folder / name / "metrics.jsonl").write_text('{"kind": "eval", "step": 0, "score": "success"}\n')

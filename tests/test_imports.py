@@ -117,7 +117,7 @@ def test_the_wheel_owns_one_name_and_lives_beside_others(tmp_path: Path) -> None
 
     assert "frozen-lake" in run(str(venv / "bin" / "msgrpo"), "games")
     assert run(python, "-c", "import evals; print(evals.OWNER)").strip() == "somebody else"
-    settings = ("groups=1", "group_size=2", "select=aaw(keep=1)", "minibatches=1", "eval_episodes=1", "film=0")
+    settings = ("groups=1", "group_size=2", "select=aaw(keep=1)", "minibatches=1", "evaluation=1(film=0)")
     tiny = [part for setting in settings for part in ("--set", setting)]
     run(python, "-m", "msgrpo.cli", "train", "--steps", "1", "--out", "run", *tiny)
     assert (tmp_path / "run" / "adapter_model.safetensors").is_file()

@@ -165,8 +165,8 @@ def gradient(policy: Policy, samples: list[Sample], settings: TrainConfig) -> tu
 @pytest.mark.parametrize("over", ["token", "turn"])
 def test_the_size_of_a_micro_batch_changes_no_gradient(policy: Policy, samples: list[Sample], over: str) -> None:
     """The named wrong variant, parts that weigh the same whatever they hold, differs."""
-    whole, totals = gradient(policy, samples, config(loss=f"clip(over={over})", micro_batch_tokens=100_000))
-    parts, in_parts = gradient(policy, samples, config(loss=f"clip(over={over})", micro_batch_tokens=1))
+    whole, totals = gradient(policy, samples, config(loss=f"clip(over={over})", micro_batch=100_000))
+    parts, in_parts = gradient(policy, samples, config(loss=f"clip(over={over})", micro_batch=1))
     assert apart(parts, whole) < 1e-3
     assert in_parts == pytest.approx(totals, rel=1e-4, abs=1e-6)
     each = [gradient(policy, [sample], config(loss=f"clip(over={over})"))[0] for sample in samples]
@@ -211,9 +211,8 @@ def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> No
         group_size=4,
         select="aaw(keep=2)",
         max_tokens=24,
-        eval_episodes=2,
+        evaluation="2(every=1)",
         minibatches=1,
-        eval_every=1,
         seed=3,
     )
     run = settings.model_copy(update={"scenario": "snake-duel", "steps": 1})

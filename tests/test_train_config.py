@@ -1,15 +1,31 @@
 """TrainConfig: presets, files, settings, and refusals that name the nearest right key."""
 
 import json
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from msgrpo import cli
 from msgrpo.errors import UsageError
 from msgrpo.games import SCENARIOS
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import CONFIG
-from msgrpo.train.config import CHOSEN, PRESETS, TrainConfig, make_config
+from msgrpo.train.config import (
+    CHOSEN,
+    MANY,
+    NUMBERED,
+    PRESETS,
+    Evaluation,
+    MicroBatching,
+    TrainConfig,
+    make_config,
+)
+from msgrpo.train.run_folder import check_folder
 
 ADAPTERS = shipped_adapters()
 
@@ -68,9 +84,10 @@ def test_a_wrong_choice_is_one_sentence_where_the_preset_has_one_too(wrong: str)
 
 def test_the_paper_preset_is_the_papers() -> None:
     paper = make_config("paper")
-    assert (paper.base, paper.groups, paper.group_size, str(paper.select), paper.steps, paper.eval_episodes) == (
-        "Qwen/Qwen2.5-3B-Instruct", 1, 100, "aaw(keep=25)", 700, 50,
+    assert (paper.base, paper.groups, paper.group_size, str(paper.select), paper.steps) == (
+        "Qwen/Qwen2.5-3B-Instruct", 1, 100, "aaw(keep=25)", 700,
     )  # fmt: skip
+    assert paper.evaluated == Evaluation(starts=50, every=50)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -81,8 +98,154 @@ def test_presets_set_what_they_name(preset: str) -> None:
 
 
 def test_a_run_has_few_settings() -> None:
-    """Thirty, and nine for films, clusters, teachers and services. What one choice takes is in its parentheses."""
-    assert len(TrainConfig.model_fields) <= 33
+    """Thirty at most. What one choice takes is in its parentheses."""
+    assert len(TrainConfig.model_fields) <= 30
+
+
+EVALUATIONS = st.builds(
+    Evaluation,
+    starts=st.integers(1, MANY),
+    every=st.integers(1),
+    film=st.integers(0, 20),
+    film_share=st.floats(0, 1),
+)
+MICRO_BATCHES = st.builds(MicroBatching, tokens=st.integers(1), checkpointing=st.booleans())
+SPACE = st.sampled_from(["", " ", "  "])
+
+
+@given(st.data(), EVALUATIONS | MICRO_BATCHES)
+def test_a_number_with_more_in_parentheses_is_read_as_it_is_written(data: st.DataObject, wanted: Any) -> None:
+    """In any order, with any spaces, and what has its default may be left out; the text stays as it was given."""
+    (_, first), *others = wanted
+    kept = [
+        (key, value) for key, value in others if value != type(wanted)().model_dump()[key] or data.draw(st.booleans())
+    ]
+    space = data.draw(SPACE)
+    parts = f",{space}".join(f"{key}{space}={space}{value}" for key, value in data.draw(st.permutations(kept)))
+    text = f"{space}{first}{space}({parts})" if parts or data.draw(st.booleans()) else f"{first}"
+    setting = {kind: name for name, kind in NUMBERED.items()}[type(wanted)]
+    config = make_config(settings=[f"{setting}={text}"])
+    assert {"evaluation": config.evaluated, "micro_batch": config.micro_batched}[setting] == wanted
+    assert getattr(config, setting) == text.strip()
+    assert TrainConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_the_defaults_are_those_that_the_parentheses_leave_out() -> None:
+    assert TrainConfig().evaluated == Evaluation() == Evaluation.read(Evaluation.form())
+    assert TrainConfig().micro_batched == MicroBatching() == MicroBatching.read(MicroBatching.form())
+    assert Evaluation.form() == "200(every=15, film=3, film_share=0.018)"
+    assert make_config(given={"evaluation": 100, "micro_batch": 64}).evaluated == Evaluation(starts=100)
+
+
+WRITTEN = {"evaluation": "200(every=15, film=3, film_share=0.018)", "micro_batch": "16384(checkpointing=false)"}
+WRONG: list[tuple[str, Any]] = [
+    *(("evaluation", value) for value in (
+        0, -1, MANY + 1, "0", "2.5", "1e3", "many", "", "(every=5)", "200(", "200)", "200(every)", "200 every=5",
+        "200(every=0)", "200(every=5, every=6)", "200(every=often)", "200(film=21)", "200(film=-1)", "200(film=1.5)",
+        "200(film_share=1.01)", "200(film_share=-0.1)", "200(film_share=nan)", "200(film_share=inf)", "200(evry=5)",
+        "200(starts=5)", "200(share=1)", "200(every=5)(film=3)", "every=5", True, 2.5, None, [200], {"starts": 200},
+    )),
+    *(("micro_batch", value) for value in (
+        0, "-5", "big", "2048(checkpointing=maybe)", "2048(checkpointing)", "2048(tokens=5)", "2048(film=0)", False,
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "value"), WRONG)
+@pytest.mark.parametrize("scenario", ["frozen-lake", "snake"])  # of which one has an evaluation of its own
+def test_a_wrong_number_is_one_sentence(setting: str, value: Any, scenario: str) -> None:
+    """It names the setting, the value as it was given, and how it is written."""
+    with pytest.raises(UsageError) as caught:
+        make_config(given={"scenario": scenario}, settings=[f"{setting}={value}"])
+    said = str(caught.value)
+    assert said.startswith(f"{setting}: ")
+    assert said.count("it is written") == 1
+    assert WRITTEN[setting] in said
+    assert f"(seen: {str(value)!r})" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(("setting", "value"), [pair for pair in WRONG if not isinstance(pair[1], str)])
+def test_a_wrong_number_in_a_file_is_one_sentence(setting: str, value: Any, tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({setting: value}))
+    with pytest.raises(UsageError) as caught:
+        make_config(file=file)
+    assert re.match(rf"{setting}: .*it is written {re.escape(WRITTEN[setting])} \(seen: ", str(caught.value))
+
+
+@given(number=st.integers() | st.floats() | st.text(max_size=20), inside=st.text(max_size=30), whole=st.booleans())
+@pytest.mark.parametrize("setting", NUMBERED)
+def test_no_text_of_a_number_ends_in_a_traceback(setting: str, number: Any, inside: str, whole: bool) -> None:
+    text, said = f"{number}{f'({inside})' if whole else ''}".strip(), ""
+    try:
+        config = make_config("small", settings=[f"{setting}={text}"])
+    except UsageError as error:
+        said = str(error)
+    if said:
+        assert said.startswith(f"{setting}: ")
+        assert WRITTEN[setting] in said
+    else:
+        assert int(getattr(config, setting).partition("(")[0]) == int(text.partition("(")[0]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("evaluation=200(evry=5)", "it does not take evry"),
+        ("evaluation=200(film=21)", "film: Input should be less than or equal to 20, not '21'"),
+        ("evaluation=0", "starts: Input should be greater than or equal to 1, not '0'"),
+        ("evaluation=200(starts=5)", "starts is the number in front of the parentheses"),
+        ("evaluation=200(every=5, every=6)", "is not one key=value"),
+        ("evaluation=many", "evaluation: it is written"),
+        ("micro_batch=2048(checkpointing=maybe)", "checkpointing: Input should be a valid boolean"),
+        ("eval_every=5", "no setting is named 'eval_every'"),
+        ("micro_batch_tokens=5", "did you mean micro_batch or"),
+    ],
+)
+def test_the_command_ends_with_what_is_wrong(
+    setting: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["msgrpo", "train", "snake", "--set", setting, "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_number_keeps_what_the_preset_has_in_parentheses() -> None:
+    """As before, when they were settings of their own: more validation starts on Snake come as often as its 100."""
+    assert make_config(given={"scenario": "snake", "evaluation": 50}).evaluated == Evaluation(starts=50, every=10)
+    changed = make_config("small", settings=["evaluation=60(film=0)"])
+    assert (changed.evaluation, changed.micro_batch) == ("60(every=10, film=0)", "2048")
+    assert make_config("small", settings=["evaluation=60(every=3)"]).evaluated.every == 3
+    assert make_config("paper", settings=["micro_batch=512"]).micro_batched.checkpointing
+    assert not make_config("paper", settings=["micro_batch=512(checkpointing=false)"]).micro_batched.checkpointing
+    held = make_config("small")
+    assert make_config(settings=["evaluation=50"], held=held).evaluated == Evaluation(starts=50)
+
+
+@pytest.mark.parametrize(
+    ("now", "differs"),
+    [
+        ({"evaluation": "200(every=15)"}, ""),
+        ({"evaluation": "200(film=0)"}, ""),
+        ({"evaluation": "200(film_share=1)", "micro_batch": " 16384(checkpointing=no)"}, ""),
+        ({"evaluation": "200(every=5)"}, "evaluation '200' there, '200(every=5)' asked"),
+        ({"evaluation": "100(film=0)"}, "evaluation '200' there, '100(film=0)' asked"),
+        ({"micro_batch": "16384(checkpointing=yes)"}, "micro_batch '16384' there, '16384(checkpointing=yes)' asked"),
+    ],
+)
+def test_on_resume_the_film_may_change_and_nothing_else(now: dict[str, str], differs: str, tmp_path: Path) -> None:
+    """Without a film no byte of an adapter differs; a text that says the same is the same."""
+    (tmp_path / CONFIG).write_text(TrainConfig().model_dump_json())
+    if not differs:
+        check_folder(tmp_path, TrainConfig(**now), resume=True)
+        return
+    with pytest.raises(UsageError) as caught:
+        check_folder(tmp_path, TrainConfig(**now), resume=True)
+    assert f"with other settings: {differs}\n" in str(caught.value)
 
 
 def test_settings_are_chosen_for_scenarios_that_are_there() -> None:

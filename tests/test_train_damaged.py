@@ -39,8 +39,7 @@ TINY = [
     "group_size=4",
     "select=aaw(keep=2)",
     "minibatches=1",
-    "eval_episodes=2",
-    "film=0",
+    "evaluation=2(film=0)",
     "steps=2",
     "checkpoint_every=1",
 ]

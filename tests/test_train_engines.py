@@ -47,10 +47,8 @@ TINY = [
     "groups=2",
     "group_size=4",
     "select=aaw(keep=2)",
-    "eval_episodes=4",
-    "film=0",
+    "evaluation=4(every=2, film=0)",
     "checkpoint_every=1",
-    "eval_every=2",
 ]
 
 

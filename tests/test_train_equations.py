@@ -29,8 +29,7 @@ TINY = [
     "group_size=6",
     "select=aaw(keep=3)",
     "minibatches=2",
-    "eval_episodes=2",
-    "film=0",
+    "evaluation=2(film=0)",
     "loss=clip(kl=0)",
 ]
 EQUATIONS = ("composite_returns", "group_advantages", "aaw_sample", "policy_loss")

@@ -22,7 +22,7 @@ from msgrpo.train.rivals.outside import OutsideGate, load
 from tests.train_helpers import Told
 
 LAKE = get_scenario("frozen-lake")
-TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "film=0", "steps=1"]
+TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "evaluation=4(film=0)", "steps=1"]
 
 
 def group(*answers: str) -> Group:

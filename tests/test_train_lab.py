@@ -35,9 +35,7 @@ steps = 2
 groups = 2
 group_size = 4
 select = "aaw(keep=2)"
-eval_episodes = 4
-film = 0
-eval_every = 1
+evaluation = "4(every=1, film=0)"
 [arms.aaw]
 [arms.uniform]
 select = "uniform(keep=2)"

@@ -35,7 +35,7 @@ from msgrpo.prompt import PromptTemplate
 from msgrpo.run_log import read_rows
 from msgrpo.train import checkpoint, loop, update
 from msgrpo.train.checkpoint import Progress
-from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.config import MicroBatching, TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.doctor import examine
 from msgrpo.train.engines import contract
@@ -56,15 +56,15 @@ TINY = [
     "groups=2",
     "group_size=4",
     "select=aaw(keep=2)",
-    "eval_episodes=6",
+    "evaluation=6(every=2)",
     "checkpoint_every=1",
-    "eval_every=2",
 ]
+NO_FILM = "evaluation=6(every=2, film=0)"
 WEIGHTS = "adapter_model.safetensors"
 
 
 def tiny(**given: Any) -> TrainConfig:
-    return make_config(settings=[*TINY, "film=0"], given={"steps": 4, **given})
+    return make_config(settings=[*TINY, NO_FILM], given={"steps": 4, **given})
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(
     """kill -9 as soon as the metrics show `after` updates, wherever that finds it; then the same command. A film
     changes no byte of the adapter.
     """
-    out, more = tmp_path / "killed", () if film else ("--set", "film=0")
+    out, more = tmp_path / "killed", () if film else ("--set", NO_FILM)
     running = subprocess.Popen(
         command(out, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -145,7 +145,7 @@ def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: 
 
 def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "stopped"
-    short = command(out, "--steps", "2", "--set", "film=0")
+    short = command(out, "--steps", "2", "--set", NO_FILM)
     running = subprocess.Popen(short, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     for line in running.stderr:
@@ -392,7 +392,8 @@ def test_memory_that_is_not_there_is_one_clear_error(
     monkeypatch.setattr(paper, "policy_loss", full)
     with pytest.raises(RunError, match="not enough memory") as caught:
         loop.train(tiny(format_penalty=0.5), tmp_path / "run", report=Quiet())
-    assert "micro_batch_tokens" in str(caught.value.fix)
+    advised = re.findall(r"--set '(.*?)'", str(caught.value.fix))
+    assert make_config(settings=advised).micro_batched == MicroBatching(tokens=2048, checkpointing=True)
 
 
 @pytest.mark.parametrize("where", ["play", "load"])
@@ -708,9 +709,9 @@ def test_the_reference_is_the_base_however_far_the_adapter_went() -> None:
 def test_checkpointed_layers_give_the_same_gradient() -> None:
     """Gradient checkpointing saves memory and changes nothing else."""
     gradients = []
-    for checkpointing in (False, True):
+    for micro_batch in ("16384", "16384(checkpointing=true)"):
         policy, scenario = (
-            Policy(tiny().model_copy(update={"gradient_checkpointing": checkpointing})),
+            Policy(tiny().model_copy(update={"micro_batch": micro_batch})),
             get_scenario("snake"),
         )
         with torch.no_grad():
@@ -726,7 +727,7 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
 
 def test_a_run_as_on_a_gpu_bfloat16_with_checkpointed_layers(tmp_path: Path) -> None:
     """There the adapted model itself plays rollouts, and its layers keep no cache in training mode."""
-    config = tiny(steps=1, dtype="bfloat16", gradient_checkpointing=True, eval_every=1)
+    config = tiny(steps=1, dtype="bfloat16", micro_batch="16384(checkpointing=true)", evaluation="6(every=1, film=0)")
     summary = loop.train(config, tmp_path / "run", report=Quiet())
     assert summary["before"]["invalid"] < 0.2  # a model without its cache would not find the format
     policy = Policy(config)
@@ -759,10 +760,8 @@ def test_it_learns(tmp_path: Path) -> None:
         "groups=6",
         "group_size=16",
         "select=aaw(keep=4)",
-        "eval_episodes=100",
-        "eval_every=50",
+        "evaluation=100(every=50, film=0)",
         "checkpoint_every=50",
-        "film=0",
     ]
     summary = loop.train(make_config(settings=settings, given={"steps": 14}), tmp_path / "run", report=Quiet())
     assert summary["change"]["low"] > 0, summary
@@ -875,7 +874,7 @@ def test_a_minibatch_by_hand(over: str, micro: int) -> None:
         taught((1, 2), (5,), (-1.0,), 1.0),
         taught((1, 3), (5, 6, 7), (-1.0 - math.log(2),) * 3, 2.0),
     ]
-    settings = [f"loss=clip(kl=0.5, over={over})", f"micro_batch_tokens={micro}"]
+    settings = [f"loss=clip(kl=0.5, over={over})", f"micro_batch={micro}"]
     totals, furthest = update._accumulate(stub, part, ALONE, make_config(settings=settings))
     mean, share = (-(1 + 3 * 2.56) / 4, 1 / 4) if over == "token" else (-(1 + 2.56) / 2, 1 / 2)
     assert totals == pytest.approx(

@@ -23,7 +23,7 @@ SMALL = {"groups": 4, "group_size": 8, "keep": 4, "minibatches": 3}
 
 def test_its_first_update_is_that_of_the_full_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """To 1e-5, since micro-batches and merged weights add in another order; an update moves a weight by 2e-4."""
-    settings = ["groups=4", "group_size=8", "select=aaw(keep=4)", "minibatches=3", "eval_episodes=1", "film=0"]
+    settings = ["groups=4", "group_size=8", "select=aaw(keep=4)", "minibatches=3", "evaluation=1(film=0)"]
     config = make_config(settings=settings, given={"steps": 1, "seed": 3})
     train(config, tmp_path / "run", report=Quiet())
     model = mini.learn(mini.Settings(seed=3, steps=1, **SMALL))

@@ -33,7 +33,7 @@ from msgrpo.train.rollouts import Players, Playing, own_turns
 from tests.train_helpers import Told
 
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
-TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "film=0", "steps=1"]
+TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "evaluation=4(film=0)", "steps=1"]
 
 
 def config(*settings: str, **given: Any) -> TrainConfig:

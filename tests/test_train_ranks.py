@@ -25,8 +25,8 @@ from msgrpo.train.ranks import ALONE, Ranks
 
 ROOT = Path(__file__).parents[1]
 TINY = [
-    "minibatches=2", "groups=3", "group_size=4", "select=aaw(keep=2)", "eval_episodes=5", "film=0",
-    "checkpoint_every=1", "eval_every=2",
+    "minibatches=2", "groups=3", "group_size=4", "select=aaw(keep=2)", "evaluation=5(every=2, film=0)",
+    "checkpoint_every=1",
 ]  # fmt: skip
 # Sums of float32 gradients in another order differ by some 1e-7 of their size; AdamW's first steps divide each by its
 # own magnitude, so where a gradient is nearly zero the difference grows to a part of the learning rate, 1e-3.

@@ -48,7 +48,7 @@ from msgrpo.train.sinks import Measured
 from tests.train_helpers import played
 
 LAKE = get_scenario("frozen-lake")
-TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=4", "film=0", "steps=2"]
+TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "evaluation=4(film=0)", "steps=2"]
 
 
 def config(*settings: str, scenario: str | None = None) -> TrainConfig:
@@ -489,7 +489,7 @@ class Killed(Quiet):
 def test_a_run_with_it_goes_on_as_it_would_have(scenario: str, settings: list[str], tmp_path: Path) -> None:
     """Two updates at once, and the second again from the first one's checkpoint: the same adapter to the byte."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    chosen = config("eval_episodes=1", *settings, "checkpoint_every=1", scenario=scenario)
+    chosen = config("evaluation=1(film=0)", *settings, "checkpoint_every=1", scenario=scenario)
     loop.train(chosen, whole, report=Killed(whole, parts))
     first, second = [(folder / "adapter_model.safetensors").read_bytes() for folder in (parts, whole)]
     assert first != second  # there is something to go on with

@@ -145,8 +145,7 @@ def test_a_missing_interval_is_not_taken_for_markup(capsys: pytest.CaptureFixtur
         "group_size=2",
         "select=all",
         "minibatches=1",
-        "eval_episodes=1",
-        "film=0",
+        "evaluation=1(film=0)",
         "max_tokens=4",
     ]
     options = [part for setting in settings for part in ("--set", setting)]

@@ -34,7 +34,7 @@ from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens, advised
 from msgrpo.train.update import _accumulate, pick
 from tests.train_helpers import played
 
-SMALL = ["groups=3", "group_size=4", "select=all", "minibatches=1", "eval_episodes=4", "film=0", "loss=clip(kl=0)"]
+SMALL = ["groups=3", "group_size=4", "select=all", "minibatches=1", "evaluation=4(film=0)", "loss=clip(kl=0)"]
 LAKE = get_scenario("frozen-lake")
 ACTIONS = LAKE.actions
 
@@ -371,8 +371,8 @@ def test_a_policy_comes_to_play_as_its_teacher_does(tmp_path_factory: pytest.Tem
     out = tmp_path_factory.mktemp("run") / "out"
     chosen = make_config(
         settings=[
-            "teacher=optimal(returns=0)", "steps=6", "groups=8", "group_size=6", "eval_every=6", "eval_episodes=4",
-            "film=0", "learning_rate=3e-3", "select=all",
+            "teacher=optimal(returns=0)", "steps=6", "groups=8", "group_size=6", "evaluation=4(every=6, film=0)",
+            "learning_rate=3e-3", "select=all",
         ]
     )  # fmt: skip
     loop.train(chosen, out, report=Quiet())

@@ -39,9 +39,8 @@ SMALL = [
     "group_size=6",
     "select=aaw(keep=4)",
     "minibatches=2",
-    "eval_episodes=2",
+    "evaluation=2(film=0)",
     "max_tokens=24",
-    "film=0",
 ]
 
 
@@ -127,7 +126,7 @@ def test_an_update_there_is_the_update_here(fake: Fake, tmp_path: Path, over: st
 
 def test_a_run_trains_there_and_its_adapter_comes_home(fake: Fake, tmp_path: Path) -> None:
     told, out = Told(), tmp_path / "run"
-    summary = train(settings("film=1", engine=PRICED), out, report=told)
+    summary = train(settings("evaluation=2(film=1)", engine=PRICED), out, report=told)
     assert fake.steps == 2  # two minibatches
     assert fake.keys == {KEY}
     assert summary["service"] == fake.url.removeprefix("http://")

@@ -40,7 +40,7 @@ def test_one_default_update_runs_through_few_files(tmp_path: Path) -> None:
         if event == "return" and name == "load" and file.endswith("engines/hf.py"):
             within = False
 
-    settings = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "eval_episodes=2"]
+    settings = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "evaluation=2"]
     config = make_config(settings=settings, given={"steps": 1})
     threading.setprofile(profile)
     sys.setprofile(profile)

@@ -29,10 +29,8 @@ TINY = [
     "groups=2",
     "group_size=6",
     "select=aaw(keep=3)",
-    "eval_episodes=4",
-    "film=0",
+    "evaluation=4(every=3, film=0)",
     "checkpoint_every=1",
-    "eval_every=3",
 ]
 
 

@@ -42,8 +42,7 @@ TINY = (
     "group_size=6",
     "select=aaw(keep=3)",
     "minibatches=2",
-    "eval_episodes=4",
-    "eval_every=1",
+    "evaluation=4(every=1)",
     "checkpoint_every=1",
 )
 

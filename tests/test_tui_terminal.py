@@ -316,7 +316,7 @@ def test_a_game_from_outside_is_played_on_a_real_terminal(terminal: Terminal) ->
 
 def test_a_run_is_watched_while_it_trains_and_goes_on_without_its_watcher(terminal: Terminal) -> None:
     pytest.importorskip("torch")
-    tiny = ("groups=2", "group_size=6", "select=aaw(keep=3)", "eval_episodes=4")
+    tiny = ("groups=2", "group_size=6", "select=aaw(keep=3)", "evaluation=4")
     settings = [part for one in tiny for part in ("--set", shlex.quote(one))]
     terminal.run("frozen-lake", "--steps", "200", "--out", "run", "--watch", *settings, program=[*PLAY[:-1], "train"])
     terminal.sees("the app opens when it has begun")

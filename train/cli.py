@@ -40,7 +40,12 @@ def train(
         str | None, typer.Option(help="nano, small, small-gpu or paper; without: by the base and the device.")
     ] = None,
     config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value, any setting; repeatable.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="key=value, any setting; repeatable. Some take more: 'evaluation=200(every=15, film=3)'."
+        ),
+    ] = None,
     rollouts: Annotated[
         str | None,
         typer.Option(help="What plays: hf (this process), vllm (a child), or servers(at=URL URL, adapters=DIR)."),

@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -141,13 +142,55 @@ class Tinker(BaseModel):
         return None if prefill is None or sample is None or train is None else (prefill, sample, train)
 
 
-class Film(BaseModel):
-    """What film=3(share=0.018) says."""
+class Numbered(BaseModel):
+    """A setting that is written as a number with more in parentheses; its first field is the number."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    starts: int = Field(3, ge=0, le=20, description="validation starts; 0: no film")
-    share: float = Field(0.018, ge=0, le=1, description="of the time that it may take; 1: a scene after every update")
+    @classmethod
+    def form(cls) -> str:
+        """How it is written whole, with its defaults."""
+        number, *others = ((key, str(field.default).lower()) for key, field in cls.model_fields.items())
+        return f"{number[1]}({', '.join(f'{key}={value}' for key, value in others)})"
+
+    @classmethod
+    def read(cls, value: Any) -> Self:
+        """What a text or a whole number says. Raises ValueError, which says how it is written."""
+        text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+        if re.fullmatch(r"\s*-?\d+\s*(\(.*\))?\s*", text, re.DOTALL) is None:
+            raise ValueError(f"it is written {cls.form()}")
+        first = next(iter(cls.model_fields))
+        try:
+            number, given = parsed(text)
+            if first in given:
+                raise ValueError(f"{first} is the number in front of the parentheses")
+            return cls.model_validate({first: number} | given)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key, unknown = str(fault["loc"][0])[:200], fault["type"] == "extra_forbidden"
+            what = f"it does not take {key}" if unknown else f"{key}: {fault['msg']}, not {fault['input']!r:.200}"
+            raise ValueError(f"{what}; it is written {cls.form()}") from error
+        except ValueError as error:
+            raise ValueError(f"{error}; it is written {cls.form()}") from error
+
+
+class Evaluation(Numbered):
+    """What evaluation=200(every=15, film=3, film_share=0.018) says."""
+
+    starts: int = Field(200, ge=1, le=MANY, description="validation starts: no update plays them, no leaderboard")
+    every: int = Field(15, ge=1, description="updates between evaluations")
+    film: int = Field(3, ge=0, le=20, description="of the starts, played again while it learns; 0: no film")
+    film_share: float = Field(0.018, ge=0, le=1, description="of the time, for the film; 1: after every update")
+
+
+class MicroBatching(Numbered):
+    """What micro_batch=16384(checkpointing=true) says."""
+
+    tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
+    checkpointing: bool = Field(False, description="activations are computed again: less memory, more time")
+
+
+NUMBERED: Mapping[str, type[Numbered]] = {"evaluation": Evaluation, "micro_batch": MicroBatching}
 
 
 class TrainConfig(BaseModel):
@@ -206,29 +249,28 @@ class TrainConfig(BaseModel):
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
     prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
 
-    eval_every: int = Field(15, ge=1, description="updates between evaluations")
-    eval_episodes: int = Field(
-        200, ge=1, le=MANY, description="validation starts: no update plays them, no leaderboard either"
-    )
-    film: Clean = Field(
-        "3",
-        description="starts played again while it learns, for the film of `msgrpo play --run`: 3(share=0.018)",
+    evaluation: Clean = Field(
+        "200",
+        description="validation starts, how often, and the film of `msgrpo play --run`: "
+        "200(every=15, film=3, film_share=0.018)",
     )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 where it is faster")
-    micro_batch_tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
+    micro_batch: Clean = Field(
+        "16384", description="turns' own tokens of one forward and backward; for less memory 2048(checkpointing=true)"
+    )
     shard: bool = Field(False, description="share the base out among the ranks: for one that a GPU cannot hold")
-    gradient_checkpointing: bool = Field(False, description="less memory, more time")
 
     @field_validator("chat", mode="before")
     @classmethod
     def _read_json(cls, value: Any) -> Any:
         return from_json(value) if isinstance(value, str) else value
 
-    @field_validator("film", mode="before")
+    @field_validator(*NUMBERED, mode="before")
     @classmethod
-    def _read_film(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) else value
+    def _read_number(cls, value: Any, info: ValidationInfo) -> str:
+        NUMBERED[str(info.field_name)].read(value)  # raises ValueError
+        return str(value)
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -253,7 +295,6 @@ class TrainConfig(BaseModel):
         if not self.loss.by_token and (self.teacher is not None or self.credit.words != 1):
             whose = f"teacher={self.teacher}" if self.teacher is not None else f"credit={self.credit}"
             raise ValueError(f"{whose} tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all")
-        _ = self.filmed  # raises ValueError
         _ = self.played  # raises ValueError
         form = re.fullmatch(r"[1-9]\d{0,4}(-[1-9]\d{0,4})?", self.trainers)
         if form is None or self.ranks[0] > self.ranks[1]:
@@ -383,9 +424,14 @@ class TrainConfig(BaseModel):
         return _setting("engine", self.engine, read)
 
     @property
-    def filmed(self) -> Film:
-        """The settings of `film`."""
-        return _setting("film", self.film, lambda starts, given: Film.model_validate({"starts": starts} | given))
+    def evaluated(self) -> Evaluation:
+        """What `evaluation` says."""
+        return Evaluation.read(self.evaluation)
+
+    @property
+    def micro_batched(self) -> MicroBatching:
+        """What `micro_batch` says."""
+        return MicroBatching.read(self.micro_batch)
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -407,13 +453,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "groups": 4,
         "group_size": 16,
         "steps": 30,
-        "eval_episodes": 50,
-        "eval_every": 10,
+        "evaluation": "50(every=10)",
         "checkpoint_every": 1,
         "learning_rate": 5e-4,
         "loss": "clip(kl=0)",
         "minibatches": 2,
-        "micro_batch_tokens": 2048,
+        "micro_batch": "2048",
     },
     # The same on a GPU, where many rows cost what a few do. All values ours; a 0.5B learned with them on one seed
     # (docs/real-models.md), no others were compared but a rate of 3e-4 without `explore`, which lost its entropy.
@@ -421,8 +466,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "groups": 32,
         "group_size": 16,
         "steps": 40,
-        "eval_episodes": 100,
-        "eval_every": 10,
+        "evaluation": "100(every=10)",
         "checkpoint_every": 10,
         "learning_rate": 2.5e-4,
         "explore": "entropy(target=0.04)",
@@ -438,13 +482,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "group_size": 100,
         "select": "aaw(keep=25)",
         "steps": 700,
-        "eval_episodes": 50,
-        "eval_every": 50,
+        "evaluation": "50(every=50)",
         "max_tokens": 200,
         "learning_rate": 2e-5,
         "lora_rank": 32,
         "minibatches": 1,
-        "gradient_checkpointing": True,
+        "micro_batch": "16384(checkpointing=true)",
     },
 }
 
@@ -475,12 +518,12 @@ FEW: dict[str, Any] = {  # for long episodes
     "group_size": 12,
     "select": "aaw(keep=6)",
     "steps": 40,
-    "eval_episodes": 50,
+    "evaluation": "50",
 }
 CHOSEN: dict[str, dict[str, Any]] = {
     "frozen-lake": {"steps": 40},
     "frozen-lake-big-slippery": {"groups": 8},
-    "frozen-lake-4x4": {"groups": 8, "eval_episodes": 100},
+    "frozen-lake-4x4": {"groups": 8, "evaluation": "100"},
     "frozen-lake-8x8": FEW,
     "snake": {  # several rewards an episode: what comes much later is not a turn's doing, and dying must be named
         "credit": "to-go(gamma=0.6)",
@@ -490,13 +533,12 @@ CHOSEN: dict[str, dict[str, Any]] = {
         "minibatches": 24,
         "loss": "clip(kl=0.05)",
         "steps": 40,
-        "eval_every": 10,
-        "eval_episodes": 100,
+        "evaluation": "100(every=10)",
     },
-    "snake-poison-apple": {"groups": 4, "steps": 40, "eval_episodes": 100},
-    "snake-poison-apple-and-banana": {"groups": 4, "steps": 40, "eval_episodes": 100},
+    "snake-poison-apple": {"groups": 4, "steps": 40, "evaluation": "100"},
+    "snake-poison-apple-and-banana": {"groups": 4, "steps": 40, "evaluation": "100"},
     "snake-solo": FEW,
-    "snake-duel": {"groups": 2, "steps": 40, "eval_episodes": 100},
+    "snake-duel": {"groups": 2, "steps": 40, "evaluation": "100"},
 }
 
 
@@ -552,9 +594,20 @@ def _carried(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
             continue
         name, own = parsed(given[kind])
         of_preset = {key: value for key, value in parsed(preset[kind])[1].items() if key in takes}
-        settings = ", ".join(f"{key}={value}" for key, value in (of_preset | own).items())
-        whole[kind] = f"{name}({settings})"
+        whole[kind] = _written(name, of_preset | own)
+    for key in NUMBERED.keys() & preset.keys() & given.keys():
+        try:
+            NUMBERED[key].read(given[key])
+        except ValueError:
+            continue
+        number, own = parsed(str(given[key]))
+        whole[key] = _written(number, parsed(preset[key])[1] | own)
     return whole
+
+
+def _written(name: str, settings: Mapping[str, Any]) -> str:
+    """`name(key=value, …)`; without settings `name`."""
+    return f"{name}({', '.join(f'{key}={value}' for key, value in settings.items())})" if settings else name
 
 
 def settings_given(

@@ -2,7 +2,7 @@
 
 These episodes are batches of their own, so that no update, and no digit of an adapter, depends on them. A batch of
 three takes nearly as long as one of thirty. So not every update has a scene: one is played as soon as all of them
-together stay below `share` of the time so far. The first and the last version always play.
+together stay below `film_share` of the time so far. The first and the last version always play.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ class Film:
     def due(self, step: int) -> bool:
         """Whether the version of this number is to be filmed: the same answer on every rank."""
         config, ranks = self._players.config, self._players.ranks
-        return bool(config.filmed.starts) and ranks.broadcast(ranks.first and self._wanted(step))
+        return bool(config.evaluated.film) and ranks.broadcast(ranks.first and self._wanted(step))
 
     def _wanted(self, step: int) -> bool:
         config = self._players.config
         if step in run_log.scenes(self._out):
             return False
-        within = self._spent_s + self._longest_s <= config.filmed.share * (time.perf_counter() - self._began)
+        share = config.evaluated.film_share
+        within = self._spent_s + self._longest_s <= share * (time.perf_counter() - self._began)
         return step in (0, config.steps) or within
 
     def play(self, step: int, model: LanguageModel, report: Reporter) -> None:
         """Play the starts and keep the episodes; a game's own fault leaves its episode out."""
-        starts = self._players.config.filmed.starts
+        starts = self._players.config.evaluated.film
         report.doing(f"filming {starts} starts after {step} updates")
         began = time.perf_counter()
         episodes = validation_episodes(model, self._players, starts)

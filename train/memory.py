@@ -19,6 +19,6 @@ def enough_memory() -> Iterator[None]:
             raise
         raise RunError(
             why,
-            fix="lower --set micro_batch_tokens=…, max_tokens or group_size, or --set gradient_checkpointing=true; "
-            "in a new --out, since these are settings of the run",
+            fix="lower micro_batch, max_tokens or group_size, or take more time: --set "
+            "'micro_batch=2048(checkpointing=true)'; in a new --out, since these are settings of the run",
         ) from error

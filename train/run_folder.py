@@ -21,13 +21,12 @@ from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
 
-# On resume: how long it runs, where it plays and computes, and what is shown of it.
+# On resume: how long it runs, where it plays and computes; and the film of `evaluation` (`_fixed`).
 MAY_CHANGE = (
     "steps",
     "rollouts",
     "trainers",
     "shard",
-    "film",
     "engine",
 )
 BEFORE_A_RUN = (
@@ -53,7 +52,8 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
     if not resume:
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
     there, wanted = recorded.model_dump(), config.model_dump()
-    differing = [key for key in wanted if key not in MAY_CHANGE and there[key] != wanted[key]]
+    fixed, asked = _fixed(recorded), _fixed(config)
+    differing = [key for key in wanted if key not in MAY_CHANGE and fixed[key] != asked[key]]
     if (recorded.service is None) != (config.service is None):  # only its price and limit may change
         differing.append("engine")
     if differing:
@@ -62,6 +62,13 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
             f"--out {out} holds a run with other settings: {differences}",
             fix=f"go on by its own: {resume_command(out)}; or choose another --out",
         )
+
+
+def _fixed(config: TrainConfig) -> dict[str, Any]:
+    """The settings as they are compared on resume: a number's parentheses by what they say, and without the film."""
+    evaluated = config.evaluated
+    said = {"evaluation": (evaluated.starts, evaluated.every), "micro_batch": config.micro_batched}
+    return config.model_dump() | said
 
 
 def resume_command(out: Path, ray: str | None = None) -> str:

@@ -48,7 +48,7 @@ def still(film: Scenes) -> str:
     if not chosen:
         raise UsageError(
             f"{film.folder} keeps no film that can be shown: trained with film=0, not begun yet, or damaged",
-            fix="msgrpo train frozen-lake --set film=3 --out runs/film",
+            fix="msgrpo train frozen-lake --set 'evaluation=200(film=3)' --out runs/film",
         )
     panels = [
         f'<g transform="translate({GAP + number * (SIDE + GAP)} {GAP})">{_panel(scene)}</g>'
