@@ -29,13 +29,13 @@ UPDATES = 2
 
 def evaluations(config: TrainConfig) -> int:
     """How many a whole run has: before, every so many updates, and at its end."""
-    return len({*range(0, config.steps, config.evaluated.every), config.steps})
+    return len({*range(0, config.steps, config.evaluation.every), config.steps})
 
 
 def measured(scenario: Scenario) -> dict[str, Any]:
     config = make_config(given={"scenario": scenario.id})
     with tempfile.TemporaryDirectory() as folder:
-        evaluation = f"{config.evaluated.starts}(every={config.steps})"
+        evaluation = config.evaluation.model_copy(update={"every": config.steps})
         began = config.model_copy(update={"steps": UPDATES, "evaluation": evaluation})
         train(began, Path(folder) / "run", report=Quiet())
         rows = read_rows(Path(folder) / "run")

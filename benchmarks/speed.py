@@ -161,7 +161,7 @@ def main() -> None:
             Picked(group, alternating(group), config.select.kept(group, learner)) for group in groups
         ]  # random weights: no group says anything
         samples = [sample for one in picked for sample in one.samples(config, policy.tokenizer)]
-        parts = list(micro_batches(samples, config.micro_batched.tokens, policy.model.device))
+        parts = list(micro_batches(samples, config.micro_batch.tokens, policy.model.device))
         whole = timed(lambda: update(policy, optimizer, samples, config, learner.generator, step))
         reference = timed(lambda: [policy.reference_logprobs(part.prefix, part.pairs) for part in parts])
         batches = recorder.batches

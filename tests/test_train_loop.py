@@ -393,7 +393,7 @@ def test_memory_that_is_not_there_is_one_clear_error(
     with pytest.raises(RunError, match="not enough memory") as caught:
         loop.train(tiny(format_penalty=0.5), tmp_path / "run", report=Quiet())
     advised = re.findall(r"--set '(.*?)'", str(caught.value.fix))
-    assert make_config(settings=advised).micro_batched == MicroBatching(tokens=2048, checkpointing=True)
+    assert make_config(settings=advised).micro_batch == MicroBatching(tokens=2048, checkpointing=True)
 
 
 @pytest.mark.parametrize("where", ["play", "load"])
@@ -709,9 +709,9 @@ def test_the_reference_is_the_base_however_far_the_adapter_went() -> None:
 def test_checkpointed_layers_give_the_same_gradient() -> None:
     """Gradient checkpointing saves memory and changes nothing else."""
     gradients = []
-    for micro_batch in ("16384", "16384(checkpointing=true)"):
+    for checkpointing in (False, True):
         policy, scenario = (
-            Policy(tiny().model_copy(update={"micro_batch": micro_batch})),
+            Policy(tiny().model_copy(update={"micro_batch": MicroBatching(checkpointing=checkpointing)})),
             get_scenario("snake"),
         )
         with torch.no_grad():

@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -147,18 +146,19 @@ class Numbered(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    @classmethod
-    def form(cls) -> str:
-        """How it is written whole, with its defaults."""
-        number, *others = ((key, str(field.default).lower()) for key, field in cls.model_fields.items())
-        return f"{number[1]}({', '.join(f'{key}={value}' for key, value in others)})"
+    def __str__(self) -> str:
+        """How it is written whole."""
+        (_, number), *others = ((key, str(value).lower()) for key, value in self)
+        return f"{number}({', '.join(f'{key}={value}' for key, value in others)})"
 
     @classmethod
     def read(cls, value: Any) -> Self:
         """What a text or a whole number says. Raises ValueError, which says how it is written."""
+        if isinstance(value, cls):
+            return value
         text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
         if re.fullmatch(r"\s*-?\d+\s*(\(.*\))?\s*", text, re.DOTALL) is None:
-            raise ValueError(f"it is written {cls.form()}")
+            raise ValueError(f"it is written {cls()}")
         first = next(iter(cls.model_fields))
         try:
             number, given = parsed(text)
@@ -169,9 +169,9 @@ class Numbered(BaseModel):
             fault = error.errors()[0]
             key, unknown = str(fault["loc"][0])[:200], fault["type"] == "extra_forbidden"
             what = f"it does not take {key}" if unknown else f"{key}: {fault['msg']}, not {fault['input']!r:.200}"
-            raise ValueError(f"{what}; it is written {cls.form()}") from error
+            raise ValueError(f"{what}; it is written {cls()}") from error
         except ValueError as error:
-            raise ValueError(f"{error}; it is written {cls.form()}") from error
+            raise ValueError(f"{error}; it is written {cls()}") from error
 
 
 class Evaluation(Numbered):
@@ -188,6 +188,11 @@ class MicroBatching(Numbered):
 
     tokens: int = Field(16_384, ge=1, description="turns' own tokens of one forward and backward")
     checkpointing: bool = Field(False, description="activations are computed again: less memory, more time")
+
+
+def _numbered(kind: type[Numbered]) -> tuple[BeforeValidator, PlainSerializer]:
+    """A number with more in parentheses is given as text, or alone, and written whole."""
+    return BeforeValidator(kind.read), PlainSerializer(str, return_type=str)
 
 
 NUMBERED: Mapping[str, type[Numbered]] = {"evaluation": Evaluation, "micro_batch": MicroBatching}
@@ -249,15 +254,16 @@ class TrainConfig(BaseModel):
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
     prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
 
-    evaluation: Clean = Field(
-        "200",
+    evaluation: Annotated[Evaluation, *_numbered(Evaluation)] = Field(
+        Evaluation(),
         description="validation starts, how often, and the film of `msgrpo play --run`: "
         "200(every=15, film=3, film_share=0.018)",
     )
     checkpoint_every: int = Field(5, ge=1, description="updates between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 where it is faster")
-    micro_batch: Clean = Field(
-        "16384", description="turns' own tokens of one forward and backward; for less memory 2048(checkpointing=true)"
+    micro_batch: Annotated[MicroBatching, *_numbered(MicroBatching)] = Field(
+        MicroBatching(),
+        description="turns' own tokens of one forward and backward; for less memory 2048(checkpointing=true)",
     )
     shard: bool = Field(False, description="share the base out among the ranks: for one that a GPU cannot hold")
 
@@ -265,12 +271,6 @@ class TrainConfig(BaseModel):
     @classmethod
     def _read_json(cls, value: Any) -> Any:
         return from_json(value) if isinstance(value, str) else value
-
-    @field_validator(*NUMBERED, mode="before")
-    @classmethod
-    def _read_number(cls, value: Any, info: ValidationInfo) -> str:
-        NUMBERED[str(info.field_name)].read(value)  # raises ValueError
-        return str(value)
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -422,16 +422,6 @@ class TrainConfig(BaseModel):
             return None
 
         return _setting("engine", self.engine, read)
-
-    @property
-    def evaluated(self) -> Evaluation:
-        """What `evaluation` says."""
-        return Evaluation.read(self.evaluation)
-
-    @property
-    def micro_batched(self) -> MicroBatching:
-        """What `micro_batch` says."""
-        return MicroBatching.read(self.micro_batch)
 
     @property
     def ranks(self) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def validation_episodes(model: LanguageModel, players: Players, n: int, ended: E
 def evaluate(model: LanguageModel, players: Players, ended: Ended = silent) -> Evaluation:
     """Play the run's fixed validation starts."""
     config, scenario = players.config, players.config.scenarios[0]
-    episodes = validation_episodes(model, players, config.evaluated.starts, ended)
+    episodes = validation_episodes(model, players, config.evaluation.starts, ended)
     turns = own_turns(whole(episodes))
     values: list[float | None] = [
         # against an opponent what the policy's seat got: the mean of both would be 0, and success is nobody's
@@ -108,14 +108,14 @@ class Evaluations:
 
     def due(self, step: int) -> bool:
         config = self._players.config
-        asked = step % config.evaluated.every == 0 or step == config.steps
+        asked = step % config.evaluation.every == 0 or step == config.steps
         return self._players.ranks.broadcast(asked and step not in self.done)
 
     def forecast(self, step: int, seconds: float) -> str:
         """How long the rest of the run will take, if each update takes `seconds` and evaluations as long as
         before.
         """
-        last, every = self._players.config.steps, self._players.config.evaluated.every
+        last, every = self._players.config.steps, self._players.config.evaluation.every
         left, due = last - step, -(-last // every) - (step - 1) // every  # the one after this update is to come
         whole = left * seconds + due * max((row["eval_s"] for row in self.done.values()), default=0.0)
         duration = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
@@ -170,7 +170,7 @@ def finish(
         "seed": config.seed,
         "steps": progress.step,
         "score": score,
-        "episodes": config.evaluated.starts,
+        "episodes": config.evaluation.starts,
         "before": {key: value for key, value in before.items() if key not in HIDDEN},
         "after": {key: value for key, value in after.items() if key not in HIDDEN},
         "change": {"mean": change.mean, "low": change.low, "high": change.high},

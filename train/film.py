@@ -29,19 +29,19 @@ class Film:
     def due(self, step: int) -> bool:
         """Whether the version of this number is to be filmed: the same answer on every rank."""
         config, ranks = self._players.config, self._players.ranks
-        return bool(config.evaluated.film) and ranks.broadcast(ranks.first and self._wanted(step))
+        return bool(config.evaluation.film) and ranks.broadcast(ranks.first and self._wanted(step))
 
     def _wanted(self, step: int) -> bool:
         config = self._players.config
         if step in run_log.scenes(self._out):
             return False
-        share = config.evaluated.film_share
+        share = config.evaluation.film_share
         within = self._spent_s + self._longest_s <= share * (time.perf_counter() - self._began)
         return step in (0, config.steps) or within
 
     def play(self, step: int, model: LanguageModel, report: Reporter) -> None:
         """Play the starts and keep the episodes; a game's own fault leaves its episode out."""
-        starts = self._players.config.evaluated.film
+        starts = self._players.config.evaluation.film
         report.doing(f"filming {starts} starts after {step} updates")
         began = time.perf_counter()
         episodes = validation_episodes(model, self._players, starts)

@@ -50,7 +50,7 @@ class Policy:
         in_float32 = base.dtype == torch.float32
         self.model: Any = get_peft_model(base, lora, autocast_adapter_dtype=not in_float32)
         self.model.peft_config["default"].base_model_name_or_path = absolute(config.base)
-        if config.micro_batched.checkpointing:
+        if config.micro_batch.checkpointing:
             self.model.enable_input_require_grads()
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()

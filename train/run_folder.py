@@ -65,10 +65,8 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
 
 
 def _fixed(config: TrainConfig) -> dict[str, Any]:
-    """The settings as they are compared on resume: a number's parentheses by what they say, and without the film."""
-    evaluated = config.evaluated
-    said = {"evaluation": (evaluated.starts, evaluated.every), "micro_batch": config.micro_batched}
-    return config.model_dump() | said
+    """The settings as they are compared on resume: without the film."""
+    return config.model_dump() | {"evaluation": (config.evaluation.starts, config.evaluation.every)}
 
 
 def resume_command(out: Path, ray: str | None = None) -> str:

@@ -132,7 +132,7 @@ def _share(
     Where the base is sharded all ranks must compute equally often: the micro-batches are planned for all and dealt
     in turn; who gets none in the last turn computes one that does not count.
     """
-    size, device = config.micro_batched.tokens, policy.model.device
+    size, device = config.micro_batch.tokens, policy.model.device
     if not policy.is_sharded:
         own = ranks.share(part)
         yield from ((micro, 1) for micro in (micro_batches(own, size, device) if own else ()))

@@ -100,7 +100,7 @@ def learn(
     for part in minibatches(samples, config.minibatches, generator):
         optimizer.zero_grad()
         tokens = sum(len(sample.answer_ids) for sample in part)
-        for micro in micro_batches(part, config.micro_batched.tokens, policy.model.device):
+        for micro in micro_batches(part, config.micro_batch.tokens, policy.model.device):
             reference = policy.reference_logprobs(micro.prefix, micro.pairs)
             logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
             loss, _ = config.loss(logprobs, logprobs.detach(), reference, micro.advantages_NT, mask)
@@ -112,7 +112,7 @@ def learn(
 
 def evaluated(model: LocalModel, config: TrainConfig, scenario: Scenario) -> dict[str, Any]:
     """What the model gets on the validation starts, and how it behaves in danger there."""
-    seeds_of = episode_seeds(scenario, config.evaluated.starts, "val")
+    seeds_of = episode_seeds(scenario, config.evaluation.starts, "val")
     plays = [Play(scenario, *seeds, scenario.players) for seeds in seeds_of]
     episodes = asyncio.run(Players(config).play(model, config.sampling, plays, 0.0))
     scores = [episode.score for episode in episodes]

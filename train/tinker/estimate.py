@@ -57,11 +57,11 @@ def estimate(config: TrainConfig, tokenizer: Any | None) -> Estimate:
     of_group = [config.group_size, getattr(config.explore, "episodes", 0)]  # and branches, as if from the start
     rollouts = group_count * sum(of_group) * turns
     kept = group_count * sum(min(getattr(config.select, "keep", size), size) for size in of_group) * turns
-    evaluations = -(-config.steps // config.evaluated.every) + 1
+    evaluations = -(-config.steps // config.evaluation.every) + 1
     counted = {
         "rollouts": rollouts,
-        "evaluations": evaluations * config.evaluated.starts * first_turns,
-        "film (first and last scene)": 2 * config.evaluated.film * first_turns,
+        "evaluations": evaluations * config.evaluation.starts * first_turns,
+        "film (first and last scene)": 2 * config.evaluation.film * first_turns,
     }
     parts = {
         name: {"prefill": round(n * prompt), "sample": round(n * config.max_tokens)} for name, n in counted.items()
