@@ -103,11 +103,11 @@ def test_the_wheel_owns_one_name_and_lives_beside_others(tmp_path: Path) -> None
     (ours,) = wheels.glob("msgrpo-*.whl")
     tops = {name.split("/")[0] for name in zipfile.ZipFile(ours).namelist()}
     assert tops == {"msgrpo", f"msgrpo-{msgrpo_version()}.dist-info"}
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     python = str(venv / "bin" / "python")
     site = next((venv / "lib").glob("python*/site-packages"))
     (site / "zz_libraries.pth").write_text("".join(f"{path}\n" for path in libraries()))
-    pip(python, "install", "--no-deps", *map(str, wheels.glob("*.whl")))
+    pip(sys.executable, "--python", python, "install", "--no-deps", *map(str, wheels.glob("*.whl")))
     (tmp_path / "train.py").write_text("raise SystemExit('the user file was run')\n")
 
     def run(*command: str) -> str:
