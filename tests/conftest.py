@@ -10,6 +10,8 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
+from tests.near import use_near_lakes
+
 # Background jobs of a script ignore the one, nohup the other, and both are passed on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -18,11 +20,13 @@ settings.register_profile("ours", deadline=None)  # no test depends on how fast 
 settings.load_profile("ours")
 
 # The files that take longest, the longest first. Each is dealt to one process as a whole: one that begins last would
-# keep the others waiting at the end.
+# keep the others waiting at the end. The first four begin together: of vLLM's two files, and of what waits for a
+# terminal or a cluster, one at a time.
 LONGEST = [
-    *("train_loop", "train_vllm", "train_rivals", "serve_vllm", "train_ranks", "train_teacher", "train_lab"),
-    *("tui_learning", "tui_terminal", "evals_ray", "train_peers", "train_engines", "train_outside", "imports"),
-    *("agent_trust", "train_shard", "agent_hostile", "agent_export", "train_dqn", "tui_app", "train_nano"),
+    *("serve_vllm", "train_loop", "train_rivals", "tui_terminal"),
+    *("train_ranks", "train_lab", "train_vllm", "tui_app", "train_engines", "evals_ray", "train_teacher"),
+    *("train_outside", "tui_learning", "imports", "train_peers", "agent_trust", "train_shard", "agent_hostile"),
+    *("agent_export", "train_dqn", "tui_people", "tui_series", "train_tinker", "train_nano", "tui_launch"),
 ]
 LAST_S = 1000.0  # longer than pytest-timeout's longest limit, which ends no code that holds Python's lock
 
@@ -41,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first; within a file nothing moves, nor among the others."""
     places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen lakes are near ones, which cost a third: see `near.py`."""
+    use_near_lakes(monkeypatch)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from msgrpo.train.evaluate import Evaluations
 from msgrpo.train.loop import enough_memory, train
 from msgrpo.train.rollouts import Players
 from msgrpo.train.run_folder import check_folder, resume_command, writing
+from tests.near import use_near_lakes
 from tests.train_helpers import Told
 
 TINY = [
@@ -48,7 +49,9 @@ TINY = [
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("damaged") / "run"
-    train(make_config(settings=TINY), out, report=Told())
+    with pytest.MonkeyPatch.context() as patch:
+        use_near_lakes(patch)
+        train(make_config(settings=TINY), out, report=Told())
     return out
 
 
@@ -201,6 +204,7 @@ def test_a_refused_resume_changes_nothing(trained: Path, tmp_path: Path) -> None
     assert (out / METRICS).read_bytes() == before
 
 
+@pytest.mark.usefixtures("near")
 def test_a_run_that_was_killed_while_its_settings_were_put_in_place_begins(tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()

@@ -32,6 +32,7 @@ TINY = [
     "evaluation=2(film=0)",
     "loss=clip(kl=0)",
 ]
+pytestmark = pytest.mark.usefixtures("near")
 EQUATIONS = ("composite_returns", "group_advantages", "aaw_sample", "policy_loss")
 
 

@@ -87,6 +87,7 @@ def nothing(group: Group) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("near")
 def test_a_run_whose_gate_rejects_everything_learns_nothing_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

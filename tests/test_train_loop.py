@@ -26,7 +26,7 @@ from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Episode, Turn
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.game import Outcome
-from msgrpo.games import get_scenario
+from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import generation, loading, local, shared_prefix
 from msgrpo.models.chat import ChatFormat
@@ -58,9 +58,12 @@ TINY = [
     "select=aaw(keep=2)",
     "evaluation=6(every=2)",
     "checkpoint_every=1",
+    "seed=9",  # with which each of the four updates has turns to learn from
 ]
 NO_FILM = "evaluation=6(every=2, film=0)"
 WEIGHTS = "adapter_model.safetensors"
+LAKE = get_scenario("frozen-lake")
+pytestmark = pytest.mark.usefixtures("near")  # what a run learns is asked of one test alone
 
 
 def tiny(**given: Any) -> TrainConfig:
@@ -69,7 +72,16 @@ def tiny(**given: Any) -> TrainConfig:
 
 def command(out: Path, *more: str) -> list[str]:
     settings = [part for setting in TINY for part in ("--set", setting)]
-    return [sys.executable, "-m", "msgrpo.cli", "train", "--steps", "4", "--out", str(out), *settings, *more]
+    return [sys.executable, "-m", "tests.near", "train", "--steps", "4", "--out", str(out), *settings, *more]
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of the command line in this process."""
+    monkeypatch.setattr(sys, "argv", ["msgrpo", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +99,9 @@ def test_a_run_folder_holds_all_it_should(finished: Path) -> None:
     assert summary["before"].keys() >= {"success", "success_low", "success_high", "invalid"}
     assert summary["change"]["low"] <= summary["change"]["mean"] <= summary["change"]["high"]
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]
+    updates = [row for row in rows if row["kind"] == "train"]
+    assert [row["step"] for row in updates] == [1, 2, 3, 4]
+    assert all(row["update/kept_turns"] for row in updates)
     assert [row["step"] for row in rows if row["kind"] == "eval"] == [0, 2, 4]
     assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -143,7 +157,9 @@ def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: 
     assert (out / "summary.json").is_file()
 
 
-def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
+def test_ctrl_c_stops_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "stopped"
     short = command(out, "--steps", "2", "--set", NO_FILM)
     running = subprocess.Popen(short, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -158,10 +174,10 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
     assert "is given up and will be done again" in said
     hint = re.search(r"go on with: msgrpo (train --resume --out \S+)", said)
     assert hint is not None
-    go_on = [sys.executable, "-m", "msgrpo.cli", *hint[1].split()]  # what it prints can be pasted
-    done = subprocess.run(go_on, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "going on after update 1" in done.stderr
-    assert "6 validation starts" in done.stdout
+    assert run_here(monkeypatch, *hint[1].split()) == 0  # what it prints can be pasted
+    shown = capsys.readouterr()
+    assert "going on after update 1" in shown.err
+    assert "6 validation starts" in shown.out
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished: Path, tmp_path: Path) -> None:
@@ -182,7 +198,7 @@ def test_an_out_with_another_run_is_refused_and_untouched(finished: Path, tmp_pa
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
     with pytest.raises(UsageError, match="holds a run already"):
         loop.train(tiny(), finished, report=Quiet())
-    with pytest.raises(UsageError, match="seed 0 there, 5 asked"):
+    with pytest.raises(UsageError, match="seed 9 there, 5 asked"):
         loop.train(tiny(seed=5), finished, resume=True, report=Quiet())
     with pytest.raises(UsageError, match="4 updates already, more than the 3 asked for"):
         loop.train(tiny(steps=3), finished, resume=True, report=Quiet())
@@ -419,11 +435,8 @@ def test_memory_that_other_commands_lack_is_one_clear_error(
     else:
         monkeypatch.setattr("msgrpo.models.loading.AutoModelForCausalLM.from_pretrained", full)
     arguments = ["eval", "nano", "--scenario", "frozen-lake", "--episodes", "1", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["msgrpo", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
+    assert run_here(monkeypatch, *arguments) == 2
     told = capsys.readouterr().err
-    assert ended.value.code == 2
     assert "smaller" in told
     assert "memory" in told
     assert "network" not in told
@@ -460,27 +473,26 @@ def test_the_canary_sees_what_is_no_number(monkeypatch: pytest.MonkeyPatch) -> N
         engine_of(policy).load(0)
 
 
-def test_resume_needs_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
+def test_resume_needs_no_option_but_the_folder(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It reads the run's own settings; what is said beside it must agree."""
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    resume = [sys.executable, "-m", "msgrpo.cli", "train", "--resume", "--out", str(out)]
-    done = subprocess.run([*resume, "--steps", "5"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "6 validation starts" in done.stdout
+    resume = ["train", "--resume", "--out", str(out)]
+    assert run_here(monkeypatch, *resume, "--steps", "5") == 0
+    assert "6 validation starts" in capsys.readouterr().out
     assert read_rows(out)[-1]["step"] == 5
-    refused = subprocess.run(
-        [*resume, "--set", "select=aaw(keep=3)"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 2
-    assert "aaw(keep=2)' there, 'aaw(keep=3)' asked" in refused.stderr
+    assert run_here(monkeypatch, *resume, "--set", "select=aaw(keep=3)") == 2
+    assert "aaw(keep=2)' there, 'aaw(keep=3)' asked" in capsys.readouterr().err
 
 
-def test_resume_begins_nothing_where_nothing_says_what_to_train(tmp_path: Path) -> None:
+def test_resume_begins_nothing_where_nothing_says_what_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "mistyped"
-    resume = [sys.executable, "-m", "msgrpo.cli", "train", "--resume", "--out", str(out)]
-    refused = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "holds no run to go on with" in refused.stderr
+    assert run_here(monkeypatch, "train", "--resume", "--out", str(out)) == 2
+    assert "holds no run to go on with" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -754,8 +766,9 @@ def test_minibatches_are_equal_parts_that_keep_a_prompt_together() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns(tmp_path: Path) -> None:
+def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few small updates on the lake raise the success by more than luck would."""
+    monkeypatch.setitem(SCENARIOS, "frozen-lake", LAKE)
     settings = [
         "groups=6",
         "group_size=16",

@@ -21,6 +21,7 @@ from msgrpo.train.update import MAX_GRAD_NORM, WARM_UP
 SMALL = {"groups": 4, "group_size": 8, "keep": 4, "minibatches": 3}
 
 
+@pytest.mark.usefixtures("near")
 def test_its_first_update_is_that_of_the_full_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """To 1e-5, since micro-batches and merged weights add in another order; an update moves a weight by 2e-4."""
     settings = ["groups=4", "group_size=8", "select=aaw(keep=4)", "minibatches=3", "evaluation=1(film=0)"]

@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,8 @@ from hypothesis import strategies as st
 from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Turn
 from msgrpo.errors import GameError, UsageError
-from msgrpo.game import Board, Game, Outcome, Scenario
+from msgrpo.game import Board, Game, Outcome
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.parse import ParseFailure
 from msgrpo.prompt import Prompt
 from msgrpo.rollout import replay
@@ -457,22 +454,6 @@ RUNS = [
 ]
 
 
-@pytest.fixture
-def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lakes of three steps that begin two from the goal: the same text and words, and a third of the turns."""
-
-    def make(scenario: Scenario, start_seed: int, chance_seed: int) -> FrozenLake:
-        whole = scenario.make(start_seed, chance_seed)
-        assert isinstance(whole, FrozenLake)
-        rows = [list(row.replace("S", "F")) for row in whole.desc]
-        rows[2][2] = "S"
-        return FrozenLake(tuple(map("".join, rows)), whole.slippery, 3, chance_seed)
-
-    for id in ("frozen-lake", "frozen-lake-slippery"):
-        scenario = SCENARIOS[id]
-        monkeypatch.setitem(SCENARIOS, id, replace(scenario, step_limit=3, make=partial(make, scenario)))
-
-
 class Killed(Quiet):
     """Copies the run's folder as a kill in its second update's last moment would leave it."""
 
@@ -528,6 +509,7 @@ def none(group, generator): return []
 """
 
 
+@pytest.mark.usefixtures("near")
 def test_a_choice_of_ones_own_is_a_function_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OUTSIDE)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from msgrpo.train.config import make_config
 from msgrpo.train.loop import train
 from tests.test_imports import FOLDERS, ROOT
@@ -23,6 +25,7 @@ class Silent:
         return lambda *given, **named: None
 
 
+@pytest.mark.usefixtures("near")
 def test_one_default_update_runs_through_few_files(tmp_path: Path) -> None:
     """From the first episode of an update to the proof that the engine plays with the new weights."""
     files: set[str] = set()
