@@ -39,9 +39,11 @@ from msgrpo.train.ranks import ALONE
 from msgrpo.train.rollouts import Players, RolloutSource
 from msgrpo.train.sinks import Measured
 from tests.fake_server import Behaviour, FakeServer, Request, hang, reply, reset
+from tests.near import use_near_lakes
 from tests.train_helpers import Told
 
 LAKE = get_scenario("frozen-lake")
+pytestmark = pytest.mark.usefixtures("near")
 TINY = [
     "minibatches=2",
     "groups=2",
@@ -360,7 +362,9 @@ def turns_of(episodes: list[Episode]) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("hf") / "run"
-    loop.train(make_config(settings=TINY, given={"steps": 3}), out, report=Quiet())
+    with pytest.MonkeyPatch.context() as patch:
+        use_near_lakes(patch)
+        loop.train(make_config(settings=TINY, given={"steps": 3}), out, report=Quiet())
     return out
 
 
