@@ -352,10 +352,14 @@ def dropping_names(url: str) -> Iterator[str]:
             asked = body.get("model")
             if asked is not None:
                 body["model"] = "nano"
-            self._pass(httpx.post(url + self.path, json=body, timeout=300), asked)
+            self._pass(httpx.post(url + self.path, json=body, headers=self._key(), timeout=300), asked)
 
         def do_GET(self) -> None:
-            self._pass(httpx.get(url + self.path, timeout=30), None)
+            self._pass(httpx.get(url + self.path, headers=self._key(), timeout=30), None)
+
+        def _key(self) -> dict[str, str]:
+            given = self.headers["Authorization"]
+            return {"Authorization": given} if given else {}
 
         def _pass(self, found: httpx.Response, asked: str | None) -> None:
             data = found.content

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import importlib
 import importlib.util
 import json
 import os
@@ -27,9 +28,11 @@ from msgrpo.agent import Completion, Sampling
 from msgrpo.games import SCENARIOS
 from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
 from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor
 from msgrpo.serve.guard import LOAD, PATHS, UNLOAD
 from tests.serve_fakes import free_port
+from tests.test_train_vllm import command
 
 pytestmark = [
     pytest.mark.vllm,
@@ -340,6 +343,39 @@ def test_an_adapter_is_loaded_at_run_time_from_the_folder_and_nowhere_else(
     assert through_server(server, "v2", prompts[0])["token_ids"] == list(expected.token_ids)
     body = {"model": "../outside", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
     assert server.ask("POST", "/v1/chat/completions", key=KEY, body=body)[0] == 404
+
+
+def test_a_server_that_serves_the_base_is_found_out_and_a_good_one_plays_on(
+    server: Running, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training by two servers, one of them a proxy before the real one, which drops the adapter's name and answers
+    under it.
+    """
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    rollouts = importlib.import_module("rollouts")
+    good, out = f"http://127.0.0.1:{server.port}", tmp_path / "run"
+    more = ("groups=4", "group_size=8")  # enough that some group teaches
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MSGRPO_API_KEY": KEY}
+
+    def train(*servers: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command(out, f"servers(at={' '.join(servers)}, adapters={folder / 'later'})", *more), *options],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    with rollouts.dropping_names(good) as liar:
+        done = train(good, liar)
+        assert done.returncode == 0, done.stderr
+        assert any(row["update/kept_turns"] for row in read_rows(out) if row["kind"] == "train" and row["step"] < 3)
+        assert f"{liar} plays no more" in done.stderr, done.stderr
+        assert "plays with the weights of the base" in done.stderr, done.stderr
+        assert f"{good} plays no more" not in done.stderr
+        only = train(liar, options=("--resume", "--steps", "5"))
+    assert only.returncode == 2
+    assert "no server is left to play rollouts" in only.stderr
+    assert "Traceback" not in only.stderr
+    assert json.loads((out / "summary.json").read_text())["steps"] == 3
+    assert [path.name for path in (folder / "later").iterdir()] == ["v2"]  # the versions went with the run
 
 
 def test_ctrl_c_lets_a_request_in_flight_end_and_leaves_nothing(server: Running, prompts: list[Prompt]) -> None:

@@ -1,10 +1,8 @@
-"""Training through the real vLLM on CPU: a child of the run, a server, and one that serves the base."""
+"""Training through the real vLLM on CPU, as a child of the run. `test_serve_vllm.py` has a server for it, too."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -77,31 +75,3 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
     assert all(turn.model is not None and "-v00000" in turn.model for turn in turns)
     assert not (out / "versions").exists()
     assert (out / "adapter_model.safetensors").is_file()
-
-
-def test_a_server_that_serves_the_base_is_found_out_and_a_good_one_plays_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A proxy before the real server, which drops the adapter's name and answers under it."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    rollouts = importlib.import_module("rollouts")
-    folder, out = tmp_path / "adapters", tmp_path / "run"
-    more = ("groups=4", "group_size=8")  # enough that some group teaches: the adapter moves
-    with rollouts.servers(folder) as (server,), rollouts.dropping_names(server.url) as liar:
-        done = subprocess.run(
-            command(out, f"servers(at={server.url} {liar}, adapters={folder})", *more),
-            cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert any(row["update/kept_turns"] for row in read_rows(out) if row["kind"] == "train" and row["step"] < 3)
-        assert f"{liar} plays no more" in done.stderr, done.stderr
-        assert "plays with the weights of the base" in done.stderr, done.stderr
-        assert f"{server.url} plays no more" not in done.stderr
-        only = subprocess.run(
-            [*command(out, f"servers(at={liar}, adapters={folder})", *more), "--resume", "--steps", "5"],
-            cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert only.returncode == 2
-    assert "no server is left to play rollouts" in only.stderr
-    assert "Traceback" not in only.stderr
-    assert json.loads((out / "summary.json").read_text())["steps"] == 3
