@@ -20,6 +20,7 @@ from msgrpo.evals.command import Options
 from msgrpo.evals.run import CHUNK, Given, evaluate, play_one
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
+from tests.test_train_ranks import LAKE as NEAR_LAKE
 from tests.test_train_ranks import ROOT
 
 LAKE = get_scenario("frozen-lake")
@@ -91,7 +92,8 @@ def test_bounds_of_the_whole_evaluation_are_refused() -> None:
 def test_a_worker_that_is_killed_costs_nothing_of_the_record(tmp_path: Path, own_ray: dict[str, str]) -> None:
     """On a cluster of this machine: its first worker is killed while it plays, and the chunk is played again."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
-    command = [sys.executable, "-m", "msgrpo.cli", "eval", "nano", "--scenario", "frozen-lake", "--episodes", "70"]
+    command = [sys.executable, "-m", "msgrpo.cli", "eval", "nano", "--scenario", NEAR_LAKE, "--episodes", "70"]
+    own_ray |= {"PYTHONPATH": str(ROOT)}
     alone = subprocess.run([*command, "--out", str(tmp_path / "alone")], cwd=ROOT, env=own_ray, check=False)
     assert alone.returncode == 0
     played = subprocess.Popen([*command, "--ray", "auto", "--out", str(tmp_path / "ray")], cwd=ROOT, env=own_ray)

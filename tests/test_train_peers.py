@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from msgrpo.train import peers
 from msgrpo.train.peers import Peers
-from tests.test_train_ranks import ROOT, TINY
+from tests.test_train_ranks import LAKE, ROOT, TINY
 
 
 def test_who_beats_no_more_is_silent_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +146,11 @@ def test_a_rank_that_falls_silent_ends_the_run_with_its_name(tmp_path: Path) -> 
     launched = subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *(str(tmp_path / "impatient.py"), "train", "--steps", "1000", "--out", str(tmp_path / "run"), *settings),
+            *(str(tmp_path / "impatient.py"), "train", LAKE, "--steps", "1000", "--out", str(tmp_path / "run")),
+            *settings,
         ],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     said = ""
     with launched:

@@ -124,6 +124,7 @@ def test_an_update_there_is_the_update_here(fake: Fake, tmp_path: Path, over: st
 # ---- whole runs
 
 
+@pytest.mark.usefixtures("near")
 def test_a_run_trains_there_and_its_adapter_comes_home(fake: Fake, tmp_path: Path) -> None:
     told, out = Told(), tmp_path / "run"
     summary = train(settings("evaluation=2(film=1)", engine=PRICED), out, report=told)
@@ -152,6 +153,7 @@ def test_a_run_trains_there_and_its_adapter_comes_home(fake: Fake, tmp_path: Pat
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3  # an update, two evaluations
 
 
+@pytest.mark.usefixtures("near")
 def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
     assert not (out / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.usefixtures("near")
 def test_max_cost_stops_before_it_is_passed(fake: Fake, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(LimitReachedError, match=r"max_cost is \$0\.05"):
