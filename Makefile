@@ -28,10 +28,10 @@ CHECKED := $(addprefix tests/test_,agent_contract.py agent_endpoint.py agent_gam
 	agent_trust.py docs.py evals_stats.py evals_suites.py imports.py serve_adapters.py serve_command.py \
 	train_batch.py train_config.py train_credit.py train_equations.py train_mini.py train_msgrpo.py train_trace.py)
 
-# Three processes on two cores, since many tests wait; a file at a time; one thread each, since tiny models gain
+# Four processes on two cores, since many tests wait; a file at a time; one thread each, since tiny models gain
 # nothing from a second.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25
 
 # OpenEnv and vLLM need different versions of mcp, so what needs the one is tested away from the other.
 test-openenv:
