@@ -23,7 +23,7 @@ ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 KEY_VARIABLE = "MSGRPO_API_KEY"
 DRAIN_S = 10  # requests in flight may end in this time after a stop
 CACHE_GIB, CACHE_GIB_NANO = 4, 1  # of keys and values, on a CPU
-RUNTIME_SLOTS = 4  # adapters that one batch may mix when clients load their own
+RUNTIME_SLOTS = 5  # adapters that one batch may mix when clients load their own: rollouts ahead have so many versions
 _OWNED = (
     *("--model", "--served-model-name", "--host", "--port", "--uds", "--api-key", "--lora-modules"),
     *("--enable-lora", "--root-path", "--config", "--headless", "--grpc"),
