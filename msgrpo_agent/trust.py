@@ -48,7 +48,8 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             games = [re.sub(r"@[\d.]+$", "", part.strip()) for part in parts]  # a mixture's shares name nothing
             names = [name for name in games if names_code(name)]
         elif key == "rollouts":
-            names = [value] if "://" in value else []
+            # hf and vllm name nothing; all else has a server in it, or a folder
+            names = [] if re.fullmatch(r"\s*(hf|vllm)\s*(\(.*\))?\s*", value, re.DOTALL) else [value]
         elif key == "prompt":
             names = [value] if value not in PRESETS else []  # a file that would be read into every prompt
         elif key == "engine":

@@ -65,7 +65,7 @@ class Trap:
         return f"{self.folder / 'evil.py'}:scenario"
 
     def is_untouched(self) -> bool:
-        return not self.asked and not self.marker.exists()
+        return not self.asked and not self.marker.exists() and not (self.folder / "versions").exists()
 
 
 @pytest.fixture
@@ -117,6 +117,7 @@ def spread(trap: Trap) -> None:
         "run-game": {"scenario": trap.game},
         "run-gate": {"gate": "evil:gate"},
         "run-url": {"rollouts": f"servers(at={trap.url}, adapters=versions)"},
+        "run-folder": {"rollouts": "servers(at=, adapters=versions)"},
     }.items():
         (trap.folder / name).mkdir()
         config = make_config(
@@ -139,7 +140,7 @@ WAYS = [
     ]),
     "verify theirs", "leaderboard theirs", "eval random --scenario frozen-lake --episodes 1 --out theirs",
     "eval random optimal --scenario snake-duel --episodes 1 --out theirs",
-    *(f"{way} run-{name}{tail}" for name in ("game", "gate", "url") for way, tail in [
+    *(f"{way} run-{name}{tail}" for name in ("game", "gate", "url", "folder") for way, tail in [
         ("train --resume --out", ""), ("play --plain --run", ""), ("adapters", ""), ("serve --dry-run --adapter", ""),
     ]),
     *(f"lab study-{name}.toml --out lab" for name in ("game", "gate", "url")),

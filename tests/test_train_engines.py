@@ -455,6 +455,8 @@ def test_a_run_goes_on_with_new_servers_or_in_process(root: Path, tmp_path: Path
         ({"rollouts": "http://a:1"}, r"'http://a:1' is not hf, vllm or servers\(at="),
         ({"rollouts": "servers(at=ftp://a, adapters=x)"}, "'ftp://a' is not http://host:port"),
         ({"rollouts": "servers(at=http://a:1)"}, "adapters"),
+        ({"rollouts": "servers(at=http://a:1, adapters=)"}, "adapters: String should have at least 1 character"),
+        ({"rollouts": "servers(at=, adapters=x)"}, "at: String should have at least 1 character"),
         ({"rollouts": "servers(at=http://u:p@a:1, adapters=x)"}, "is not http://host:port"),
         ({"rollouts": "hf(ahead=5)"}, "less than or equal to 4"),
         ({"rollouts": "hf(servers=2)"}, "servers"),

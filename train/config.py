@@ -93,8 +93,12 @@ class Vllm(Here):
 class Servers(Here):
     """What rollouts=servers takes in parentheses."""
 
-    at: Clean = Field(description="URLs of vLLM servers that run already, with spaces: http://a:8000 http://b:8000")
-    adapters: Clean = Field(description="folder that they and the trainer share, for the adapter's versions")
+    at: Clean = Field(
+        min_length=1, description="URLs of vLLM servers that run already, with spaces: http://a:8000 http://b:8000"
+    )
+    adapters: Clean = Field(
+        min_length=1, description="folder that they and the trainer share, for the adapter's versions"
+    )
 
     @property
     def urls(self) -> list[str]:
