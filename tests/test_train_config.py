@@ -48,7 +48,7 @@ def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:
     assert str(make_config(settings=["select=uniform(keep=3)"], given=snake).select) == "uniform(keep=3)"
     assert str(make_config(settings=["select=all"], given=snake).select) == "all"
     held = make_config(settings=["loss=clip(kl=0.4)"], given=snake)
-    assert make_config(settings=["loss=clip"], held=held).loss.kl == 0.1
+    assert make_config(settings=["loss=clip"], held=held).loss.kl == 0.4  # by the same command with --resume, too
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,25 @@ def test_a_number_keeps_what_the_preset_has_in_parentheses() -> None:
     assert make_config("small", settings=["evaluation=60(every=3)"]).evaluation.every == 3
     assert make_config("paper", settings=["micro_batch=512"]).micro_batch.checkpointing
     assert not make_config("paper", settings=["micro_batch=512(checkpointing=false)"]).micro_batch.checkpointing
-    held = make_config("small")
-    assert make_config(settings=["evaluation=50"], held=held).evaluation == Evaluation(starts=50)
+
+
+@pytest.mark.parametrize("said", ["evaluation=50", "select=uniform", "evaluation=50(film=0)", "micro_batch=512"])
+def test_the_same_command_with_resume_means_the_same(said: str) -> None:
+    """What it took over from the preset it takes over from the run that goes on."""
+    held = make_config(given={"scenario": "snake"}, settings=[said])
+    assert make_config(given={"scenario": "snake"}, settings=[said], held=held) == held
+
+
+def test_on_resume_the_film_may_be_named_alone() -> None:
+    held = make_config(given={"scenario": "snake"})
+    changed = make_config(settings=["evaluation=100(film=0)"], held=held).evaluation
+    assert changed == Evaluation(starts=100, every=10, film=0)
+
+
+@pytest.mark.parametrize("said", ["gate=widest", "explore=skip", "credit=to-go"])
+def test_a_choice_that_the_run_that_goes_on_has_not_is_no_traceback(said: str) -> None:
+    held = make_config(settings=["credit=mine.py:worth"])
+    assert said in str(make_config("nano", settings=[said], held=held).model_dump()).replace("': '", "=")
 
 
 @pytest.mark.parametrize(

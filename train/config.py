@@ -560,8 +560,7 @@ def make_config(
         if chosen == "nano" and base == NANO:
             named = by_person.get("scenario", TrainConfig.model_fields["scenario"].default)
             values |= CHOSEN.get(names_of(str(named))[0], {})
-        by_person = _carried(values, by_person)
-    values |= by_person
+    values |= _carried(values, by_person)
     if str(values.get("engine")).strip().startswith("tinker") and held is None and "loss" not in by_person:
         values["loss"] = "clip(kl=0)"  # a service has no reference model
     for key in values:
@@ -573,29 +572,32 @@ def make_config(
         raise UsageError(first_fault(error, "settings")) from error
 
 
-def _carried(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given`, where a choice takes over what the preset's choice has and it takes too, but does not name.
+def _carried(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given`, where a choice takes over what the choice of the preset, or of the run that goes on, has and it takes
+    too, but does not name.
 
-    So select=uniform changes how episodes are drawn, and not also how many.
+    So select=uniform changes how episodes are drawn, and not also how many; and on --resume evaluation=100(film=0)
+    how often it is played stays.
     """
     whole = dict(given)
-    for kind in RIVALS.keys() & preset.keys() & given.keys():
-        if not isinstance(given[kind], str) or is_outside(given[kind]):
+    for kind in RIVALS.keys() & before.keys() & given.keys():
+        texts = [one for one in (before[kind], given[kind]) if isinstance(one, str) and not is_outside(one)]
+        if len(texts) < 2:
             continue
         try:
             takes = type(choose(kind, given[kind])).model_fields
         except ValueError:  # TrainConfig refuses it as it was given
             continue
         name, own = parsed(given[kind])
-        of_preset = {key: value for key, value in parsed(preset[kind])[1].items() if key in takes}
-        whole[kind] = _written(name, of_preset | own)
-    for key in NUMBERED.keys() & preset.keys() & given.keys():
+        earlier = {key: value for key, value in parsed(before[kind])[1].items() if key in takes}
+        whole[kind] = _written(name, earlier | own)
+    for key in NUMBERED.keys() & before.keys() & given.keys():
         try:
             NUMBERED[key].read(given[key])
         except ValueError:
             continue
         number, own = parsed(str(given[key]))
-        whole[key] = _written(number, parsed(preset[key])[1] | own)
+        whole[key] = _written(number, parsed(before[key])[1] | own)
     return whole
 
 
