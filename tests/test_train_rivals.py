@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Turn
-from msgrpo.errors import GameError, UsageError
+from msgrpo.errors import EndpointError, GameError, UsageError
 from msgrpo.game import Board, Game, Outcome
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.parse import ParseFailure
@@ -40,7 +40,7 @@ from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
 from msgrpo.train.rivals.skip import key_of
 from msgrpo.train.rivals.widest import Widest
-from msgrpo.train.rollouts import Players, Rollouts, RolloutSource
+from msgrpo.train.rollouts import LostError, Players, Rollouts, RolloutSource
 from msgrpo.train.sinks import Measured
 from tests.train_helpers import played
 
@@ -364,6 +364,19 @@ def test_groups_that_teach_are_not_refilled() -> None:
     flat = sum(group.is_flat for group in rollouts.groups[:6])
     assert 0 < flat < 6, "the test needs both"
     assert len(rollouts.groups) == 6 + flat
+
+
+def test_episodes_that_are_lost_are_not_played_again_in_place_of_flat_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def away(self: Up, prompt: Prompt, sampling: Sampling, seed: int, **given: Any) -> Completion:
+        asked.append(seed)
+        raise EndpointError("no answer", kind="timeout")
+
+    monkeypatch.setattr(Up, "complete", away)
+    with pytest.raises(LostError, match="6 of 6 episodes have no result"):
+        next_of(config("groups=3", "group_size=2", "explore=refill(rounds=50)"), False, {})
+    assert len(asked) == 6
 
 
 def test_a_start_that_was_flat_is_played_less_often_and_never_given_up() -> None:

@@ -328,6 +328,7 @@ class RolloutSource:
         own, seconds = begun.work.result()[begun.number]  # a stop while it waits here leaves it to `close`
         self._coming.popleft()
         episodes = self._players.ranks.gather(own)
+        whole(episodes)  # before more is played where it would be lost too
         further = Further([], [])
         if config.explore is not None:
             further = config.explore.further(begun.playing, episodes)
