@@ -23,6 +23,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.tinker import service
 from msgrpo.train.tinker.cost import LimitReachedError, Meter, Price, price_of
+from msgrpo.train.tinker.estimate import estimate
 from msgrpo.train.update import update
 from tests.train_helpers import Told, learner, taught
 
@@ -303,6 +304,12 @@ def test_a_meter_never_passes_its_limit() -> None:
     meter.unused(sample=3)
     meter.reserve(train=2)
     assert meter.spent == pytest.approx(10e-6)
+
+
+def test_an_estimate_counts_what_may_be_played_again_for_flat_groups() -> None:
+    plain, again = (estimate(settings(*more), None) for more in ((), ("explore=refill(rounds=2)",)))
+    assert again.parts["rollouts"]["sample"] == pytest.approx(3 * plain.parts["rollouts"]["sample"], rel=1e-3)
+    assert again.parts["update"] == plain.parts["update"]  # of each start at most one group teaches
 
 
 def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ def estimate(config: TrainConfig, tokenizer: Any | None) -> Estimate:
     prompt = sum(model.read) / max(len(model.read), 1)
     group_count = config.steps * config.groups
     of_group = [config.group_size, getattr(config.explore, "episodes", 0)]  # and branches, as if from the start
-    rollouts = group_count * sum(of_group) * turns
+    again = config.group_size * getattr(config.explore, "rounds", 0)  # at most, in place of flat groups
+    rollouts = group_count * (sum(of_group) + again) * turns
     kept = group_count * sum(min(getattr(config.select, "keep", size), size) for size in of_group) * turns
     evaluations = -(-config.steps // config.evaluation.every) + 1
     counted = {
