@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Turn
 from msgrpo.errors import EndpointError, GameError, UsageError
-from msgrpo.game import Board, Game, Outcome
+from msgrpo.game import Board, Game, Outcome, Remote
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.parse import ParseFailure
 from msgrpo.prompt import Prompt
@@ -396,6 +397,16 @@ def test_a_start_that_was_flat_is_played_less_often_and_never_given_up() -> None
     assert 0 < share_of_those(after) < 0.75 * share_of_those(plain)
     source = RolloutSource(Players(config("groups=40", "group_size=2")), memory)
     assert [start for _, start in source.next_starts(0, 2_000)[0]] == plain
+
+
+def test_a_server_is_not_asked_which_starts_are_worth_playing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(start_seed: int, chance_seed: int) -> Game:
+        raise AssertionError("a game was made only to look at its start")
+
+    remote = replace(LAKE, make=asked, remote=Remote(sessions=1, repeats=False, copies=False))
+    monkeypatch.setitem(SCENARIOS, "frozen-lake", remote)
+    source = RolloutSource(Players(config("explore=skip")), {})
+    assert len(source.next_starts(0, 5)[0]) == 5
 
 
 # ── mixtures ──

@@ -6,7 +6,8 @@ probability
     1 − max(chance^z, LEAST)
 
 before anything is played, so it costs no answers; the next start of the split takes its place. Two starts are the
-same where the players see the same state. Where no start ever comes again it changes nothing.
+same where their boards are. Where no start ever comes again, as on a server, it changes nothing. A start whose
+episodes are all lost says nothing of itself.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from torch import Tensor
 
 from msgrpo.episode import Episode
 from msgrpo.game import Scenario, stream
-from msgrpo.limits import games_code
-from msgrpo.rollout import derive_seed, observation_of
+from msgrpo.rollout import derive_seed
 from msgrpo.train.rivals.contract import Explore, Further, Playing
 
 LEAST = 0.05  # probability with which any start is still played: the policy changes, and nothing is given up for good
@@ -41,7 +41,9 @@ class Skip(Explore):
         """Nothing more is played; what each start's group taught is kept for the next updates."""
         streaks = _streaks(playing.memory)
         flat = playing.flat(episodes)
-        for is_flat, (scenario, start, *_) in zip(flat, playing.by_start(episodes), strict=True):
+        for is_flat, (scenario, start, _, of_start) in zip(flat, playing.by_start(episodes), strict=True):
+            if all(episode.error is not None for episode in of_start):
+                continue
             key = key_of(scenario, start)
             streaks[key] = streaks.get(key, 0) + 1 if is_flat else 0
         playing.memory[self.name] = torch.tensor(list(streaks.items()), dtype=torch.int64)
@@ -55,8 +57,5 @@ def _streaks(memory: dict[str, Tensor]) -> dict[int, int]:
 
 
 def key_of(scenario: Scenario, start: int) -> int:
-    """A number for what all players see at this start."""
-    with games_code(scenario.id):
-        game = scenario.new(start, 0)
-        seen = [observation_of(game, player) for player in scenario.players]
-    return derive_seed("start", scenario.id, *seen)
+    """A number for the board of this start; of games on a server, which is not asked, for its seed."""
+    return derive_seed("start", scenario.id, scenario.start_key(start))
