@@ -661,8 +661,9 @@ def test_one_uncertain_token_in_bfloat16_stops_no_run_and_many_do(monkeypatch: p
         canary(engine, policy)
 
 
-def test_an_engine_that_reports_another_temperature_is_seen() -> None:
-    config = tiny(temperature=0.7)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_that_reports_another_temperature_is_seen(dtype: str) -> None:
+    config = tiny(temperature=0.7, dtype=dtype)
     policy = Policy(config)
     engine = engine_of(policy, config)
     engine.load(0)
