@@ -97,11 +97,11 @@ def canary(whole: Policy, sharded: Policy) -> None:
     prompts = contract.canary_prompts(get_scenario("frozen-lake"))
     model = LocalModel("policy", whole.model, whole.tokenizer)
     answers = model.generate(prompts, contract.canary_sampling(1.0), contract.SEEDS)
-    gap = contract.check(sharded, "the engine", answers, {k: v * 0.5 for k, v in whole.adapter_state().items()})
+    gap = contract.check(sharded, "the engine", answers, [{k: v * 0.5 for k, v in whole.adapter_state().items()}])
     stale = whole.adapter_state()
     sharded.load_adapter_state({name: tensor * 1.5 for name, tensor in stale.items()})
     try:
-        contract.check(sharded, "the engine", answers, stale)
+        contract.check(sharded, "the engine", answers, [stale])
         said = ""
     except MsgrpoError as error:
         said = error.message

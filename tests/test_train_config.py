@@ -200,6 +200,8 @@ def test_no_text_of_a_number_ends_in_a_traceback(setting: str, number: Any, insi
         ("micro_batch=2048(checkpointing=maybe)", "checkpointing: Input should be a valid boolean"),
         ("eval_every=5", "no setting is named 'eval_every'"),
         ("micro_batch_tokens=5", "did you mean micro_batch or"),
+        ("film=0", "it stands in the parentheses of evaluation: --set 'evaluation=…(film=…)'"),
+        ("ahead=1", "it stands in the parentheses of rollouts"),
     ],
 )
 def test_the_command_ends_with_what_is_wrong(

@@ -470,6 +470,31 @@ def test_settings_that_cannot_work_are_refused(given: dict[str, Any], says: str)
         make_config(given=given)
 
 
+def test_games_on_a_server_are_not_played_ahead_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would count the places of the games' server for itself."""
+    monkeypatch.setattr("msgrpo.train.config.on_server", lambda name: True)
+    with pytest.raises(UsageError, match="more games of frozen-lake at once than it has places"):
+        make_config(given={"rollouts": "vllm(ahead=1)"})
+    assert make_config(given={"rollouts": "hf(ahead=1)"}).ahead == 1
+
+
+def test_a_server_that_plays_with_a_version_of_two_updates_before_is_found_out(root: Path) -> None:
+    """With rollouts ahead it keeps that version."""
+    server = FakeVllm(root)
+    with serving(server) as urls, engine_at(urls, root, ahead=2) as (engine, policy, _):
+        engine.load(0)
+        move(policy)
+        old = engine.load(1).name
+        for version in (2, 3):
+            move(policy)
+            if version == 3:
+                server.serves = lambda name: old
+                with pytest.raises(RunError, match="the weights of the version 2 updates before"):
+                    engine.load(version)
+            else:
+                engine.load(version)
+
+
 def test_urls_are_taken_with_and_without_v1() -> None:
     config = make_config(given={"rollouts": "servers(at=http://a:1/v1  https://b:2/ http://c, adapters=x)"})
     assert config.listed is not None

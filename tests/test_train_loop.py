@@ -583,10 +583,10 @@ def test_the_canary_names_whose_weights_an_engine_plays_with(by: float) -> None:
     assert canary(stale, policy) < 1e-3
     moved(policy, by)
     with pytest.raises(RunError, match=r"plays with the weights of the version before"):
-        canary(stale, policy, previous=before)
+        canary(stale, policy, previous=[before])
     assert all(torch.equal(policy.adapter_state()[name], value) for name, value in policy.adapter_state().items())
     stale.load(2)
-    assert canary(stale, policy, previous=before) < 1e-3
+    assert canary(stale, policy, previous=[before]) < 1e-3
 
 
 def test_small_differences_are_told_apart_by_whose_they_are() -> None:
@@ -599,7 +599,7 @@ def test_small_differences_are_told_apart_by_whose_they_are() -> None:
     stale.load(1)
     moved(policy, 1e-4)
     with pytest.raises(RunError, match=r"plays with the weights of the version before"):
-        canary(stale, policy, previous=before)
+        canary(stale, policy, previous=[before])
 
 
 def test_rounding_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class Servers(Here):
     """What rollouts=servers takes in parentheses."""
 
     at: Clean = Field(
-        min_length=1, description="URLs of vLLM servers that run already, with spaces: http://a:8000 http://b:8000"
+        min_length=1, description="URLs of vLLM servers that run already, spaces between: http://a:8000 http://b:8000"
     )
     adapters: Clean = Field(
         min_length=1, description="folder that they and the trainer share, for the adapter's versions"
@@ -307,9 +307,13 @@ class TrainConfig(BaseModel):
             self._check_sharded()
         if self.service is not None:
             self._check_remote()
-        if self.explore is not None and self.explore.name == "branch":
-            for name in filter(on_server, names_of(self.scenario)):
+        for name in filter(on_server, names_of(self.scenario)):
+            if self.explore is not None and self.explore.name == "branch":
                 raise ValueError(f"explore=branch copies games in mid-play, and those of {name} are on a server")
+            if self.ahead and not self.plays_here:  # each thread counts the server's places for itself
+                raise ValueError(
+                    f"rollouts={self.rollouts} would play more games of {name} at once than it has places"
+                )
         return self
 
     def _check_sharded(self) -> None:
@@ -565,11 +569,22 @@ def make_config(
         values["loss"] = "clip(kl=0)"  # a service has no reference model
     for key in values:
         if key not in TrainConfig.model_fields:
-            raise UsageError(f"no setting is named {key!r}", fix=nearest(key, TrainConfig.model_fields))
+            raise UsageError(f"no setting is named {key!r}", fix=_where(key))
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
         raise UsageError(first_fault(error, "settings")) from error
+
+
+def _where(key: str) -> str:
+    """What helps somebody who named a setting that there is not: where it is a part of one, which."""
+    for setting, kinds in {
+        "rollouts": ROLLOUTS.values(),
+        **{name: [kind] for name, kind in NUMBERED.items()},
+    }.items():
+        if any(key in kind.model_fields for kind in kinds):
+            return f"it stands in the parentheses of {setting}: --set '{setting}=…({key}=…)'"
+    return nearest(key, TrainConfig.model_fields)
 
 
 def _carried(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

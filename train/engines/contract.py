@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -48,7 +49,7 @@ TOLERANCE = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 1.0)}
 # The mean is also judged by the rounding that is to be expected of these very tokens, since that of sure answers is
 # far below the tolerance: nano in bfloat16 is at a tenth of it, an engine that reports another temperature (1, not
 # 0.7) at ten times as much.
-ROUNDINGS, LEAST_BOUND = 5, 2e-3
+ROUNDINGS, LEAST_BOUND = 8, 2e-3
 LARGE_LOGIT = 8  # of a token that may be sampled; from 8 to 16 the numbers of a format lie 8 eps apart
 ROWS, TOKENS = 3, 48  # enough to come to the action: the words before it may be certain whatever the weights are
 SEEDS = (11, 12, 13)
@@ -66,13 +67,14 @@ def canary_sampling(temperature: float) -> Sampling:
     return Sampling(temperature=temperature, max_tokens=TOKENS)
 
 
-def check(policy: Policy, who: str, generated: Sequence[Completion], previous: State | None = None) -> float:
+def check(policy: Policy, who: str, generated: Sequence[Completion], previous: Sequence[State] = ()) -> float:
     """Fail unless engine, trainer and a plain forward pass agree on the log-probabilities of the same tokens.
 
     `generated` are the engine's answers to `canary_prompts`. They are cut to different lengths, so that errors of
     padding and of the selection of rows show too. The trainer computes them in a padded batch after the shared
     prefix; the plain forward pass computes each row alone, by the model's own code. An engine that is clearly closer
-    to the base, or to the version before (`previous`), than to the trainer plays with those weights, and fails too.
+    to the base, or to a version before (`previous`, the newest last), than to the trainer plays with those weights,
+    and fails too.
 
     How far trainer and plain forward are apart is taken for rounding. One rounded logit moves a token's log p by up
     to (1 - p) times the logit's spacing, so in bfloat16 an uncertain token alone can look like an update; in float32
@@ -89,8 +91,9 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
         ours = _trainer_logprobs(policy, answers)
         plain = _plain(policy, answers)
         others = {"the base": _under(policy, answers, policy.model.disable_adapter)}
-        if previous is not None:
-            others["the version before"] = _under(policy, answers, lambda: policy.holding(previous))
+        for ago, state in enumerate(reversed(previous), 1):
+            name = "the version before" if ago == 1 else f"the version {ago} updates before"
+            others[name] = _under(policy, answers, partial(policy.holding, state))
     near, name = min((float((engine - other).abs().mean()), name) for name, other in others.items())
     far, apart = (float((ours - theirs).abs().mean()) for theirs in (engine, plain))
     spacing = LARGE_LOGIT * torch.finfo(policy.model.dtype).eps

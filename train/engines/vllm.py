@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import sys
+from collections import deque
 from pathlib import Path
 
 from msgrpo.agent import Completion
@@ -64,7 +65,7 @@ class VllmEngine:
             check_one_machine(config)
         self._models: list[VersionModel] = []
         self._kept = 1 + max(1, config.ahead)
-        self._previous: State | None = None
+        self._previous: deque[State] = deque(maxlen=max(1, config.ahead))  # that a server may still have
         self._fleet = (fleet or self._own_fleet(config, out)) if ranks.first else None
         self._pool = Pool([], key, report.note, self._fleet.failure if self._fleet is not None else lambda: None)
         self._name = ""
@@ -96,7 +97,7 @@ class VllmEngine:
                 self._pool.failed(remote, RemoteError(why, final=True))
         if not self._pool.playing:
             raise self._pool.none_left()
-        self._previous = self._policy.adapter_state()
+        self._previous.append(self._policy.adapter_state())
         self._forget(self._models[: -self._kept])  # of the versions before, rollouts may be on their way
         return model
 
