@@ -90,7 +90,8 @@ def test_against_an_opponent_the_policy_learns_from_its_own_seat(tmp_path: Path)
     players = Players.of(chosen, ALONE)
     assert [players.seats(duel, g) for g in range(3)] == [("snake1",), ("snake2",), ("snake1",)]
     assert Players(config(scenario="snake-duel")).seats(duel, 0) == duel.players
-    turns = [Playing(players, step, None, chosen.sampling, [(duel, 0)]).seats for step in range(3)]  # type: ignore[arg-type]
+    one = Players.of(config("groups=1", "opponent=random", scenario="snake-duel"), ALONE)
+    turns = [Playing(one, step, None, chosen.sampling, [(duel, 0)]).seats for step in range(3)]  # type: ignore[arg-type]
     assert turns == [[("snake1",)], [("snake2",)], [("snake1",)]]  # from update to update, too
     kept: list[Any] = []
     real = loop.Trainer.learn

@@ -143,6 +143,8 @@ def test_a_rank_that_is_killed_on_a_cluster_costs_nothing_of_the_result(
             if (moment := "the first update took") in line and output.count(moment) == 1:  # each start says it
                 ranks = [p for p in psutil.Process(launched.pid).children(recursive=True) if is_rank(p)]
                 assert len(ranks) == 2
+                while not list((out / "checkpoints").glob("step-??????")):  # from which it is to go on
+                    time.sleep(0.01)
                 ranks[-1].kill()
     assert launched.returncode == 0, output
     assert "going on after update" in output

@@ -1,6 +1,4 @@
-"""Rollouts beside the trainer: a coroutine in a thread with an event loop of its own; or at once, where both would
-wait for the same cores.
-"""
+"""Rollouts beside the trainer: a coroutine in a thread with an event loop of its own."""
 
 from __future__ import annotations
 
@@ -12,19 +10,6 @@ from threading import Thread
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-
-
-class AtOnce(Generic[T]):
-    """A coroutine that is computed before anything else goes on."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._result = asyncio.run(coroutine)
-
-    def result(self) -> T:
-        return self._result
-
-    def give_up(self) -> None:
-        """It has ended."""
 
 
 class InThread(Generic[T]):

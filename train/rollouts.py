@@ -26,7 +26,7 @@ from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.rollout import GAME_FAULT, derive_seed, new_episode, play_episode, play_on
 from msgrpo.specs import make_agent
-from msgrpo.train.ahead import AtOnce, InThread
+from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.groups import Group, groups_of
 from msgrpo.train.ranks import ALONE, Ranks
@@ -299,13 +299,26 @@ class Rollouts:
 Played = tuple[list[Episode], float]  # one rank's episodes, and how long they took
 
 
+class AtOnce:
+    """The same as `InThread` where both would wait for the same cores: what is asked for is played first."""
+
+    def __init__(self, playing: Coroutine[Any, Any, list[Played]]) -> None:
+        self._played = asyncio.run(playing)
+
+    def result(self) -> list[Played]:
+        return self._played
+
+    def give_up(self) -> None:
+        """It has ended."""
+
+
 @dataclass(frozen=True)
 class _Begun:
     """An update's rollouts, played already or on their way; one piece of work may play those of several updates."""
 
     playing: Playing
     version: int
-    work: AtOnce[list[Played]] | InThread[list[Played]]
+    work: AtOnce | InThread[list[Played]]
     number: int = 0  # which of those that the work plays
 
 
@@ -315,6 +328,8 @@ class RolloutSource:
     def __init__(self, players: Players, memory: dict[str, Tensor] | None = None) -> None:
         self._players, self._memory = players, {} if memory is None else memory
         self._scenarios, self._shares = players.config.scenarios, players.config.shares
+        self._ahead = players.config.ahead
+        self._here = players.config.plays_here
         self._coming: deque[_Begun] = deque()
 
     def next(self, step: int, first: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Rollouts:
@@ -353,15 +368,14 @@ class RolloutSource:
 
     def _begin(self, first: int, version: int, model: LanguageModel, sampling: Sampling) -> None:
         """Begin what `ahead` lets be played by this version: at first of several updates, then of one at a time."""
-        config = self._players.config
-        last = min(version + config.ahead, config.steps - 1)
+        last = min(version + self._ahead, self._players.config.steps - 1)
         playings: list[Playing] = []
         for step in range(version + 1 + len(self._coming), last + 1):
             if playings or self._coming:
                 first = (playings or [self._coming[-1].playing])[-1].next_start
             playings.append(self._playing(first, step, model, sampling, silent))
         if playings:
-            work = (AtOnce if config.plays_here else InThread)(_in_turn(playings))
+            work = AtOnce(_in_turn(playings)) if self._here else InThread(_in_turn(playings))
             self._coming += [_Begun(playing, version, work, number) for number, playing in enumerate(playings)]
 
     def _playing(self, first: int, step: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Playing:
