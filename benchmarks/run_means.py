@@ -2,8 +2,8 @@
 
 python benchmarks/run_means.py runs/lab/flat-groups --result benchmarks/results/flat-groups-means.json
 
-Of the seeds only with which all arms have ended. `answers` is the number of turns that a run played, the mean over its
-seeds.
+Of the seeds only with which all arms have ended. `answers` is the number of turns that a run played, the mean over
+its seeds.
 """
 
 from __future__ import annotations
