@@ -153,7 +153,7 @@ def rollouts(
     urls: Sequence[str], at_once: int, seconds: float, profiler: cProfile.Profile | None = None
 ) -> dict[str, Any]:
     """Episode after episode in each of `at_once` places until the time is over; those that run are played out."""
-    from msgrpo.models.chat import ChatFormat
+    from msgrpo.prompt import ChatFormat
     from msgrpo.train.engines.pool import Pool, Remote, VersionModel
 
     told: list[str] = []
@@ -167,7 +167,7 @@ def rollouts(
 def alone(at_once: int, seconds: float) -> dict[str, Any]:
     """The same with answers from memory."""
     from msgrpo.agent import Completion
-    from msgrpo.models.chat import ChatFormat
+    from msgrpo.prompt import ChatFormat
 
     chat = ChatFormat(tokenizer(), {})
     ids = tuple(chat.tokenizer(ANSWER, add_special_tokens=False)["input_ids"])
@@ -189,9 +189,9 @@ def alone(at_once: int, seconds: float) -> dict[str, Any]:
 
 async def _episodes(model: Any, at_once: int, seconds: float, meter: Meter) -> None:
     from msgrpo.agent import LanguageAgent, Sampling
+    from msgrpo.episode import play_episode
     from msgrpo.games import get_scenario
     from msgrpo.prompt import PromptTemplate
-    from msgrpo.rollout import play_episode
 
     scenario = get_scenario("frozen-lake")
     agent = LanguageAgent("policy", model, Sampling(max_tokens=48), PromptTemplate())
@@ -217,9 +217,9 @@ async def _episodes(model: Any, at_once: int, seconds: float, meter: Meter) -> N
 
 def few_collections() -> AbstractContextManager[None]:
     """What training and evaluation play under; older commits have nothing like it."""
-    from msgrpo import rollout
+    from msgrpo import episode
 
-    play_under: Callable[[], AbstractContextManager[None]] = getattr(rollout, "few_collections", nullcontext)
+    play_under: Callable[[], AbstractContextManager[None]] = getattr(episode, "few_collections", nullcontext)
     return play_under()
 
 

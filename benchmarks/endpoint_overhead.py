@@ -29,11 +29,10 @@ import openai
 from machine import facts
 
 from msgrpo.agent import LanguageAgent, Sampling
-from msgrpo.episode import Episode, read_episodes
+from msgrpo.episode import Episode, derive_seed, read_episodes
 from msgrpo.evals.run import evaluate
 from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import SEED_BITS, EndpointModel
-from msgrpo.rollout import derive_seed
 
 ROOT = Path(__file__).parent.parent
 

@@ -26,9 +26,9 @@ from machine import facts
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from msgrpo.episode import observation_of
 from msgrpo.game import Outcome, Scenario, stream
 from msgrpo.games import get_scenario
-from msgrpo.rollout import observation_of
 
 PORT = 8711
 URL = f"ws://127.0.0.1:{PORT}/ws"

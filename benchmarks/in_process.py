@@ -25,8 +25,7 @@ import torch
 from machine import facts
 
 from msgrpo.games import get_scenario
-from msgrpo.models.chat import ChatFormat
-from msgrpo.prompt import PromptTemplate
+from msgrpo.prompt import ChatFormat, PromptTemplate
 
 SHORT, LONG = 7, 40  # tokens of an answer
 

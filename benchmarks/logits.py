@@ -34,7 +34,8 @@ def once(rows: int, whole: bool) -> dict[str, Any]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from msgrpo.models import shared_prefix
-    from msgrpo.models.trunk import prepare, trunk_and_head
+    from msgrpo.models.proof import prepare
+    from msgrpo.models.shared_prefix import trunk_and_head
 
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -19,10 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, play_episode
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
-from msgrpo.rollout import play_episode
 from msgrpo.specs import make_agent
 from msgrpo.train.msgrpo import aaw_sample, composite_returns, group_advantages
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from machine import facts
 
-from msgrpo.parse import parse_action, thought
+from msgrpo.agent import parse_action, thought
 
 TEXTS = {
     "an open tag again and again": "<action>",

@@ -14,8 +14,8 @@ import gzip
 import itertools
 from pathlib import Path
 
+from msgrpo.episode import play_episode
 from msgrpo.games import get_scenario
-from msgrpo.rollout import play_episode
 from msgrpo.specs import make_agent
 from msgrpo.tui.showcase import AFTER, BEFORE, FILE, GAMES
 

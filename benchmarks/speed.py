@@ -30,8 +30,7 @@ from msgrpo.agent import Sampling
 from msgrpo.games import get_scenario
 from msgrpo.models.generation import Row
 from msgrpo.models.local import LocalModel
-from msgrpo.models.shared_prefix import left_pad
-from msgrpo.models.trunk import evaluating, trunk_and_head
+from msgrpo.models.shared_prefix import evaluating, left_pad, trunk_and_head
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.evaluate import evaluate

@@ -45,12 +45,12 @@ from machine import facts
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
+from msgrpo.agent import parse_action
+from msgrpo.episode import derive_seed
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.paths import base_path
-from msgrpo.parse import parse_action
 from msgrpo.prompt import Prompt, PromptTemplate
-from msgrpo.rollout import derive_seed
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.groups import Sample

@@ -21,13 +21,12 @@ from typing import Any
 from machine import facts
 
 from msgrpo.agent import Agent, Sampling
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, play_episode
 from msgrpo.evals.stats import bootstrap_mean, wilson
 from msgrpo.evals.suites import HeldOut, episode_seeds
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.prompt import make_template
-from msgrpo.rollout import play_episode
 from msgrpo.specs import make_agent
 
 

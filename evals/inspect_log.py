@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from msgrpo import __version__
 from msgrpo.agent import Sampling
-from msgrpo.episode import Episode, Turn
+from msgrpo.episode import Episode, Turn, observation_of
 from msgrpo.evals.exported import IN_SUITE, Files, Played, distinct, left_out, played, prompt_of
 from msgrpo.evals.leaderboard import Leaderboard
 from msgrpo.evals.plays import Series
@@ -25,7 +25,6 @@ from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.evals.verify import game_steps
 from msgrpo.extras import needs
 from msgrpo.games import recorded_scenario
-from msgrpo.rollout import observation_of
 from msgrpo.text import counted
 
 STOP_REASONS = {"stop": "stop", "length": "max_tokens", "content_filter": "content_filter"}

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msgrpo.agent import Agent
-from msgrpo.episode import Episode, read_episodes
+from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.record import RecordFile, as_recorded, folder_name
 from msgrpo.evals.stats import ends, share_interval
@@ -28,7 +28,6 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
 from msgrpo.evals.verify import MATCHES, first_difference
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
-from msgrpo.rollout import few_collections, play_episode
 from msgrpo.text import as_json
 
 RESAMPLES = 1000

@@ -15,11 +15,10 @@ from typing import Any
 import ray
 
 from msgrpo.agent import Agent
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, few_collections
 from msgrpo.errors import EndpointError, MsgrpoError, RunError
 from msgrpo.evals.run import Given, play_one
 from msgrpo.games import get_scenario
-from msgrpo.rollout import few_collections
 
 RETRIES = 5  # of a task whose worker was lost
 LOADED = ("nano", "base", "adapter")  # agents whose model the worker loads

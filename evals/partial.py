@@ -12,13 +12,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from msgrpo.episode import Episode, Turn
+from msgrpo.episode import Episode, Turn, observation_of
 from msgrpo.errors import GameError, RecordError
 from msgrpo.evals.record import as_recorded
 from msgrpo.evals.suites import EpisodeSeeds
 from msgrpo.files import read_regular, replace_text
 from msgrpo.game import Game
-from msgrpo.rollout import observation_of
 
 TURNS = TypeAdapter(list[Turn])
 Begun = dict[EpisodeSeeds, list[list[Turn]]]  # the turns of each step

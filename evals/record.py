@@ -16,11 +16,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field
 
-from msgrpo.episode import Episode, read_episodes
+from msgrpo.episode import GAME_FAULT, Episode, read_episodes
 from msgrpo.errors import RecordError
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds
 from msgrpo.files import open_lock, replace_text
-from msgrpo.rollout import GAME_FAULT
 from msgrpo.text import Clean, printable_data
 
 RUN_FILE = "run.json"

@@ -9,6 +9,7 @@ from statistics import fmean, pstdev, pvariance
 
 from pydantic import BaseModel
 
+from msgrpo.agent import ParseFailure
 from msgrpo.episode import Episode
 from msgrpo.errors import RecordError
 from msgrpo.evals.plays import Series
@@ -26,7 +27,6 @@ from msgrpo.games import recorded_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.retold import SIGN
 from msgrpo.games.search import optimal_success
-from msgrpo.parse import ParseFailure
 
 BOOTSTRAP_SEED = 0
 CEILING_SIGMAS = 4.0  # a score this far above the exact optimum is a fault of the evaluation, not luck

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from msgrpo.agent import Agent, LanguageAgent
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
@@ -24,7 +24,6 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
-from msgrpo.rollout import computed, few_collections, lost_by, new_episode, place_for, play_on
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt

@@ -7,11 +7,11 @@ from functools import cache
 from itertools import count, islice
 from typing import Literal, NamedTuple
 
+from msgrpo.episode import derive_seed
 from msgrpo.errors import UsageError, nearest
 from msgrpo.game import Scenario
 from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo.games.retold import SIGN, TELLINGS
-from msgrpo.rollout import derive_seed
 
 SUITE_VERSION = 2  # changes whenever the seeds below, or a scenario's rules, change: results do not mix
 HeldOut = Literal["val", "test"]

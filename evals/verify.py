@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from msgrpo.agent import Agent, LanguageAgent
-from msgrpo.episode import Episode, Turn, read_episodes, versions
+from msgrpo.agent import Agent, LanguageAgent, parse_action
+from msgrpo.episode import GAME_FAULT, Episode, Turn, observation_of, read_episodes, replay, versions, view_of
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
 from msgrpo.evals.record import RUN_FILE, folder_name, read_run, run_of, seeds_of, taken_out
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
@@ -20,10 +20,8 @@ from msgrpo.games import recorded_scenario
 from msgrpo.games.outside import on_server
 from msgrpo.judge import judged
 from msgrpo.limits import games_code
-from msgrpo.parse import parse_action
 from msgrpo.prompt import PromptTemplate, recorded_template
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import GAME_FAULT, observation_of, replay, view_of
 from msgrpo.specs import imitates, is_language_model
 
 MATCHES = "match"  # the folder of their records

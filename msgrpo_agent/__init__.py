@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from msgrpo.contract import check_game as check_game
+    from msgrpo.episode import play_episode as play_episode
     from msgrpo.episode import read_episodes as read_episodes
     from msgrpo.evals.run import evaluate as evaluate
     from msgrpo.evals.verify import verify as verify
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from msgrpo.game import Scenario as Scenario
     from msgrpo.games import get_scenario as get_scenario
     from msgrpo.prompt import PromptTemplate as PromptTemplate
-    from msgrpo.rollout import play_episode as play_episode
     from msgrpo.specs import make_agent as make_agent
 
 __version__ = "0.1.0"
@@ -43,7 +43,7 @@ _HOMES = {
     "PromptTemplate": "msgrpo.prompt",
     "get_scenario": "msgrpo.games",
     "make_agent": "msgrpo.specs",
-    "play_episode": "msgrpo.rollout",
+    "play_episode": "msgrpo.episode",
     "read_episodes": "msgrpo.episode",
 }
 __all__ = sorted(_HOMES)

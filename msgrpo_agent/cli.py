@@ -113,8 +113,8 @@ def _facts(scenario: Scenario) -> dict[str, Any]:
 @games.command()
 def show(scenario: Annotated[str, typer.Argument(help="A scenario.")], as_json: Json = False) -> None:
     """Show a scenario's rules and what a player sees at the start."""
+    from msgrpo.episode import observation_of
     from msgrpo.games import get_scenario
-    from msgrpo.rollout import observation_of
 
     one = get_scenario(scenario)
     if as_json:

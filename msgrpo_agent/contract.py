@@ -20,11 +20,11 @@ from typing import get_args
 
 import numpy as np
 
+from msgrpo.episode import observation_of
 from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
 from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, stream
 from msgrpo.limits import GAME_S, is_interrupt, within
 from msgrpo.references import best_actions
-from msgrpo.rollout import observation_of
 from msgrpo.text import printable
 
 RULES: dict[str, str] = {

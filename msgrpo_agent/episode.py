@@ -1,29 +1,44 @@
-"""Turn and Episode: what happened, and its append-only record (one JSON line an episode)."""
+"""An episode: what happened in it, its record (one JSON line), and how it is played.
+
+Each episode is one coroutine; any number play at once, with any agents.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import hashlib
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo.agent import Completion, FinishReason
-from msgrpo.errors import RecordError, first_fault
-from msgrpo.game import Outcome
-from msgrpo.parse import ParseFailure
-from msgrpo.text import Clean, CleanData
+from msgrpo.agent import Agent, Completion, Decision, FinishReason, OnText, ParseFailure, View
+from msgrpo.errors import EndpointError, GameFaultError, RecordError, first_fault
+from msgrpo.game import AnyText, Game, Outcome, Scenario
+from msgrpo.limits import games_code
+from msgrpo.prompt import Past
+from msgrpo.text import Clean, CleanData, printable
 
 SCHEMA = 1
 ENGINES = ("torch", "transformers", "peft", "aiohttp", "stable_baselines3", "minigrid", "open_spiel")  # what answers
+GAME_FAULT = "game_fault"  # the kind of an episode's error
+LONGEST_STATE = 100_000  # characters of an observation
+COLLECTION = (50_000, 20, 100)  # new objects before a search for cycles, and searches before a wider one
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e15, le=1e15)]  # sums of them are numbers, too
 Name = Annotated[Clean, Field(max_length=4096)]
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Turn(BaseModel):
@@ -120,3 +135,245 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 yield episode
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from anything printable: the same parts give the same seed on every machine."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def new_episode(
+    scenario: Scenario, agents: Mapping[str, Agent], start_seed: int, chance_seed: int, sampling_seed: int
+) -> Episode:
+    """An episode without turns, with the agents and settings that its record names."""
+    return Episode(
+        scenario=scenario.id,
+        start_seed=start_seed,
+        chance_seed=chance_seed,
+        sampling_seed=sampling_seed,
+        agents={player: agent.spec for player, agent in agents.items()},
+        settings={player: agent.settings() for player, agent in agents.items()},
+        versions=versions() | {"rules": scenario.rules_hash},
+    )
+
+
+def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int, turns: Sequence[Turn] = ()) -> View:
+    """A player's turn; `turns` are those that the player had before."""
+    seed = derive_seed(sampling_seed, game.steps, player)
+    past = [Past(turn.state, turn.action) for turn in turns]
+    return View(scenario, player, observation_of(game, player), game, seed, past)
+
+
+def observation_of(game: Game, player: str) -> str:
+    """What a player sees, and which actions are legal now where not all are; as it can be printed.
+
+    Raises GameFaultError where that is no text, or one that nobody could read.
+    """
+    seen, legal = game.observe(player), game.legal(player)
+    if not legal and outcome_of(game) is Outcome.PLAYING and player in game.to_move:
+        raise GameFaultError(f"legal({player!r}) names no action", rule="actions")
+    if not isinstance(seen, str):
+        raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")
+    if len(seen) > LONGEST_STATE:
+        reason = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
+        raise GameFaultError(reason, rule="text")
+    whole = legal == game.actions or not legal or isinstance(legal, AnyText)
+    return printable(seen if whole else f"{seen}\nLegal now: {', '.join(legal)}.")
+
+
+def success_of(game: Game) -> bool | None:
+    """Whether the goal was reached, as a plain value. Raises GameFaultError where the game gives neither."""
+    success: object = game.success
+    if success is None or isinstance(success, bool):
+        return success
+    if type(success).__name__ in ("bool", "bool_"):  # NumPy's
+        return bool(success)
+    raise GameFaultError(f"success is {repr(success)[:80]}, not True, False or None", rule="goal")
+
+
+def outcome_of(game: Game) -> Outcome:
+    """The game's outcome. Raises GameFaultError if it is not an Outcome."""
+    if not isinstance(game.outcome, Outcome):
+        raise GameFaultError(f"outcome is {str(game.outcome)[:80]!r}, not a msgrpo.game.Outcome")
+    return game.outcome
+
+
+def apply_turn(
+    episode: Episode,
+    game: Game,
+    views: Mapping[str, View],
+    decisions: Mapping[str, Decision],
+    format_penalty: float,
+) -> None:
+    """Step the game with the decisions of all who were to move, and write one turn for each of them.
+
+    The shaping term Φ of an answer without a legal action is minus `format_penalty`. A reward that comes to a player
+    while others move is added to the last turn that this player had.
+    """
+    step = game.steps
+    with games_code(episode.scenario):
+        rewards = game.step({player: decision.action for player, decision in decisions.items()})
+        after = (outcome_of(game), success_of(game), dict(game.returns))
+    for player in set(rewards) - set(decisions):
+        for turn in episode.turns_of(player)[-1:]:
+            turn.late += rewards[player]
+    for player, decision in decisions.items():
+        completion = decision.completion
+        turn = Turn(
+            step=step,
+            player=player,
+            state=views[player].observation,
+            action=decision.action,
+            failure=decision.failure,
+            reward=rewards[player],
+            shaping=-format_penalty if decision.failure is not None else 0.0,
+            completion=completion,
+        )
+        if completion is not None:
+            turn.answer = completion.text
+            turn.finish_reason = completion.finish_reason
+            turn.prompt_tokens = completion.prompt_tokens
+            turn.completion_tokens = completion.completion_tokens
+            turn.latency_s = completion.latency_s
+            turn.retries = completion.retries
+            turn.reasoning = completion.reasoning
+            turn.action_probabilities = completion.action_probabilities
+            turn.model = completion.model
+        if decision.prompt is not None:
+            episode.prefix[player] = decision.prompt.prefix
+        episode.turns.append(turn)
+    episode.outcome, episode.success, episode.returns = after
+
+
+async def decide(
+    agents: Mapping[str, Agent], views: Mapping[str, View], on_text: Mapping[str, OnText] | None = None
+) -> dict[str, Decision]:
+    """Ask all players to move at the same time; none sees another's choice."""
+    hooks = on_text or {}
+    if len(views) == 1:
+        ((player, view),) = views.items()
+        return {player: await agents[player].act(view, on_text=hooks.get(player))}
+    asked = [asyncio.ensure_future(agents[p].act(view, on_text=hooks.get(p))) for p, view in views.items()]
+    try:
+        return dict(zip(views, await asyncio.gather(*asked), strict=True))
+    except (Exception, asyncio.CancelledError):  # what the others would still answer is paid for, and in no record
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        raise
+
+
+_rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def place_for(scenario: Scenario) -> AsyncIterator[None]:
+    """A place for one more game of this scenario, where a server plays only so many at the same time."""
+    if scenario.remote is None:
+        yield
+        return
+    rooms = _rooms.setdefault(asyncio.get_running_loop(), {})
+    async with rooms.setdefault(scenario.id, asyncio.Semaphore(scenario.remote.sessions)):
+        yield
+
+
+async def computed(scenario: Scenario, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a call into a game gives; where a server is asked, in a thread, so that other episodes go on meanwhile."""
+    return call(*args, **kwargs) if scenario.remote is None else await asyncio.to_thread(call, *args, **kwargs)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python search seldom for cycles, and not among what exists now, while many episodes are played.
+
+    Turns make many objects and no cycles. With Python's own thresholds the searches took a quarter of a client's time
+    at 64 episodes at once and two fifths at 4,096, most of it among the objects of imported modules, and stopped the
+    event loop meanwhile (`benchmarks/results/client-collections.json`).
+    """
+    before = gc.get_threshold()
+    if before == COLLECTION:  # whoever plays around this has done it
+        yield
+        return
+    gc.freeze()
+    gc.set_threshold(*COLLECTION)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+async def play_episode(
+    scenario: Scenario,
+    agents: Mapping[str, Agent],
+    *,
+    start_seed: int,
+    chance_seed: int,
+    sampling_seed: int,
+    format_penalty: float = 0.0,
+) -> Episode:
+    """Play from the start to the end.
+
+    A failure, of an endpoint or of the game's own code, is never turned into a move: the episode ends with `error`
+    set and has no result. A fatal one (wrong key, unknown model) is raised.
+    """
+    episode = new_episode(scenario, agents, start_seed, chance_seed, sampling_seed)
+    async with place_for(scenario):
+        try:
+            game = await computed(scenario, scenario.new, start_seed, chance_seed)
+        except GameFaultError as fault:
+            lost_by(episode, fault)
+            return episode
+        await play_on(game, episode, scenario, agents, format_penalty)
+    return episode
+
+
+async def play_on(
+    game: Game,
+    episode: Episode,
+    scenario: Scenario,
+    agents: Mapping[str, Agent],
+    format_penalty: float = 0.0,
+    after_step: Callable[[Episode], None] = lambda episode: None,
+) -> None:
+    """Play from where the game stands to its end, and write the turns into the episode."""
+    seed, name = episode.sampling_seed, scenario.id
+    try:
+        for played in count(game.steps):
+            with games_code(name):
+                if outcome_of(game) is not Outcome.PLAYING:
+                    break
+                if played > scenario.step_limit:
+                    raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
+                moving = tuple(game.to_move)
+                if not moving or not set(moving) <= set(agents):
+                    raise GameFaultError(f"to_move is {moving!r}, not some of {', '.join(agents)}", rule="actions")
+                views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in moving}
+            # An agent that answers at once must not keep others, and a Ctrl-C, from their turn.
+            await asyncio.sleep(0)
+            decisions = await decide(agents, views)
+            await computed(scenario, apply_turn, episode, game, views, decisions, format_penalty)
+            after_step(episode)
+    except EndpointError as error:
+        if error.fatal:
+            raise
+        episode.error, episode.error_message = error.kind, error.message
+    except GameFaultError as fault:
+        lost_by(episode, fault)
+
+
+def lost_by(episode: Episode, fault: GameFaultError) -> None:
+    """Write into the episode that the game's own fault ended it; raise a fatal one."""
+    if fault.fatal:
+        raise fault
+    episode.error, episode.error_message = GAME_FAULT, fault.message
+
+
+def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:
+    """The game of an episode as it stood after so many steps, from its seeds and actions."""
+    game = scenario.new(episode.start_seed, episode.chance_seed)
+    for step in range(steps):
+        with games_code(scenario.id):
+            game.step({turn.player: turn.action for turn in episode.turns if turn.step == step})
+    return game

@@ -1,7 +1,7 @@
 """One client's plays of our games, as an environment server offers them; `env_server.py` puts this behind OpenEnv.
 
 An answer without a legal action, and a move after the end, are no errors: the client sees the state again and why.
-Steps, rewards and ends are those of `msgrpo.rollout`.
+Steps, rewards and ends are those of `msgrpo.episode`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo.agent import cleaned
+from msgrpo.agent import Parsed, cleaned, parse_action
+from msgrpo.episode import GAME_FAULT, derive_seed, observation_of, outcome_of
 from msgrpo.errors import GameFaultError, UsageError, first_fault, nearest
 from msgrpo.game import Game, Outcome, Scenario, Split
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
-from msgrpo.parse import Parsed, parse_action
-from msgrpo.rollout import GAME_FAULT, derive_seed, observation_of, outcome_of
 
 TASKS = 1000  # starts of a split that have a number; `seed` reaches all others
 GAME_OVER = "game_over"  # why a move after the end does nothing

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from msgrpo.agent import LanguageAgent, Sampling
+from msgrpo.episode import COLLECTION, few_collections, play_episode
 from msgrpo.errors import UsageError
 from msgrpo.games import get_scenario
 from msgrpo.models import http
@@ -20,7 +21,6 @@ from msgrpo.models.bounded import LONGEST_BODY, TooLongError
 from msgrpo.models.endpoint import EndpointModel, Timeouts
 from msgrpo.models.http import Client, NoAnswerError, most_in_flight, proxy_for
 from msgrpo.prompt import Prompt
-from msgrpo.rollout import COLLECTION, few_collections, play_episode
 from tests.fake_server import FakeServer, Request, player, reply, send
 from tests.fake_server import http as response
 
@@ -226,7 +226,7 @@ class Tokenizer:
 @pytest.mark.parametrize("merged", ["state", "\nS", "rule"])
 def test_the_prefixs_tokens_are_made_once_and_are_those_of_the_whole(merged: str) -> None:
     """Also of a tokenizer that joins characters across the start of a line: there each prompt is read as a whole."""
-    from msgrpo.models.chat import ChatFormat
+    from msgrpo.prompt import ChatFormat
 
     tokenizer = Tokenizer(merged)
     chat = ChatFormat(tokenizer)
@@ -240,7 +240,7 @@ def test_the_prefixs_tokens_are_made_once_and_are_those_of_the_whole(merged: str
 
 
 def test_prompts_of_several_prefixes_and_without_lines_are_told_apart() -> None:
-    from msgrpo.models.chat import ChatFormat
+    from msgrpo.prompt import ChatFormat
 
     chat = ChatFormat(Tokenizer("~"))
     prompts = [Prompt(prefix, str(i)) for i in range(8) for prefix in ("a\nb: ", "a\nc: ", "d: ", "", "e\n", "f\n ")]

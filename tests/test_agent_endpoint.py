@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from msgrpo.agent import Completion, LanguageAgent, Sampling
+from msgrpo.agent import Completion, LanguageAgent, ParseFailure, Sampling
+from msgrpo.episode import play_episode
 from msgrpo.errors import EndpointError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import (
@@ -29,9 +30,7 @@ from msgrpo.models.endpoint import (
     key_of,
     retry_after,
 )
-from msgrpo.parse import ParseFailure
 from msgrpo.prompt import Prompt
-from msgrpo.rollout import play_episode
 from tests.fake_server import Behaviour, FakeServer, answer, chat, hang, http, reply, reset, send, streamed
 
 PROMPT = Prompt("rules ", "state")

@@ -26,7 +26,7 @@ from msgrpo.models.export import export_run  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
 from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters  # noqa: E402
-from msgrpo.models.trunk import plain_logprobs  # noqa: E402
+from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
 PROMPTS = [list(gguf_writer.probes())[i] for i in (0, 25, 90)]

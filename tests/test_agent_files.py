@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from msgrpo.cli import main
+from msgrpo.episode import play_episode
 from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import changing_run
@@ -26,7 +27,6 @@ from msgrpo.files import replace_bytes, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.models.gguf_file import parameters
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import play_episode
 from msgrpo.run_log import LOCK, alone
 from msgrpo.train.config import settings_given
 from msgrpo.train.dqn import REPLAY, _load

@@ -28,6 +28,7 @@ import pytest
 from msgrpo import contract, limits
 from msgrpo.agent import Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.contract import examine
+from msgrpo.episode import GAME_FAULT, play_episode
 from msgrpo.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
 from msgrpo.game import Board, Game, Scenario
 from msgrpo.games import get_scenario, outside
@@ -35,13 +36,11 @@ from msgrpo.games.outside import _checked
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code, memory_within, within
 from msgrpo.models import loading
-from msgrpo.models.chat import ChatFormat
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
-from msgrpo.prompt import Prompt
+from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import GAME_FAULT, play_episode
 from tests.serve_fakes import nano_lora_shapes, write_adapter
 
 

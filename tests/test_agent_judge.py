@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msgrpo.episode import play_episode
 from msgrpo.game import BLUNDER, MISTAKE, Judgement, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.games.snake import Cell, Snake
 from msgrpo.judge import add_regrets, judged
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import play_episode
 
 
 def played(scenario: Scenario, agent: OptimalAgent | RandomAgent, seed: int):

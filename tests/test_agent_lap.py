@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo.agent import LONGEST_TEXT, Completion, LanguageAgent, cleaned
+from msgrpo.agent import LONGEST_TEXT, Completion, LanguageAgent, ParseFailure, cleaned, parse_action, thought
+from msgrpo.episode import view_of
 from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.parse import ParseFailure, parse_action, thought
 from msgrpo.prompt import PromptTemplate
-from msgrpo.rollout import view_of
 from msgrpo.specs import make_agent
 from msgrpo.text import printable
 

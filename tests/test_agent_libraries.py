@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.utils import EzPickle
 
 from msgrpo.contract import check_game
+from msgrpo.episode import play_episode
 from msgrpo.errors import GameError, UsageError
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
@@ -20,7 +21,6 @@ from msgrpo.games.minigrid_game import ACTIONS, MiniGridGame, things
 from msgrpo.games.outside import FIXED
 from msgrpo.games.spiel_game import SpielGame
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import play_episode
 
 LEVELS = [
     *FIXED,

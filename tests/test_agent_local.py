@@ -7,15 +7,14 @@ import asyncio
 import pytest
 import torch
 
-from msgrpo.agent import Sampling
+from msgrpo.agent import Sampling, action_span
 from msgrpo.games import get_scenario
 from msgrpo.models import generation
 from msgrpo.models.generation import Row, kept_rows
 from msgrpo.models.loading import nano
 from msgrpo.models.local import LocalModel
-from msgrpo.models.shared_prefix import new_cache, select_rows
-from msgrpo.models.trunk import plain_logprobs, prepare
-from msgrpo.parse import action_span
+from msgrpo.models.proof import prepare
+from msgrpo.models.shared_prefix import new_cache, plain_logprobs, select_rows
 from msgrpo.prompt import Prompt, PromptTemplate
 from tests.test_agent_numerics import Words, tiny
 

@@ -16,12 +16,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from msgrpo.agent import Sampling
 from msgrpo.errors import ModelError
 from msgrpo.models import loading, shared_prefix
-from msgrpo.models.chat import ChatFormat
 from msgrpo.models.generation import Batch, Row
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.models.shared_prefix import NAME, answer_logprobs, shareable_length
-from msgrpo.models.trunk import evaluating, plain_logprobs, prepare, trunk_and_head
+from msgrpo.models.proof import prepare
+from msgrpo.models.shared_prefix import (
+    NAME,
+    answer_logprobs,
+    evaluating,
+    plain_logprobs,
+    shareable_length,
+    trunk_and_head,
+)
+from msgrpo.prompt import ChatFormat
 
 WINDOW = 64
 SHAPE: dict[str, Any] = {
@@ -257,10 +264,10 @@ def test_a_template_that_runs_away_or_hides_the_prompt_is_one_clear_error(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model would play blind, or nothing would ever come back; the message holds no escape code."""
-    from msgrpo.models import chat
+    from msgrpo import prompt
     from msgrpo.prompt import Prompt
 
-    monkeypatch.setattr(chat, "RENDER_S", 1.0)
+    monkeypatch.setattr(prompt, "RENDER_S", 1.0)
     _, tokenizer = load_base("nano")
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match=r"the chat template of .* cannot be used") as said:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from msgrpo.contract import examine
+from msgrpo.episode import play_episode
 from msgrpo.errors import GameFaultError, RecordError, UsageError
 from msgrpo.evals.run import evaluate
 from msgrpo.evals.verify import first_difference
@@ -21,7 +22,6 @@ from msgrpo.game import AnyText, Outcome, Remote, Scenario
 from msgrpo.games import get_scenario, openenv_wire, outside, recorded_scenario
 from msgrpo.games.openenv_game import Form, address_of, form_of, names_of, openenv_scenario
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import play_episode
 from msgrpo.train.config import make_config
 from tests.openenv_fake import ACTIONS, FAULTS, SCHEMA, FakeEnv
 

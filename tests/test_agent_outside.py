@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from msgrpo.contract import check_game, examine
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, observation_of, play_episode
 from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.evals.verify import first_difference, verify
 from msgrpo.game import Game, Outcome, Scenario
@@ -22,7 +22,6 @@ from msgrpo.games import SCENARIOS, get_scenario, outside, recorded_scenario
 from msgrpo.games.template import write
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import observation_of, play_episode
 from msgrpo.serve.env_session import Catalogue, Move, Session
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +70,7 @@ async def test_nim_is_played_in_turns_and_won_by_who_begins_well() -> None:
 
 
 def test_actions_that_are_not_legal_now_are_a_failure_of_their_own() -> None:
-    from msgrpo.parse import ParseFailure, parse_action
+    from msgrpo.agent import ParseFailure, parse_action
 
     actions, legal = ("one", "two", "three"), ("one",)
     assert parse_action("<action>two</action>", actions, legal).failure is ParseFailure.NOT_NOW

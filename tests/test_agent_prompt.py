@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from msgrpo.agent import Completion, LanguageAgent, OnText, Sampling
 from msgrpo.cli import make_app
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, play_episode
 from msgrpo.errors import UsageError
 from msgrpo.games import get_scenario
 from msgrpo.prompt import (
@@ -26,7 +26,6 @@ from msgrpo.prompt import (
     make_template,
     recorded_template,
 )
-from msgrpo.rollout import play_episode
 from msgrpo.train.config import make_config
 
 LAKE = get_scenario("frozen-lake")

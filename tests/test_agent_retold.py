@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from msgrpo.agent import Agent
 from msgrpo.contract import check_game
+from msgrpo.episode import play_episode
 from msgrpo.errors import UsageError
 from msgrpo.evals.suites import RETOLD, episode_seeds, suite
 from msgrpo.evals.verify import first_difference
@@ -19,7 +20,6 @@ from msgrpo.game import Outcome
 from msgrpo.games import get_scenario, recorded_scenario
 from msgrpo.games.retold import PLACE, TELLINGS, Retold
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import play_episode
 
 ALL = [f"{plain}~{telling}" for plain in RETOLD for telling in TELLINGS]
 

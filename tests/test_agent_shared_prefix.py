@@ -16,8 +16,7 @@ from msgrpo.games import get_scenario
 from msgrpo.models.generation import sample, uniforms
 from msgrpo.models.loading import ADAPTER_WEIGHTS, load_adapted, load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length
-from msgrpo.models.trunk import trunk_and_head
+from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, trunk_and_head
 from msgrpo.prompt import Prompt, PromptTemplate
 from tests.serve_fakes import write_adapter, write_safetensors
 

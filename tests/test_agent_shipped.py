@@ -8,12 +8,12 @@ import json
 import pytest
 
 from msgrpo.agent import LanguageAgent, Sampling
+from msgrpo.episode import play_episode
 from msgrpo.errors import UsageError
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.game import Outcome, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.paths import NANO_DIR, read_adapter_config, shipped_adapters
-from msgrpo.rollout import play_episode
 from msgrpo.specs import make_agent
 from msgrpo.train.nano.words import Words, truth
 

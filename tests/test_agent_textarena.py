@@ -14,15 +14,15 @@ pytest.importorskip("textarena")
 
 import textarena
 
+from msgrpo.agent import ParseFailure, parse_action
 from msgrpo.contract import check_game, examine
+from msgrpo.episode import observation_of, play_episode
 from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.game import AnyText, Game, Outcome, Scenario, stream
 from msgrpo.games import get_scenario, recorded_scenario
 from msgrpo.games import textarena_game as arena
-from msgrpo.parse import ParseFailure, parse_action
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import observation_of, play_episode
 
 GAMES = (
     "Bandit-v0",

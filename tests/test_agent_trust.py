@@ -25,12 +25,12 @@ from typer.testing import CliRunner
 from msgrpo import doctor
 from msgrpo.cli import main, make_app
 from msgrpo.contract import _in_another_process
+from msgrpo.episode import play_episode
 from msgrpo.errors import ModelError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.models.loading import template_of
 from msgrpo.models.paths import NANO_DIR, check_base
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import play_episode
 from msgrpo.run_log import goes_on
 from msgrpo.serve.adapters import list_runs
 from msgrpo.serve.preflight import check_torchvision

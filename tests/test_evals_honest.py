@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from msgrpo.agent import Agent, Decision, OnText, View
 from msgrpo.cli import make_app
-from msgrpo.episode import read_episodes
+from msgrpo.episode import play_episode, read_episodes
 from msgrpo.errors import EndpointError, MsgrpoError, RecordError
 from msgrpo.evals import command, match, plays
 from msgrpo.evals.leaderboard import build
@@ -32,7 +32,6 @@ from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.prompt import Example, PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import play_episode
 from tests.tui_helpers import answer, scripted
 
 LAKE, SNAKE, DUEL = (get_scenario(name) for name in ("frozen-lake", "snake", "snake-duel"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from msgrpo.agent import ParseFailure
 from msgrpo.cli import main, make_app
 from msgrpo.episode import Episode, Turn
 from msgrpo.errors import MissingExtraError, RecordError, UsageError
@@ -22,7 +23,6 @@ from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.install import install_command
-from msgrpo.parse import ParseFailure
 from msgrpo.prompt import PromptTemplate
 
 SCENARIO = "frozen-lake"

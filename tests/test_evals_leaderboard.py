@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
+from msgrpo.agent import ParseFailure
 from msgrpo.cli import make_app
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError, UsageError
@@ -34,7 +35,6 @@ from msgrpo.evals.verify import first_difference, verify
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.games.search import optimal_success
-from msgrpo.parse import ParseFailure
 from msgrpo.prompt import PromptTemplate
 
 SCENARIO = "frozen-lake"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msgrpo.agent import ParseFailure
 from msgrpo.episode import Episode, Turn
 from msgrpo.evals import page
 from msgrpo.evals.leaderboard import build
@@ -22,7 +23,6 @@ from msgrpo.evals.rows import Row
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
-from msgrpo.parse import ParseFailure
 from tests.browser import CHROMIUM, Ask, opened
 
 LAKE, SNAKE = "frozen-lake", "snake"

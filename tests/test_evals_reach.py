@@ -388,7 +388,7 @@ async def test_turns_under_other_settings_and_damaged_lines_are_not_taken_up(tmp
     record, settings, seeds = tmp_path / "r.jsonl", {"model": "m"}, episode_seeds(LAKE, 1)[0]
     async with FakeServer() as server:
         agent = served(server)
-        from msgrpo.rollout import new_episode, play_on
+        from msgrpo.episode import new_episode, play_on
 
         whole = new_episode(LAKE, {"player": agent}, *seeds)
         writer = Partial(record, settings, set())

@@ -58,7 +58,7 @@ def test_packages_import_only_what_they_may(package: str) -> None:
 
 def test_light_packages_load_no_heavy_library() -> None:
     program = (
-        "import sys, msgrpo, msgrpo.cli, msgrpo.specs, msgrpo.rollout\n"
+        "import sys, msgrpo, msgrpo.cli, msgrpo.specs, msgrpo.episode\n"
         "import msgrpo.evals.stats, msgrpo.tui, msgrpo.serve\n"
         "msgrpo.get_scenario('snake'), msgrpo.Game, msgrpo.verify\n"
         "print(*{'torch', 'transformers', 'peft', 'vllm', 'ray'} & set(sys.modules))"

@@ -26,11 +26,11 @@ from typing import Any
 import pytest
 
 from msgrpo.contract import examine
+from msgrpo.episode import GAME_FAULT, observation_of, play_episode
 from msgrpo.errors import GameError, MissingExtraError, UsageError
 from msgrpo.game import AnyText, Game, Outcome, Remote, Scenario, stream
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import GAME_FAULT, observation_of, play_episode
 from msgrpo.serve.env_session import GAME_OVER, NO_GAME, TASKS, Catalogue, Move, Seen, Session
 from tests.serve_fakes import free_port
 

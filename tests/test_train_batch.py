@@ -12,12 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo.agent import Completion, Sampling
+from msgrpo.agent import Completion, ParseFailure, Sampling
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import UsageError
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
-from msgrpo.parse import ParseFailure
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config

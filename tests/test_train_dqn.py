@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from msgrpo.agent import Agent
 from msgrpo.cli import make_app
+from msgrpo.episode import play_episode
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.evals.run import evaluate
 from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv
 from msgrpo.models.dqn import DQNAgent, read_card
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import play_episode
 from msgrpo.specs import make_agent
 from msgrpo.train.dqn import CHECKPOINTS, Tuning, newest_checkpoint, train, tuning_for
 

@@ -19,11 +19,10 @@ from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import EndpointError, RunError, UsageError
 from msgrpo.games import get_scenario
-from msgrpo.models.chat import ChatFormat
 from msgrpo.models.generation import Row
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.prompt import ChatFormat, Prompt, PromptTemplate
 from msgrpo.run_log import read_rows
 from msgrpo.serve.preflight import failure
 from msgrpo.serve.vllm_command import Request as Request_

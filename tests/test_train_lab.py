@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from msgrpo.episode import play_episode
 from msgrpo.errors import MsgrpoError, RunError, UsageError
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.games import get_scenario
-from msgrpo.rollout import play_episode
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.specs import make_agent
 from msgrpo.train.lab import Job, Study, _alone, _same_study, load_study, run

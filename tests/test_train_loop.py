@@ -22,16 +22,14 @@ import torch
 from torch import Tensor
 
 from msgrpo import cli, run_log
-from msgrpo.agent import Completion, Sampling
+from msgrpo.agent import Completion, ParseFailure, Sampling
 from msgrpo.episode import Episode, Turn
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import generation, loading, local, shared_prefix
-from msgrpo.models.chat import ChatFormat
-from msgrpo.parse import ParseFailure
-from msgrpo.prompt import PromptTemplate
+from msgrpo.prompt import ChatFormat, PromptTemplate
 from msgrpo.run_log import read_rows
 from msgrpo.train import checkpoint, loop, update
 from msgrpo.train.checkpoint import Progress

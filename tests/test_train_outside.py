@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from msgrpo.agent import Completion, LanguageAgent
-from msgrpo.episode import Turn
+from msgrpo.agent import Completion, LanguageAgent, parse_action
+from msgrpo.episode import Turn, play_episode
 from msgrpo.errors import UsageError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.games.template import write
-from msgrpo.parse import parse_action
 from msgrpo.references import RandomAgent
-from msgrpo.rollout import play_episode
 from msgrpo.run_log import read_rows
 from msgrpo.specs import make_agent
 from msgrpo.train import loop

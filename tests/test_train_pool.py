@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from msgrpo.agent import LanguageAgent, Sampling
+from msgrpo.episode import play_episode
 from msgrpo.errors import RunError
 from msgrpo.games import get_scenario
 from msgrpo.prompt import Prompt
-from msgrpo.rollout import play_episode
 from msgrpo.train.engines import pool as module
 from msgrpo.train.engines.pool import Pool, Remote, RemoteError, VersionModel
 from tests.fake_server import FakeServer, Request, reply

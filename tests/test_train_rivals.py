@@ -15,14 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo.agent import Completion, Sampling
-from msgrpo.episode import Turn
+from msgrpo.agent import Completion, ParseFailure, Sampling
+from msgrpo.episode import Turn, replay
 from msgrpo.errors import EndpointError, GameError, UsageError
 from msgrpo.game import Board, Game, Outcome, Remote
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.parse import ParseFailure
 from msgrpo.prompt import Prompt
-from msgrpo.rollout import replay
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config

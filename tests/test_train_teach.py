@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from msgrpo.agent import parse_action
 from msgrpo.errors import RunError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.models.loading import load_base
-from msgrpo.parse import parse_action
 from msgrpo.prompt import make_template
 from msgrpo.run_log import alone
 from msgrpo.train import config as settings

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from msgrpo.agent import parse_action
 from msgrpo.errors import GameFaultError, ModelError, UsageError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.judge import decided
-from msgrpo.parse import parse_action
 from msgrpo.references import best_actions
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop

@@ -20,11 +20,11 @@ import pytest
 from rich.console import Console
 
 from msgrpo import run_log
+from msgrpo.episode import play_episode
 from msgrpo.errors import MsgrpoError, RecordError, RunError, UsageError
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import play_episode
 from msgrpo.run_log import GroupRow, Member, Scene, Update
 from msgrpo.tui import launch
 from msgrpo.tui.app import PlayApp

@@ -142,7 +142,7 @@ async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp
 def test_a_list_in_a_pipe_is_not_cut_to_a_terminals_width(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     file = tmp_path / "r.jsonl"
-    from msgrpo.rollout import new_episode
+    from msgrpo.episode import new_episode
 
     file.write_text(
         new_episode(

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo.agent import Completion, Decision
-from msgrpo.episode import Episode
+from msgrpo.agent import Completion, Decision, ParseFailure
+from msgrpo.episode import Episode, decide, play_episode
 from msgrpo.errors import GameError, GameFaultError, RecordError, UsageError
 from msgrpo.evals.verify import first_difference
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.parse import ParseFailure
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import decide, play_episode
 from msgrpo.tui.agents import HUMAN, HumanAgent
 from msgrpo.tui.export import episode_line, file_stem
 from msgrpo.tui.series import verdict

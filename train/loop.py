@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msgrpo import run_log
+from msgrpo.episode import derive_seed, few_collections
 from msgrpo.extras import needs
-from msgrpo.rollout import derive_seed, few_collections
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State, check_optimizer
 from msgrpo.train.config import TrainConfig

@@ -23,13 +23,11 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from msgrpo.agent import Completion, LanguageAgent, Sampling
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, derive_seed, play_episode
 from msgrpo.games import get_scenario
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel, pad_id
-from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length
-from msgrpo.models.trunk import trunk_and_head
-from msgrpo.rollout import derive_seed, play_episode
+from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, trunk_and_head
 from msgrpo.train.msgrpo import aaw_sample, composite_returns, group_advantages, policy_loss
 
 Taught = tuple[Completion, float]  # what the model wrote in one turn, and its advantage

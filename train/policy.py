@@ -19,8 +19,7 @@ from msgrpo.files import replace_bytes
 from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
 from msgrpo.models.local import pad_id
 from msgrpo.models.paths import absolute
-from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, shareable_length
-from msgrpo.models.trunk import trunk_and_head
+from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, shareable_length, trunk_and_head
 from msgrpo.train.config import TrainConfig
 
 if TYPE_CHECKING:

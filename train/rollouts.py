@@ -20,11 +20,10 @@ from typing import Any
 from torch import Tensor
 
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
-from msgrpo.episode import Episode, Turn
+from msgrpo.episode import GAME_FAULT, Episode, Turn, derive_seed, new_episode, play_episode, play_on
 from msgrpo.errors import RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
-from msgrpo.rollout import GAME_FAULT, derive_seed, new_episode, play_episode, play_on
 from msgrpo.specs import make_agent
 from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig

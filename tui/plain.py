@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from msgrpo.agent import Decision
+from msgrpo.agent import Decision, thought
 from msgrpo.game import Board, Role
-from msgrpo.parse import thought
 from msgrpo.tui.agents import Resolve, Table
 from msgrpo.tui.export import BY_HAND, append_episode
 from msgrpo.tui.series import verdict

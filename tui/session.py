@@ -15,12 +15,11 @@ from itertools import groupby
 from typing import Any, Literal
 
 from msgrpo.agent import Agent, Decision, View
-from msgrpo.episode import Episode, Turn
+from msgrpo.episode import Episode, Turn, apply_turn, new_episode, observation_of, view_of
 from msgrpo.errors import GameError, GameFaultError, RecordError, UsageError
 from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import get_scenario, recorded_scenario
 from msgrpo.limits import games_code
-from msgrpo.rollout import apply_turn, new_episode, observation_of, view_of
 from msgrpo.text import printable
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 

@@ -51,16 +51,14 @@ import torch
 from machine import facts
 from words import load
 
-from msgrpo.agent import Sampling
+from msgrpo.agent import Sampling, parse_action
+from msgrpo.episode import derive_seed
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
 from msgrpo.models.local import LocalModel
-from msgrpo.models.shared_prefix import last_hidden
-from msgrpo.models.trunk import evaluating, trunk_and_head
-from msgrpo.parse import parse_action
+from msgrpo.models.shared_prefix import evaluating, last_hidden, trunk_and_head
 from msgrpo.prompt import Prompt, PromptTemplate
-from msgrpo.rollout import derive_seed
 from msgrpo.train.groups import Advantages, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, choose

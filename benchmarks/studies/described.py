@@ -15,10 +15,9 @@ from pathlib import Path
 
 from machine import facts
 
-from msgrpo.episode import read_episodes
+from msgrpo.agent import thought
+from msgrpo.episode import read_episodes, replay
 from msgrpo.games import get_scenario, recorded_scenario
-from msgrpo.parse import thought
-from msgrpo.rollout import replay
 
 
 def share(file: Path) -> tuple[str, str, float, int] | None:

@@ -30,10 +30,10 @@ import numpy as np
 from machine import facts
 from words import SAMPLING, load
 
+from msgrpo.episode import derive_seed
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
-from msgrpo.rollout import derive_seed
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.rollouts import Play, Players
 

@@ -21,16 +21,14 @@ from typing import Any
 from machine import facts
 from words import SAMPLING, Continued, load, play
 
-from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View
-from msgrpo.episode import Episode
+from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View, parse_action
+from msgrpo.episode import Episode, derive_seed
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, wilson
 from msgrpo.game import Scenario
 from msgrpo.games import SCENARIOS
 from msgrpo.games.snake import Snake, ahead
-from msgrpo.parse import parse_action
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import derive_seed
 from msgrpo.train.nano.build import FURTHER, rows_of
 
 ANOTHERS = "nano, another's thought"

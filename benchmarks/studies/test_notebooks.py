@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from msgrpo.agent import Agent
+from msgrpo.episode import play_episode
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
-from msgrpo.rollout import play_episode
 
 torch = pytest.importorskip("torch")
 

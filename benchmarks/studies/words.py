@@ -23,7 +23,7 @@ from typing import Any
 from machine import facts
 
 from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, play_episode
 from msgrpo.evals.stats import bootstrap_mean, wilson
 from msgrpo.evals.suites import HeldOut, episode_seeds
 from msgrpo.game import Scenario, stream
@@ -32,7 +32,6 @@ from msgrpo.models.loading import adapted, load_base, nano
 from msgrpo.models.local import LocalModel
 from msgrpo.prompt import Prompt, PromptTemplate, make_template
 from msgrpo.references import OptimalAgent
-from msgrpo.rollout import play_episode
 from msgrpo.train.nano.words import Sight, Words, follow, truth
 
 SAMPLING = Sampling(max_tokens=64)

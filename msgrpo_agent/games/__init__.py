@@ -6,6 +6,7 @@ Sources: [V] Verlog, [F] FastSnake, [G] Gymnasium, [ours].
 from __future__ import annotations
 
 import shlex
+from functools import partial
 
 from gymnasium.envs.toy_text.frozen_lake import MAPS
 
@@ -66,10 +67,7 @@ def _best_on_ice(game: FrozenLake, player: str) -> list[str]:
 
 
 def _lake(id: str, size: int, p_frozen: float, slippery: bool, step_limit: int, source: str) -> Scenario:
-    def make(start_seed: int, chance_seed: int) -> FrozenLake:
-        desc = frozen_lake.random_map(size, p_frozen, start_seed)
-        return FrozenLake(desc, slippery, step_limit, chance_seed)
-
+    make = partial(frozen_lake.random_lake, size, p_frozen, slippery, step_limit)
     text = frozen_lake.rules(slippery, step_limit)
     return Scenario(
         id, "frozen-lake", text, step_limit, source, make, goal=True, reference=_best_on_ice, judge=judge_lake
@@ -78,10 +76,7 @@ def _lake(id: str, size: int, p_frozen: float, slippery: bool, step_limit: int, 
 
 def _gymnasium_lake(name: str, step_limit: int) -> Scenario:
     desc = tuple(MAPS[name])  # always an explicit desc: without one Gymnasium draws an unseeded map
-
-    def make(start_seed: int, chance_seed: int) -> FrozenLake:
-        return FrozenLake(desc, True, step_limit, chance_seed)
-
+    make = partial(frozen_lake.lake_on_map, desc, True, step_limit)
     text = frozen_lake.rules(True, step_limit)
     source = f"[G] map {name}, limit {step_limit}"
     return Scenario(
@@ -99,9 +94,6 @@ def _gymnasium_lake(name: str, step_limit: int) -> Scenario:
 
 
 def _snake(id: str, setting: SnakeSetting, source: str) -> Scenario:
-    def make(start_seed: int, chance_seed: int) -> Snake:
-        return Snake(setting, start_seed, chance_seed)
-
     players = snake.player_names(setting)
     text = snake.rules(setting)
     return Scenario(
@@ -110,7 +102,7 @@ def _snake(id: str, setting: SnakeSetting, source: str) -> Scenario:
         text,
         setting.step_limit,
         source,
-        make,
+        partial(Snake, setting),
         players,
         reference=best_snake_actions,
         judge=playouts(best_snake_actions),

@@ -127,6 +127,19 @@ class FrozenLake(Game):
         )
 
 
+def random_lake(
+    size: int, p_frozen: float, slippery: bool, step_limit: int, start_seed: int, chance_seed: int
+) -> FrozenLake:
+    return FrozenLake(random_map(size, p_frozen, start_seed), slippery, step_limit, chance_seed)
+
+
+def lake_on_map(
+    desc: tuple[str, ...], slippery: bool, step_limit: int, start_seed: int, chance_seed: int
+) -> FrozenLake:
+    """The one start of a given map, whatever the start seed."""
+    return FrozenLake(desc, slippery, step_limit, chance_seed)
+
+
 def rules(slippery: bool, step_limit: int) -> str:
     moves = (
         "The ice is slippery: with probability 1/3 each you move the way you choose, or to one side of it, "

@@ -21,12 +21,11 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from msgrpo.agent import Completion, FinishReason, OnText, Sampling
+from msgrpo.agent import Completion, FinishReason, OnText, Sampling, action_span
 from msgrpo.episode import MOST_TOKENS
 from msgrpo.errors import EndpointError, UsageError
 from msgrpo.models.bounded import BodyError, TooLongError
 from msgrpo.models.http import Client, NoAnswerError, Response, proxy_for
-from msgrpo.parse import action_span
 from msgrpo.prompt import Prompt
 from msgrpo.text import printable
 

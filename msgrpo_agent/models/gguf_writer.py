@@ -18,13 +18,13 @@ import numpy as np
 from gguf import MODEL_ARCH, GGMLQuantizationType, TokenType
 from tokenizers import Tokenizer
 
+from msgrpo.episode import observation_of
 from msgrpo.errors import ModelError
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.models.gguf_file import RULE, is_gguf
 from msgrpo.models.merged import Adapter
 from msgrpo.models.splitting import KNOWN, RULES, TEXTS
 from msgrpo.prompt import PromptTemplate
-from msgrpo.rollout import observation_of
 
 KINDS = {
     "float32": GGMLQuantizationType.F32,

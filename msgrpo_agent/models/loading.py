@@ -32,7 +32,7 @@ from msgrpo.models.paths import NANO_DIR as NANO_DIR
 from msgrpo.models.paths import NANO_SIZED, check_base, is_folder, own_code, parameters_of, tensor_shapes
 from msgrpo.models.paths import base_path as base_path
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
-from msgrpo.models.trunk import prepare
+from msgrpo.models.proof import prepare
 from msgrpo.prompt import PromptTemplate
 from msgrpo.text import printable
 

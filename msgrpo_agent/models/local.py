@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from msgrpo.agent import Completion, OnText, Sampling
+from msgrpo.agent import Completion, OnText, Sampling, action_span
 from msgrpo.errors import EndpointError, ModelError
-from msgrpo.models.chat import ChatFormat
 from msgrpo.models.generation import Batch, Row, answer
-from msgrpo.models.trunk import evaluating, trunk_and_head
-from msgrpo.parse import action_span
-from msgrpo.prompt import Prompt
+from msgrpo.models.shared_prefix import evaluating, trunk_and_head
+from msgrpo.prompt import ChatFormat, Prompt
 
 
 @dataclass

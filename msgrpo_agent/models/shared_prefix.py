@@ -8,22 +8,29 @@ the shared keys and values (a test holds both).
 
 It is an attention function of transformers' own interface: `share_prefixes(model)` selects it, and calls without
 a prefix are transformers' `sdpa`.
+
+A model is used in two parts: the trunk gives hidden states, the head logits. Between head and logits a model may
+scale (Granite, Cohere) or cap (Gemma 2): `OwnHead` lets the model's own forward do that part, whatever it is.
+`proof.py` shows at load time that both, put together as here, compute what the model does.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 LOGITS = 2**26  # logits that the head computes at once: 256 MiB in float32
 SPARE = 64  # tokens for which a buffer of keys and values has room beyond those that it holds
@@ -117,7 +124,7 @@ def common_prefix_length(rows: Sequence[list[int]]) -> int:
 def shareable_length(trunk: Any, common: int, longest: int) -> int:
     """How much of a common prefix of `common` tokens may be computed once, for rows of up to `longest` tokens.
 
-    All of it, or nothing: where the model was found not to share (`trunk.prepare`), or where a layer's window is
+    All of it, or nothing: where the model was found not to share (`proof.prepare`), or where a layer's window is
     shorter than a row, so that a row's end does not see the prefix's beginning.
     """
     shares = trunk.config._attn_implementation == NAME
@@ -237,6 +244,59 @@ def distinct_rows(rows: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[
     index: dict[tuple[int, ...], int] = {}
     row_of = [index.setdefault(tuple(row), len(index)) for row in rows]
     return [list(row) for row in index], row_of
+
+
+class _Hidden(BaseModelOutputWithPast):  # type: ignore[misc]
+    """A trunk's output of which a model may ask for more than there is (router logits, caches): that is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+class _Given(nn.Module):
+    """Stands where the trunk stood, and returns what it is given."""
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> _Hidden:
+        return _Hidden(last_hidden_state=inputs_embeds)
+
+
+class OwnHead:
+    """Hidden states (N, T, width) → logits (N, T, V), by the model's own forward without its trunk."""
+
+    def __init__(self, inner: Any) -> None:
+        self._tail = copy.copy(inner)  # the same modules, but for the trunk
+        self._tail._modules = inner._modules | {inner.base_model_prefix: _Given()}
+        self.vocabulary: int = inner.get_output_embeddings().weight.shape[0]
+
+    def __call__(self, hidden_NTD: Tensor) -> Tensor:
+        logits: Tensor = self._tail(inputs_embeds=hidden_NTD, use_cache=False).logits
+        return logits
+
+
+def trunk_and_head(model: Any) -> tuple[Any, OwnHead]:
+    """The transformer without its head, and what follows it; an adapter's layers inside stay active."""
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    return inner.base_model, OwnHead(inner)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode for as long: a model in training mode with checkpointed layers keeps no cache."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def plain_logprobs(model: Any, prompt: list[int], answer: list[int], temperature: float = 1.0) -> Tensor:
+    """log p (T) of an answer's tokens by `model(ids).logits`: no shared prefix, no padding, no cache."""
+    ids = torch.tensor([[*prompt, *answer]], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float() / temperature
+    logprobs: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+    return logprobs
 
 
 def answer_logprobs(

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from msgrpo.agent import Completion, LanguageModel, Sampling
+from msgrpo.episode import observation_of
 from msgrpo.errors import RunError
 from msgrpo.game import Scenario
-from msgrpo.models.shared_prefix import common_prefix_length
-from msgrpo.models.trunk import evaluating, plain_logprobs
+from msgrpo.models.shared_prefix import common_prefix_length, evaluating, plain_logprobs
 from msgrpo.prompt import Prompt, PromptTemplate
-from msgrpo.rollout import observation_of
 from msgrpo.train.policy import Policy, State
 
 

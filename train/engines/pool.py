@@ -22,10 +22,9 @@ from pydantic_core import from_json, to_json
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import EndpointError, MsgrpoError, RunError
 from msgrpo.models.bounded import BodyError, TooLongError
-from msgrpo.models.chat import ChatFormat
 from msgrpo.models.endpoint import speaks_of_context
 from msgrpo.models.http import Client, NoAnswerError, Response, most_in_flight
-from msgrpo.prompt import Prompt
+from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.text import printable
 
 PATIENCE = 3  # failures in a row after which a server leaves

@@ -9,8 +9,7 @@ from typing import Any
 
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import RunError
-from msgrpo.models.chat import ChatFormat
-from msgrpo.prompt import Prompt
+from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
 from msgrpo.train.tinker.service import Row, Service

@@ -19,9 +19,9 @@ from msgrpo.agent import Completion
 from msgrpo.errors import RunError
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
-from msgrpo.models.chat import ChatFormat
 from msgrpo.models.http import Client
 from msgrpo.models.local import stop_ids
+from msgrpo.prompt import ChatFormat
 from msgrpo.serve.guard import LOAD, UNLOAD
 from msgrpo.serve.terminal import check_key
 from msgrpo.serve.vllm_command import KEY_VARIABLE

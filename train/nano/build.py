@@ -35,10 +35,8 @@ from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.games import SCENARIOS
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.snake import DELTA, Snake, ahead
-from msgrpo.models.chat import ChatFormat
-from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes
-from msgrpo.models.trunk import trunk_and_head
-from msgrpo.prompt import Prompt, PromptTemplate
+from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes, trunk_and_head
+from msgrpo.prompt import ChatFormat, Prompt, PromptTemplate
 from msgrpo.references import best_actions
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.words import Sight, look

@@ -23,17 +23,16 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from msgrpo.episode import observation_of
 from msgrpo.errors import UsageError
 from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import pad_id
-from msgrpo.models.shared_prefix import answer_logprobs
-from msgrpo.models.trunk import trunk_and_head
+from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import best_actions
-from msgrpo.rollout import observation_of
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
 from msgrpo.train.nano.words import has_words, look

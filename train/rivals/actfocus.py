@@ -10,8 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from msgrpo.agent import Completion
-from msgrpo.parse import action_span
+from msgrpo.agent import Completion, action_span
 
 
 def token_weights(completion: Completion, tokenizer: Any, words: float) -> tuple[float, ...]:

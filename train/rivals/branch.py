@@ -18,9 +18,8 @@ from functools import partial
 
 from pydantic import Field
 
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, replay
 from msgrpo.game import Game, Scenario
-from msgrpo.rollout import replay
 from msgrpo.train.groups import Group, Trajectories, groups_of
 from msgrpo.train.rivals.contract import Explore, Further, Playing, Settings
 from msgrpo.train.rivals.discounted import action_gains, by_state

@@ -19,8 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from msgrpo.episode import Turn
-from msgrpo.models.shared_prefix import common_prefix_length
-from msgrpo.models.trunk import evaluating
+from msgrpo.models.shared_prefix import common_prefix_length, evaluating
 from msgrpo.train.groups import Advantages, Group, Trajectories
 from msgrpo.train.rivals.contract import Credit, Learner, Trained
 from msgrpo.train.rivals.discounted import generalized_advantages, returns_to_go, scaled

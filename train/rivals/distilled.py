@@ -22,8 +22,7 @@ from torch import Tensor
 from msgrpo.agent import LanguageAgent
 from msgrpo.errors import UsageError
 from msgrpo.models.local import LocalModel
-from msgrpo.models.shared_prefix import answer_logprobs, shareable_length
-from msgrpo.models.trunk import trunk_and_head
+from msgrpo.models.shared_prefix import answer_logprobs, shareable_length, trunk_and_head
 from msgrpo.specs import make_agent
 from msgrpo.text import Clean
 from msgrpo.train.groups import Lesson, Sample

@@ -29,14 +29,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from msgrpo.agent import Completion
+from msgrpo.agent import Completion, action_span
 from msgrpo.episode import Episode
 from msgrpo.errors import GameFaultError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.judge import decided
 from msgrpo.limits import games_code
-from msgrpo.parse import action_span
 from msgrpo.references import best_actions
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.rivals.actfocus import token_weights

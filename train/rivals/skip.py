@@ -18,9 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from msgrpo.episode import Episode
+from msgrpo.episode import Episode, derive_seed
 from msgrpo.game import Scenario, stream
-from msgrpo.rollout import derive_seed
 from msgrpo.train.rivals.contract import Explore, Further, Playing
 
 LEAST = 0.05  # probability with which any start is still played: the policy changes, and nothing is given up for good

@@ -10,8 +10,7 @@ from itertools import islice
 from typing import Any
 
 from msgrpo.agent import Completion, OnText, Sampling
-from msgrpo.models.chat import ChatFormat
-from msgrpo.prompt import Prompt
+from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, TOKENS
 from msgrpo.train.ranks import ALONE

@@ -17,11 +17,11 @@ from textual.screen import Screen
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
+from msgrpo.episode import observation_of
 from msgrpo.errors import MsgrpoError
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
-from msgrpo.rollout import observation_of
 from msgrpo.text import printable
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.choices import (

@@ -7,7 +7,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual_plotext import PlotextPlot
 
-from msgrpo.parse import thought
+from msgrpo.agent import thought
 from msgrpo.run_log import Member
 from msgrpo.tui.learning import Learning, measured, sign
 from msgrpo.tui.scenes import learner_of, scale_of, scene_sign, scenes_mean

@@ -9,9 +9,8 @@ from textual.markup import escape
 from textual.widget import Widget
 from textual.widgets import Sparkline
 
-from msgrpo.agent import Decision
+from msgrpo.agent import Decision, ParseFailure, thought
 from msgrpo.episode import Turn
-from msgrpo.parse import ParseFailure, thought
 from msgrpo.prompt import Prompt
 from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.clock import once_drawn

@@ -1,71 +1,18 @@
-"""A causal LM in two parts, and the proof at load time that they, put together as we do, compute what it does.
-
-The trunk gives hidden states, the head logits. Between head and logits a model may scale (Granite, Cohere) or cap
-(Gemma 2): `OwnHead` lets the model's own forward do that part, whatever it is.
-"""
+"""The proof at load time that a causal LM's trunk and head, put together as we do, compute what the model does."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from torch import Tensor
 
 from msgrpo.errors import ModelError
-from msgrpo.models.shared_prefix import answer_logprobs, share_prefixes
+from msgrpo.models.shared_prefix import answer_logprobs, evaluating, plain_logprobs, share_prefixes, trunk_and_head
 
 # Mean difference in log-probability, ours from the model's own: rounding is below, any other arithmetic is above.
 AGREES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 _PREFIX, _RESTS, _ANSWERS = 8, (2, 5, 9), (6, 3, 4)  # lengths of the probe's rows: padded on every side
-
-
-class _Hidden(BaseModelOutputWithPast):  # type: ignore[misc]
-    """A trunk's output of which a model may ask for more than there is (router logits, caches): that is None."""
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("_"):
-            raise AttributeError(name)
-
-
-class _Given(nn.Module):
-    """Stands where the trunk stood, and returns what it is given."""
-
-    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> _Hidden:
-        return _Hidden(last_hidden_state=inputs_embeds)
-
-
-class OwnHead:
-    """Hidden states (N, T, width) → logits (N, T, V), by the model's own forward without its trunk."""
-
-    def __init__(self, inner: Any) -> None:
-        self._tail = copy.copy(inner)  # the same modules, but for the trunk
-        self._tail._modules = inner._modules | {inner.base_model_prefix: _Given()}
-        self.vocabulary: int = inner.get_output_embeddings().weight.shape[0]
-
-    def __call__(self, hidden_NTD: Tensor) -> Tensor:
-        logits: Tensor = self._tail(inputs_embeds=hidden_NTD, use_cache=False).logits
-        return logits
-
-
-def trunk_and_head(model: Any) -> tuple[Any, OwnHead]:
-    """The transformer without its head, and what follows it; an adapter's layers inside stay active."""
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
-    return inner.base_model, OwnHead(inner)
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode for as long: a model in training mode with checkpointed layers keeps no cache."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def prepare(model: Any, name: str) -> None:
@@ -108,14 +55,6 @@ def _probe_rows(model: Any) -> list[tuple[list[int], list[int]]]:
 def _own_logprobs(model: Any, rows: list[tuple[list[int], list[int]]]) -> Tensor:
     """log p of every answer token, one after another, by `model(ids).logits` of each row alone."""
     return torch.cat([plain_logprobs(model, prompt, answer) for prompt, answer in rows])
-
-
-def plain_logprobs(model: Any, prompt: list[int], answer: list[int], temperature: float = 1.0) -> Tensor:
-    """log p (T) of an answer's tokens by `model(ids).logits`: no shared prefix, no padding, no cache."""
-    ids = torch.tensor([[*prompt, *answer]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float() / temperature
-    logprobs: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
-    return logprobs
 
 
 def _gap(model: Any, rows: list[tuple[list[int], list[int]]], truth: Tensor) -> float:
