@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import resource
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -28,7 +29,6 @@ LAKE = get_scenario("frozen-lake")
 
 
 async def test_a_burst_of_episodes_is_played_to_its_end_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request's limits begin with the request: 300 wait for 8 places, far longer than one may take."""
     monkeypatch.setattr(http, "IN_FLIGHT", 8)
 
     async def slowly(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -36,8 +36,7 @@ async def test_a_burst_of_episodes_is_played_to_its_end_without_a_retry(monkeypa
         await player(request, writer)
 
     async with FakeServer(then=slowly) as server:
-        limits = Timeouts(connect_s=2.0, read_s=2.0, total_s=2.0)
-        agent = LanguageAgent("policy", EndpointModel(server.url, "fake", retries=0, timeouts=limits))
+        agent = LanguageAgent("policy", EndpointModel(server.url, "fake", retries=0))
         agents = dict.fromkeys(LAKE.players, agent)
         played = await asyncio.gather(
             *(play_episode(LAKE, agents, start_seed=i % 8, chance_seed=i, sampling_seed=i) for i in range(300))
@@ -46,6 +45,24 @@ async def test_a_burst_of_episodes_is_played_to_its_end_without_a_retry(monkeypa
     assert {(episode.error, sum(turn.retries for turn in episode.turns)) for episode in played} == {(None, 0)}
     assert len(server.requests) == sum(len(episode.turns) for episode in played)
     assert server.most_at_once == 8
+
+
+async def test_a_requests_limits_begin_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """160 wait for 8 places: the last of them twice as long as one may take."""
+    monkeypatch.setattr(http, "IN_FLIGHT", 8)
+
+    async def slowly(request: Request, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.4)
+        await player(request, writer)
+
+    async with FakeServer(then=slowly) as server:
+        limits = Timeouts(connect_s=4.0, read_s=4.0, total_s=4.0)
+        model = EndpointModel(server.url, "fake", retries=0, timeouts=limits)
+        began = time.monotonic()
+        answers = await asyncio.gather(*(model.complete(Prompt("", "state"), Sampling(), i) for i in range(160)))
+        await model.close()
+    assert time.monotonic() - began > 7.5
+    assert [answer.retries for answer in answers] == [0] * 160
 
 
 async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
