@@ -277,21 +277,24 @@ def _leads(path: tuple[Cell, ...], sight: Sight) -> bool:
 
 
 def follow(words: Words | None, values: Mapping[str, float], slippery: bool, generator: np.random.Generator) -> str:
-    """The best action for somebody who knows nothing but the words; any action where they cannot be read.
+    """One of the actions that follow from the words, by chance; of all actions where there are no words."""
+    return str(generator.choice(list(DELTA) if words is None else following(words, values, slippery)))
+
+
+def following(words: Words, values: Mapping[str, float], slippery: bool) -> list[str]:
+    """The best actions for somebody who knows nothing but the words.
 
     A path's first cell, or the direction with the highest chance. Else what is good beside, never what is said to be
     deadly or to cost something; on slippery ice the fewest of the three cells that one may slide to; then the way
-    that leads to the target. Ties are broken at random.
+    that leads to the target.
     """
-    if words is None:
-        return str(generator.choice(list(DELTA)))
     if words.chances is not None:
         best = max(words.chances.values())
-        return str(generator.choice([a for a, chance in words.chances.items() if chance == best]))
+        return [action for action, chance in words.chances.items() if chance == best]
     if words.path:
         step = [a for a in DELTA if ahead(words.at, a) == words.path[0]]
         if step and words.beside[step[0]][1] not in DEADLY:
-            return step[0]
+            return step
     way = words.target[2].split() if words.target else []
 
     def worth(action: str) -> tuple[float, float, float]:
@@ -305,4 +308,4 @@ def follow(words: Words | None, values: Mapping[str, float], slippery: bool, gen
         return safe, values.get(seen, 0.0), float(action in way) - float(stays)
 
     best_worth = max(map(worth, DELTA))
-    return str(generator.choice([action for action in DELTA if worth(action) == best_worth]))
+    return [action for action in DELTA if worth(action) == best_worth]

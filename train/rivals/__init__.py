@@ -45,6 +45,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
     "teacher": {
         "optimal": "rivals.optimal:Optimal",
         "model": "rivals.distilled:Model",
+        "own-words": "nano.own_words:OwnWords",
     },
     "explore": {
         "branch": "rivals.branch:Branch",

@@ -23,6 +23,7 @@ in DAgger (arXiv 1011.0686).
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -44,34 +45,40 @@ from msgrpo.train.rivals.contract import Learner, Settings, Teacher
 LEAST = 0.05  # chance below which the judge's action gets no row
 
 
-class Optimal(Teacher):
-    """The scenario's reference player."""
+@dataclass(frozen=True)
+class Advice:
+    """How likely the teacher would have chosen each action in a turn's state, and how many were legal there."""
 
-    name = "optimal"
+    chances: Mapping[str, float]
+    legal: int
+
+    @property
+    def best(self) -> list[str]:
+        return [action for action, chance in self.chances.items() if chance > max(self.chances.values()) - 1e-9]
+
+
+class ActionTeacher(Teacher):
+    """One who says how likely each action should be in the state of a turn."""
+
     divergence: Literal["cross-entropy", "reverse-kl"] = "cross-entropy"
     smooth: float = Field(0.05, gt=0, lt=1, description="ε, how often q plays any legal action (reverse-kl)")
     whole: bool = Field(False, description="teach the words before the action too (reverse-kl)")
-    soft: float = Field(0.0, ge=0, description="τ, points: moves by exp(Q/τ) of the judge; 0: the best ones alike")
 
     def check(self, config: Settings) -> None:
-        if without := [scenario.id for scenario in config.scenarios if scenario.reference is None]:
-            raise ValueError(f"teacher={self.name}: {without[0]} has no reference player")
-        if self.soft and (without := [scenario.id for scenario in config.scenarios if scenario.judge is None]):
-            raise ValueError(f"teacher={self.name}: {without[0]} has no judge, so soft must be 0")
         if self.whole and self.divergence != "reverse-kl":
             raise ValueError(f"teacher={self.name}: whole=true is for divergence=reverse-kl")
-        if config.explore is not None and config.explore.name == "branch":
-            raise ValueError(
-                f"teacher={self.name} plays episodes again from their start; explore=branch begins later"
-            )
+
+    @abstractmethod
+    def advice(self, lessons: Sequence[Lesson]) -> dict[int, Advice]:
+        """What it says of the lessons' turns, by their `id`; nothing of a turn of which it knows nothing."""
 
     def taught(self, lessons: Sequence[Lesson], learner: Learner) -> tuple[list[Sample], dict[str, float]]:
-        """By the first of several processes for all: a reference player need not be a pure function."""
+        """By the first of several processes for all: a teacher need not be a pure function."""
         ranks = learner.ranks
         return ranks.broadcast(self._taught(lessons, learner.policy.tokenizer) if ranks.first else ([], {}))
 
     def _taught(self, lessons: Sequence[Lesson], tokenizer: Any) -> tuple[list[Sample], dict[str, float]]:
-        advice = advised(lessons, self.soft)
+        advice = self.advice(lessons)
         known = [
             (lesson, said, action_tokens(lesson.sample.completion, tokenizer))
             for lesson in lessons
@@ -148,16 +155,25 @@ class Optimal(Teacher):
         )
 
 
-@dataclass(frozen=True)
-class Advice:
-    """How likely the teacher would have chosen each action in a turn's state, and how many were legal there."""
+class Optimal(ActionTeacher):
+    """The scenario's reference player."""
 
-    chances: Mapping[str, float]
-    legal: int
+    name = "optimal"
+    soft: float = Field(0.0, ge=0, description="τ, points: moves by exp(Q/τ) of the judge; 0: the best ones alike")
 
-    @property
-    def best(self) -> list[str]:
-        return [action for action, chance in self.chances.items() if chance > max(self.chances.values()) - 1e-9]
+    def check(self, config: Settings) -> None:
+        super().check(config)
+        if without := [scenario.id for scenario in config.scenarios if scenario.reference is None]:
+            raise ValueError(f"teacher={self.name}: {without[0]} has no reference player")
+        if self.soft and (without := [scenario.id for scenario in config.scenarios if scenario.judge is None]):
+            raise ValueError(f"teacher={self.name}: {without[0]} has no judge, so soft must be 0")
+        if config.explore is not None and config.explore.name == "branch":
+            raise ValueError(
+                f"teacher={self.name} plays episodes again from their start; explore=branch begins later"
+            )
+
+    def advice(self, lessons: Sequence[Lesson]) -> dict[int, Advice]:
+        return advised(lessons, self.soft)
 
 
 def _log_chance(lesson: Lesson, of_action: Sequence[float]) -> float:
