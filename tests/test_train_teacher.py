@@ -277,6 +277,32 @@ def test_a_reference_player_that_fails_costs_its_turn_and_nothing_else(
         assert own.advantages == pytest.approx([0.5 * value for value in lesson.sample.advantages])
 
 
+DOWN_OR_RIGHT = "at (0,3) up edge down (0,2) free left edge right (1,3) free. goal (3,0) right down."
+ONLY_RIGHT = "at (0,3) up edge down (0,2) hole left edge right (1,3) free. goal (3,0) right down."
+
+
+@pytest.mark.parametrize(
+    ("words", "actions"),
+    [(DOWN_OR_RIGHT, ["down", "right"]), (ONLY_RIGHT, ["right"]), ("the goal is right", []), ("", [])],
+)
+def test_ones_own_words_teach_the_actions_that_follow_from_them(
+    words: str, actions: list[str], policy: Policy, turns: tuple[list[Lesson], Learner]
+) -> None:
+    """Whatever the board is, which the teacher does not see."""
+    lesson, learner = turns[0][0], turns[1]
+    answer = f"{words}<action>up</action>"
+    ids = tuple(policy.tokenizer(answer, add_special_tokens=False)["input_ids"])
+    said = replace(lesson.sample.completion, text=answer, token_ids=ids, logprobs=(-1.0,) * len(ids))
+    turn = lesson.turn.model_copy(update={"answer": answer, "action": "up"})
+    spoken = replace(lesson, turn=turn, sample=Sample(said, 0.5))
+    samples, figures = _teacher("own-words(returns=0)").taught([spoken], learner)
+    assert figures["teacher/failed"] == (not actions)
+    taught = {policy.tokenizer.decode(sample.answer_ids, skip_special_tokens=True): sample for sample in samples}
+    assert sorted(taught) == [f"{words}<action>{action}</action>" for action in actions]
+    for sample in taught.values():
+        assert (sample.advantages[0], sample.advantages[-1]) == (0, 1 / len(actions))
+
+
 def test_rows_that_nobody_sampled_hide_no_mismatch(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
     """They have no log-probability to differ from, and made the mean over an update smaller."""
     all_turns, learner = turns
@@ -338,6 +364,8 @@ def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
         ("spiel:kuhn_poker", ["teacher=optimal"], "has no reference player"),
         ("spiel:connect_four", ["teacher=optimal(soft=0.1)"], "connect_four has no judge"),
         (None, ["teacher=optimal", "explore=branch(episodes=2)"], "explore=branch begins later"),
+        ("spiel:connect_four", ["teacher=own-words"], "nano's words say nothing of spiel:connect_four"),
+        (None, ["teacher=own-words(whole=true)"], "whole=true is for divergence=reverse-kl"),
         (None, ["teacher=best"], "no teacher is named 'best'"),
         (None, ["teacher=model"], "teacher=model: of"),
         (None, ["teacher=optimal(weight=0)"], "greater than 0"),
