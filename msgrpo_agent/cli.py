@@ -248,6 +248,9 @@ def main() -> None:
         say_error(printable(f"{str(error.filename)[:SHOWN]!r} cannot be read or written: {error.strerror}"))
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # a second Ctrl-C, while a lock was given back
+            say("stopped")
+            sys.exit(130)
         why = no_memory(error)
         if why is None:
             raise

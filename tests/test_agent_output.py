@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from msgrpo import output
-from msgrpo.cli import make_app
+from msgrpo.cli import main, make_app
 from msgrpo.train.curve import draw_curve
 
 MESSAGE = "steps is 'many', which is no whole number of [bold red]updates"
@@ -58,3 +59,21 @@ def test_a_folders_name_in_brackets_is_no_markup(tmp_path: Path, monkeypatch: py
         assert "[/b]" in ended.output
     (folder / "metrics.jsonl").write_text("")
     assert draw_curve(folder, "nano on $x_{/game.py:scenario$", "return").is_file()
+
+
+def test_a_second_ctrl_c_while_a_lock_is_given_back_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted while it takes a lock back, `threading` gives back a lock that it does not hold."""
+
+    def app() -> None:
+        lock = threading.Lock()
+        with lock:
+            lock.release()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("msgrpo.cli.make_app", lambda: app)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped\n"
