@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from msgrpo import cli
 from msgrpo.errors import UsageError
@@ -17,14 +18,17 @@ from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import CONFIG
 from msgrpo.train.config import (
     CHOSEN,
+    ENGINES,
     MANY,
     NUMBERED,
     PRESETS,
+    ROLLOUTS,
     Evaluation,
     MicroBatching,
     TrainConfig,
     make_config,
 )
+from msgrpo.train.rivals import RIVALS
 from msgrpo.train.run_folder import check_folder
 
 ADAPTERS = shipped_adapters()
@@ -37,6 +41,38 @@ def test_later_ones_win(tmp_path: Path) -> None:
         "nano", file=file, settings=["minibatches=4", "select=all"], given={"seed": 9, "steps": None}
     )
     assert (config.seed, config.group_size, config.minibatches, str(config.select)) == (9, 30, 4, "all")
+
+
+def test_what_a_file_says_in_parentheses_stays_where_a_setting_says_less(tmp_path: Path) -> None:
+    """--set evaluation=50 took the file's film and its every along, in silence."""
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"evaluation": "200(every=3, film=0)", "micro_batch": 4096, "select": "aaw(keep=3)"}))
+    settings = ["evaluation=50", "micro_batch=8192(checkpointing=true)", "micro_batch=2048", "select=uniform"]
+    config = make_config(file=file, settings=settings)
+    assert str(config.evaluation) == "50(every=3, film=0, film_share=0.018)"
+    assert str(config.micro_batch) == "2048(checkpointing=true)"
+    assert str(config.select) == "uniform(keep=3)"
+
+
+def test_every_setting_is_listed_with_its_choices_and_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CliRunner().invoke
+    listed = run(cli.make_app(), ["train", "snake", "--settings", "--json", "--set", "steps=7"])
+    assert listed.exit_code == 0, listed.output
+    settings = {setting["name"]: setting for setting in json.loads(listed.stdout)}
+    assert list(settings) == list(TrainConfig.model_fields)
+    assert settings["steps"]["value"] == "7"
+    assert settings["select"]["value"] == "aaw(keep=12)"  # the preset's for Snake
+    assert all(setting["about"] for setting in settings.values())
+    for kind, names in {**RIVALS, "rollouts": ROLLOUTS, "engine": ENGINES}.items():
+        assert [option["name"] for option in settings[kind]["options"]] == list(names)
+        assert all(option["about"] for option in settings[kind]["options"])
+        assert all(part["about"] for option in settings[kind]["options"] for part in option["takes"])
+    (branch,) = [option for option in settings["explore"]["options"] if option["name"] == "branch"]
+    assert [(part["name"], part["default"]) for part in branch["takes"]] == [("episodes", None), ("gamma", "1.0")]
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = run(cli.make_app(), ["train", "--settings"]).stdout
+    assert "to-go(scale=group, words=1.0, gamma=1.0)" in shown
+    assert "200(every=15, film=3, film_share=0.018)" in shown
 
 
 def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:
@@ -59,12 +95,17 @@ def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:
         ({"scenario": "snake@0,frozen-lake"}, "above 0"),
         ({"scenario": "snake@0,frozen-lake@0"}, "above 0"),
         ({"rollouts": "vllm(gpu_share=2)"}, "rollouts=vllm"),
-        ({"rollouts": "vllm(gpu=2)"}, "rollouts=vllm"),
+        ({"rollouts": "vllm(gpu=2)"}, "it takes ahead, gpu_share, max_model_len, servers, tensor_parallel"),
+        ({"rollouts": "servers(at=http://a:1,http://b:1, adapters=x)"}, "no value holds a comma"),
+        ({"rollouts": "http://a:1"}, "servers(at=http://host:port, adapters=DIR)"),
+        ({"engine": "tinker(cost=2)"}, "it takes prefill, sample, train, max_cost"),
+        ({"engine": "here(cost=2)"}, "it takes nothing"),
+        ({"engine": "there"}, "'there' is not here, or tinker"),
     ],
 )
 def test_what_is_no_choice_is_one_sentence(settings: dict[str, object], reason: str) -> None:
     """A dict in --config ended in a TypeError, and shares of 0 were taken for equal ones."""
-    with pytest.raises(UsageError, match=reason):
+    with pytest.raises(UsageError, match=re.escape(reason)):
         make_config(given=settings)
 
 

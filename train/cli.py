@@ -55,6 +55,9 @@ def train(
         typer.Option(help="What computes: here, or tinker(max_cost=20), a service: see TINKER_BASE_URL."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will cost there, and end.")] = False,
+    show: Annotated[
+        bool, typer.Option("--settings", help="List every setting, as this run would have it, and end.")
+    ] = False,
     log: Annotated[list[str] | None, typer.Option(help="wandb or trackio, beside TensorBoard; repeatable.")] = None,
     resume: Annotated[
         bool, typer.Option(help="Go on with the run in --out, by its own settings; starts it where there is none.")
@@ -92,6 +95,9 @@ def train(
         fix = f"begin one: msgrpo train frozen-lake --out {folder}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)
     config = configured(held)
+    if show:
+        _show_settings(config, as_json)
+        return
     if dry_run:
         _show_cost(config, as_json)
         return
@@ -133,6 +139,19 @@ def train(
     out.print(closing_line(summary), markup=False, highlight=False, soft_wrap=True)
     what = "adapter, curve.png" if (folder / ADAPTER_WEIGHTS).is_file() else "curve.png"
     say(f"{what} and transcripts: {folder}")
+
+
+def _show_settings(config: TrainConfig, as_json: bool) -> None:
+    """`--settings`. Nothing is trained."""
+    from msgrpo.train.settings import settings_of, settings_table
+
+    if as_json:
+        print_json([asdict(setting) for setting in settings_of(config)])
+    else:
+        out.print(settings_table(config))
+        say(
+            "change one with --set: --set steps=20 --set 'credit=to-go(gamma=0.6)'; what each does: docs/algorithm.md"
+        )
 
 
 def _show_cost(config: TrainConfig, as_json: bool) -> None:

@@ -38,20 +38,23 @@ from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed
 from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select, Teacher
 from msgrpo.train.rivals.paper import AAW, Clip, WholeReturn
 
-T = TypeVar("T")
+Kind = TypeVar("Kind", bound=BaseModel)
 MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")
 
 
-def _setting(key: str, value: str, make: Callable[[str, dict[str, Any]], T]) -> T:
-    """What `name(key=value, …)` makes. Raises ValueError, which names the setting."""
+def _setting(key: str, value: str, kind_of: Callable[[str], type[Kind]]) -> Kind:
+    """What `name(key=value, …)` makes. Raises ValueError, which names the setting and what it takes."""
     try:
         name, given = parsed(value)
-        return make(name, given)
-    except ValidationError as error:
-        raise ValueError(f"{key}={name}: {first_fault(error, 'its settings')}") from error
+        kind = kind_of(name)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        takes = ", ".join(kind.model_fields) or "nothing"
+        raise ValueError(f"{key}={name}: {first_fault(error, 'its settings')}; it takes {takes}") from error
 
 
 def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
@@ -68,7 +71,7 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
 
 
 class Here(BaseModel):
-    """What every kind of rollouts takes in parentheses."""
+    """This process plays. Every kind of rollouts takes `ahead`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,7 +79,7 @@ class Here(BaseModel):
 
 
 class Vllm(Here):
-    """What rollouts=vllm takes in parentheses."""
+    """vLLM plays: a child of this process, or servers that --ray starts."""
 
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer")
@@ -91,7 +94,7 @@ class Vllm(Here):
 
 
 class Servers(Here):
-    """What rollouts=servers takes in parentheses."""
+    """vLLM servers play that run already."""
 
     at: Clean = Field(
         min_length=1, description="URLs of vLLM servers that run already, spaces between: http://a:8000 http://b:8000"
@@ -119,7 +122,7 @@ ROLLOUTS: dict[str, type[Here]] = {"hf": Here, "vllm": Vllm, "servers": Servers}
 
 
 class Tinker(BaseModel):
-    """What engine=tinker takes in parentheses: US$ for a million tokens, and what a run may spend."""
+    """A service computes, which TINKER_BASE_URL names; prices are US$ for a million tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -143,6 +146,15 @@ class Tinker(BaseModel):
         """Those that a person gave."""
         prefill, sample, train = self._prices
         return None if prefill is None or sample is None or train is None else (prefill, sample, train)
+
+
+class Nothing(BaseModel):
+    """This machine computes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+ENGINES: dict[str, type[Nothing | Tinker]] = {"here": Nothing, "tinker": Tinker}
 
 
 class Numbered(BaseModel):
@@ -385,13 +397,14 @@ class TrainConfig(BaseModel):
     def played(self) -> Here:
         """The settings of `rollouts`: what plays, and with what."""
 
-        def read(name: str, given: dict[str, Any]) -> Here:
+        def kind_of(name: str) -> type[Here]:
             if name not in ROLLOUTS:
                 raise ValueError(f"{self.rollouts!r} is not hf, vllm or servers(at=http://host:port, adapters=DIR)")
-            return ROLLOUTS[name].model_validate(given)
+            return ROLLOUTS[name]
 
-        is_url = "://" in self.rollouts.partition("(")[0]
-        return read(self.rollouts, {}) if is_url else _setting("rollouts", self.rollouts, read)
+        if "://" in self.rollouts.partition("(")[0]:
+            kind_of(self.rollouts)
+        return _setting("rollouts", self.rollouts, kind_of)
 
     @property
     def vllm(self) -> Vllm | None:
@@ -422,14 +435,13 @@ class TrainConfig(BaseModel):
     def service(self) -> Tinker | None:
         """The settings of `engine=tinker`; None where this machine computes."""
 
-        def read(name: str, given: dict[str, Any]) -> Tinker | None:
-            if name == "tinker":
-                return Tinker.model_validate(given)
-            if name != "here" or given:
+        def kind_of(name: str) -> type[Nothing | Tinker]:
+            if name not in ENGINES:
                 raise ValueError(f"{name!r} is not here, or tinker(max_cost=…)")
-            return None
+            return ENGINES[name]
 
-        return _setting("engine", self.engine, read)
+        engine = _setting("engine", self.engine, kind_of)
+        return engine if isinstance(engine, Tinker) else None
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -588,8 +600,8 @@ def _where(key: str) -> str:
 
 
 def _carried(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given`, where a choice takes over what the choice of the preset, or of the run that goes on, has and it takes
-    too, but does not name.
+    """`given`, where a choice takes over what the choice that stood there before has and it takes too, but does not
+    name: that of the preset, of a file, or of the run that goes on.
 
     So select=uniform changes how episodes are drawn, and not also how many; and on --resume evaluation=100(film=0)
     how often it is played stays.
@@ -601,18 +613,19 @@ def _carried(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
             continue
         try:
             takes = type(choose(kind, given[kind])).model_fields
+            earlier = {key: value for key, value in parsed(before[kind])[1].items() if key in takes}
         except ValueError:  # TrainConfig refuses it as it was given
             continue
         name, own = parsed(given[kind])
-        earlier = {key: value for key, value in parsed(before[kind])[1].items() if key in takes}
         whole[kind] = _written(name, earlier | own)
     for key in NUMBERED.keys() & before.keys() & given.keys():
         try:
-            NUMBERED[key].read(given[key])
-        except ValueError:
+            for value in (before[key], given[key]):
+                NUMBERED[key].read(value)
+        except ValueError:  # TrainConfig refuses it as it was given
             continue
         number, own = parsed(str(given[key]))
-        whole[key] = _written(number, parsed(before[key])[1] | own)
+        whole[key] = _written(number, parsed(str(before[key]))[1] | own)
     return whole
 
 
@@ -630,7 +643,7 @@ def settings_given(
         key, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting!r} is not key=value", fix="for example --set learning_rate=1e-3")
-        said[key.strip()] = value.strip()
+        said |= _carried(said, {key.strip(): value.strip()})
     return said | {key: value for key, value in (given or {}).items() if value is not None}
 
 

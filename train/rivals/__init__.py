@@ -76,8 +76,7 @@ def choose(kind: str, spec: str) -> Choice:
     name, settings = parsed(spec)
     if name not in RIVALS[kind]:
         raise ValueError(f"no {kind} is named {name!r}: {nearest(name, RIVALS[kind])}")
-    module, _, class_name = RIVALS[kind][name].partition(":")
-    chosen: type[Choice] = getattr(import_module(f"msgrpo.train.{module}"), class_name)
+    chosen = rival(kind, name)
     try:
         return chosen.model_validate(settings)
     except ValidationError as error:
@@ -88,6 +87,13 @@ def choose(kind: str, spec: str) -> Choice:
             raise ValueError(f"{kind}={name} does not take {key}; it takes {takes}") from error
         given = f", not {fault['input']!r}" if fault["type"] != "missing" else ""
         raise ValueError(f"{kind}={name}: {key}: {fault['msg']}{given}; it takes {takes}") from error
+
+
+def rival(kind: str, name: str) -> type[Choice]:
+    """The class of a choice that `RIVALS` lists."""
+    module, _, class_name = RIVALS[kind][name].partition(":")
+    chosen: type[Choice] = getattr(import_module(f"msgrpo.train.{module}"), class_name)
+    return chosen
 
 
 def is_outside(spec: str) -> bool:
@@ -104,6 +110,6 @@ def parsed(spec: str) -> tuple[str, dict[str, Any]]:
     for part in filter(str.strip, (form[2] or "").split(",")):
         key, equals, value = part.partition("=")
         if not equals or key.strip() in settings:
-            raise ValueError(f"{part.strip()!r} in {spec!r} is not one key=value")
+            raise ValueError(f"{part.strip()!r} in {spec!r} is not one key=value (no value holds a comma)")
         settings[key.strip()] = value.strip()
     return form[1], settings

@@ -7,6 +7,8 @@ from msgrpo.train.rivals.contract import Learner, Select
 
 
 class All(Select):
+    """Every episode of every group."""
+
     name = "all"
 
     def kept(self, group: Group, learner: Learner) -> list[int]:

@@ -18,6 +18,8 @@ RATE = 0.1
 
 
 class Entropy(Explore):
+    """The temperature of rollouts follows the policy's entropy."""
+
     name = "entropy"
     target: float = Field(gt=0, description="H*, nats a token that the rollouts' temperature aims at")
 

@@ -60,7 +60,7 @@ class Advice:
 class ActionTeacher(Teacher):
     """One who says how likely each action should be in the state of a turn."""
 
-    divergence: Literal["cross-entropy", "reverse-kl"] = "cross-entropy"
+    divergence: Literal["cross-entropy", "reverse-kl"] = Field("cross-entropy", description="of policy and teacher")
     smooth: float = Field(0.05, gt=0, lt=1, description="ε, how often q plays any legal action (reverse-kl)")
     whole: bool = Field(False, description="teach the words before the action too (reverse-kl)")
 

@@ -18,6 +18,8 @@ from msgrpo.train.rivals.contract import Explore, Further, Playing
 
 
 class Refill(Explore):
+    """A start whose episodes all went alike is replaced by a fresh one."""
+
     name = "refill"
     rounds: int = Field(2, ge=1, le=100, description="how often at most the flat ones are replaced")
 

@@ -26,6 +26,8 @@ LEAST = 0.05  # probability with which any start is still played: the policy cha
 
 
 class Skip(Explore):
+    """Starts at which the policy always does alike are played less often."""
+
     name = "skip"
     chance: float = Field(0.5, gt=0, lt=1, description="of playing a start whose last group was flat; of z, chance^z")
 

@@ -9,6 +9,8 @@ from msgrpo.train.rivals.contract import Learner, Sampled
 
 
 class Spread(Sampled):
+    """The G′ episodes whose returns have the largest variance."""
+
     name = "spread"
 
     def kept(self, group: Group, learner: Learner) -> list[int]:

@@ -9,6 +9,8 @@ from msgrpo.train.rivals.contract import Learner, Sampled
 
 
 class Uniform(Sampled):
+    """G′ of G without replacement, all alike."""
+
     name = "uniform"
 
     def kept(self, group: Group, learner: Learner) -> list[int]:

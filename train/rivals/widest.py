@@ -13,6 +13,8 @@ from msgrpo.train.rivals.contract import Gate
 
 
 class Widest(Gate):
+    """Passes the groups whose returns differ most."""
+
     name = "widest"
     one_game = True
     drop: float = Field(0.25, ge=0, lt=1, description="share of the groups that is passed over")

@@ -1,0 +1,106 @@
+"""Every setting of a run, its choices, and what they take in parentheses: `msgrpo train --settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+from rich.table import Table
+from rich.text import Text
+
+from msgrpo.prompt import PromptTemplate
+from msgrpo.train.config import ENGINES, NUMBERED, ROLLOUTS, TrainConfig
+from msgrpo.train.rivals import RIVALS, rival
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of what a setting takes in parentheses. `default` is None where a value has to be given."""
+
+    name: str
+    default: str | None
+    about: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """One of a setting's choices."""
+
+    name: str
+    about: str
+    takes: list[Part]
+
+    @property
+    def written(self) -> str:
+        """`name(key=default, …)`."""
+        parts = [f"{part.name}={'…' if part.default is None else part.default}" for part in self.takes]
+        return f"{self.name}({', '.join(parts)})" if parts else self.name
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`value` is what a run would have."""
+
+    name: str
+    value: str | None
+    about: str
+    options: list[Option]
+
+
+def settings_of(config: TrainConfig) -> list[Setting]:
+    """In the order of `TrainConfig`."""
+    return [
+        Setting(name, _value(getattr(config, name)), field.description or "", _options(name))
+        for name, field in TrainConfig.model_fields.items()
+    ]
+
+
+def settings_table(config: TrainConfig) -> Table:
+    """One line a setting, and one for each of its choices; text is never read as markup."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("setting", "here", ""):
+        table.add_column(column, overflow="fold")
+    for setting in settings_of(config):
+        table.add_row(Text(setting.name, "bold"), Text(setting.value or "–"), Text(setting.about))
+        for option in setting.options:
+            table.add_row("", Text(f"  {option.written}", "dim"), Text(option.about, "dim"))
+    return table
+
+
+def _value(value: object) -> str | None:
+    return value.name if isinstance(value, PromptTemplate) else _text(value)
+
+
+def _options(name: str) -> list[Option]:
+    if name in RIVALS:
+        return [_option(choice, rival(name, choice)) for choice in RIVALS[name]]
+    kinds: Mapping[str, Mapping[str, type[BaseModel]]] = {"rollouts": ROLLOUTS, "engine": ENGINES}
+    if name in NUMBERED:
+        number, *parts = _parts(NUMBERED[name])
+        return [Option(str(number.default), number.about, parts)]
+    return [_option(choice, kind) for choice, kind in kinds.get(name, {}).items()]
+
+
+def _option(name: str, kind: type[BaseModel]) -> Option:
+    about = (kind.__doc__ or "").strip().split("\n")[0]
+    return Option(name, about, _parts(kind))
+
+
+def _parts(kind: type[BaseModel]) -> list[Part]:
+    return [
+        Part(
+            name,
+            None if field.default is PydanticUndefined else _text(field.default) or "none",
+            field.description or "",
+        )
+        for name, field in kind.model_fields.items()
+    ]
+
+
+def _text(value: object) -> str | None:
+    """As it is written on the command line; None for nothing."""
+    if value is None or value == {}:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
