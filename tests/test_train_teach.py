@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from msgrpo.agent import parse_action
+from msgrpo.cli import make_app
 from msgrpo.errors import RunError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.models.loading import load_base
+from msgrpo.models.local import LocalModel
 from msgrpo.prompt import make_template
 from msgrpo.run_log import alone
 from msgrpo.train import config as settings
 from msgrpo.train.config import PRESETS, make_config, preset_for
+from msgrpo.train.nano import sampled
 from msgrpo.train.nano import teach as teaching
 from msgrpo.train.nano.build import build
+from msgrpo.train.nano.sampled import own_rows
 from msgrpo.train.nano.teach import ANSWERS, BEGUN, rows_of, teach
 from msgrpo.train.nano.words import Words
 
@@ -56,15 +62,17 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
+@pytest.mark.usefixtures("near")
 @pytest.mark.parametrize("small", [teaching.SMALL, 0])
 def test_a_teaching_that_is_cut_off_goes_on_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     """All weights of a small model, a LoRA of any other: both end as a base that differs from the one before."""
+    lake = get_scenario("frozen-lake")  # the near one
     monkeypatch.setattr(teaching, "SMALL", small)
     monkeypatch.setattr(teaching, "SAVE_S", -1.0)
     monkeypatch.setattr(teaching, "BLOCK", 2)
-    whole = teach(LAKE, tmp_path / "whole", steps=4)
+    whole = teach(lake, tmp_path / "whole", steps=4)
     seen = []
 
     def cut_off(pace: Any) -> None:
@@ -73,13 +81,13 @@ def test_a_teaching_that_is_cut_off_goes_on_to_the_same_weights(
             raise CutOffError
 
     with pytest.raises(CutOffError):
-        teach(LAKE, tmp_path / "cut", steps=4, progress=cut_off)
+        teach(lake, tmp_path / "cut", steps=4, progress=cut_off)
     assert (tmp_path / "cut" / BEGUN).exists()
     with pytest.raises(UsageError, match="begun with"):
-        teach(LAKE, tmp_path / "cut", steps=4, seed=1)
+        teach(lake, tmp_path / "cut", steps=4, answers="own")
     with pytest.raises(UsageError, match="3 steps already"):
-        teach(LAKE, tmp_path / "cut", steps=2)
-    resumed = teach(LAKE, tmp_path / "cut", steps=4, progress=cut_off)
+        teach(lake, tmp_path / "cut", steps=2)
+    resumed = teach(lake, tmp_path / "cut", steps=4, progress=cut_off)
     assert seen == [1, 2, 3, 4, 4]
     assert resumed["losses"] == whole["losses"]
     assert resumed["rows"] == whole["rows"]
@@ -92,6 +100,46 @@ def test_a_teaching_that_is_cut_off_goes_on_to_the_same_weights(
     assert 0 < whole["best_actions"] < 1
     assert json.loads((tmp_path / "whole" / "taught.json").read_text()) == whole
     assert not (tmp_path / "cut" / BEGUN).exists()
+
+
+@pytest.mark.usefixtures("near")
+def test_own_answers_are_those_that_hold_a_legal_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked in words that nano never saw it often names none, and what it then says is no row."""
+    lake, template = get_scenario("frozen-lake"), make_template("none")
+    monkeypatch.setattr(sampled, "AT_ONCE", 32)
+    monkeypatch.setattr(sampled, "MOST_TOKENS", 40)  # longer ones are cut off
+    model = LocalModel("nano", *load_base("nano"))
+    turns = list(itertools.islice(own_rows(lake, model, nullcontext, 0, template), 60))
+    assert all(len(turn) == 1 for turn in turns)
+    rows = [row for (row,) in turns]
+    assert all(parse_action(row.answer, lake.actions).action for row in rows)
+    assert all(row.prompt.prefix == template.render(lake, "").prefix for row in rows)
+    assert {row.best for row in rows} == {True, False}
+    assert len({row.answer for row in rows}) > 10  # its own words, and not a list of actions
+
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("small", [teaching.SMALL, 0])
+def test_own_answers_are_the_bases_however_much_it_has_learned(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr(teaching, "SMALL", small)
+    monkeypatch.setattr(sampled, "AT_ONCE", 4)
+    taught = teaching.Teaching(get_scenario("frozen-lake"), "nano", 0, 4, make_template("brief"), "own")
+    first = [row for (row,) in itertools.islice(taught._turns(7), 6)]
+    before = {name: weights.detach().clone() for name, weights in taught.model.named_parameters()}
+    for _ in range(3):
+        taught._learn(first)
+    assert any(not torch.equal(before[name], weights) for name, weights in taught.model.named_parameters())
+    assert [row for (row,) in itertools.islice(taught._turns(7), 6)] == first
+
+
+@pytest.mark.usefixtures("near")
+def test_a_base_without_a_legal_answer_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled, "AT_ONCE", 4)
+    monkeypatch.setattr(sampled, "MOST_TOKENS", 3)
+    with pytest.raises(UsageError, match="gave no legal action in 16 episodes of frozen-lake"):
+        teach(get_scenario("frozen-lake"), tmp_path, steps=1, answers="own")
+    ended = CliRunner().invoke(make_app(), ["teach", "frozen-lake", "--out", "x", "--from", "own", "--no-words"])
+    assert "--from own takes the base's own" in str(ended.exception)
 
 
 def test_a_damaged_beginning_is_named_and_kept(tmp_path: Path) -> None:

@@ -323,6 +323,9 @@ def teach(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of play and batches.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 250 without.")] = None,
     prompt: Annotated[str, typer.Option(help="How it is asked: brief, none, free, or a file.")] = "brief",
+    source: Annotated[
+        str, typer.Option("--from", help="play: a bad player's answers; own: its own that hold a legal action.")
+    ] = "play",
     words: Annotated[bool, typer.Option(" /--no-words", help="Answers are nothing but actions.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -335,6 +338,10 @@ def teach(
     from msgrpo.prompt import make_template
     from msgrpo.train.display import teaching
 
+    if source not in ("play", "own"):
+        raise UsageError(f"--from {source[:80]!r} is not play or own")
+    if source == "own" and not words:
+        raise UsageError("--no-words is for a bad player's answers, and --from own takes the base's own")
     with _going_on(), teaching(err, silent=as_json) as progress:
         facts = run(
             get_scenario(scenario),
@@ -343,7 +350,7 @@ def teach(
             seed=seed,
             steps=steps or STEPS,
             template=make_template(prompt),
-            words=words,
+            answers="own" if source == "own" else "words" if words else "actions",
             progress=progress,
         )
     if as_json:

@@ -3,7 +3,8 @@
 A base whose answers are nearly all invalid has groups whose returns are all equal, and learns nothing. Here it reads
 the game's prompts and learns the form of an answer: words that are true, where there are some for the game (its own
 `describe`, or nano's), and the action of a player who plays badly on purpose: to play well is what MS-GRPO is for.
-How many of the actions are the best ones stands in `taught.json`.
+How many of the actions are the best ones stands in `taught.json`. With `--from own` the answers are the base's own
+(`sampled.py`).
 
 Of a small model all weights are trained; of any other a LoRA, which is merged at the end. Either way the result is a
 base like any other. What has been learned is written down every half minute: the same command goes on.
@@ -11,13 +12,15 @@ base like any other. What has been learned is written down every half minute: th
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -29,18 +32,21 @@ from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.loading import load_base, weights_of
-from msgrpo.models.local import pad_id
+from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import best_actions
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
+from msgrpo.train.nano.sampled import own_rows
 from msgrpo.train.nano.words import has_words, look
 
 SKILL = 0.4  # of the actions in a game that nano has no words for are the reference player's
 STEPS = 250
 ANSWERS = 4  # to one prompt, where an answer is nothing but an action
 USUAL = PromptTemplate()
+Answers = Literal["words", "actions", "own"]
+ANSWERED: dict[Answers, str] = {"words": "", "actions": " --no-words", "own": " --from own"}  # on the command line
 BLOCK = 25  # steps whose rows are one stretch of play
 SMALL = 20_000_000  # parameters up to which all weights are trained
 RANK = 32
@@ -110,18 +116,19 @@ class Teaching:
     """A base that is being taught: the model, its optimizer, and where it stands."""
 
     def __init__(
-        self, scenario: Scenario, base: str, seed: int, steps: int, template: PromptTemplate, words: bool
+        self, scenario: Scenario, base: str, seed: int, steps: int, template: PromptTemplate, answers: Answers
     ) -> None:
         torch.manual_seed(seed)
         self.scenario, self.base, self.seed, self.steps = scenario, base, seed, steps
-        self.template, self.words = template, words
+        self.template, self.answers = template, answers
         self.model, self.tokenizer = load_base(base, dtype="float32")
         self.pad_id = pad_id(self.model, self.tokenizer)
         self.whole = sum(parameter.numel() for parameter in self.model.parameters()) <= SMALL
         self.batch, self.peak, self.warm_up = (48, 3e-3, 20) if self.whole else (24, 2e-3, 10)
+        self._untaught = copy.deepcopy(self.model) if self.whole and answers == "own" else self.model
         if not self.whole:
             lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-            self.model = get_peft_model(self.model, lora)
+            self.model = self._untaught = get_peft_model(self.model, lora)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=self.peak, weight_decay=0.0)
         self.step, self.rows, self.judged, self.best, self.seconds = 0, 0, 0, 0, 0.0
         self.losses: list[float] = []
@@ -133,12 +140,19 @@ class Teaching:
     def block(self) -> Iterator[float]:
         """Train to the end of the block, a step at a time; gives each step's loss."""
         first = self.step - self.step % BLOCK
-        turns = rows_of(self.scenario, self.seed * 100_000 + first, self.template, words=self.words)
+        turns = self._turns(self.seed * 100_000 + first)
         mixed = itertools.chain.from_iterable(shuffled(turns, stream(self.seed, f"teach-block-{first}")))
         for _ in itertools.islice(mixed, (self.step - first) * self.batch):
             """Rows that it has learned from already."""
         while self.step < min(first + BLOCK, self.steps):
             yield self._learn(list(itertools.islice(mixed, self.batch)))
+
+    def _turns(self, seed: int) -> Iterator[list[Row]]:
+        if self.answers != "own":
+            return rows_of(self.scenario, seed, self.template, words=self.answers == "words")
+        untaught = nullcontext if self.whole else self.model.disable_adapter
+        base = LocalModel("base", self._untaught, self.tokenizer)
+        return own_rows(self.scenario, base, untaught, seed, self.template)
 
     def _learn(self, rows: list[Row]) -> float:
         for group in self.optimizer.param_groups:
@@ -161,7 +175,7 @@ class Teaching:
     def planned(self) -> str:
         """What makes it another teaching."""
         whose = f"{self.scenario.id} {self.scenario.rules_hash} {weights_of(self.base)}"
-        how = f"--prompt {self.template.hash}{'' if self.words else ' --no-words'}"
+        how = f"--prompt {self.template.hash}{ANSWERED[self.answers]}"
         return f"{whose} {how} --seed {self.seed}"
 
     def save(self, file: Path) -> None:
@@ -195,7 +209,7 @@ class Teaching:
             "weights": weights_of(self.base),
             "trained": "all weights" if self.whole else f"LoRA of rank {RANK} on all linear layers, merged",
             "prompt": self.template.model_dump(exclude_defaults=True),
-            "words": self.words,
+            "answers": self.answers,
             "steps": self.steps,
             "rows": self.rows,
             "best_actions": round(self.best / self.judged, 4) if self.judged else None,
@@ -224,18 +238,19 @@ def teach(
     steps: int = STEPS,
     seed: int = 0,
     template: PromptTemplate = USUAL,
-    words: bool = True,
+    answers: Answers = "words",
     progress: Progress = lambda pace: None,
 ) -> dict[str, Any]:
     """Train `base` on the game's rows and write it to `out` as a base like any other; returns what was done.
 
-    `template` is how it is asked; without `words` its answers are nothing but actions.
+    `template` is how it is asked. Its answers are a bad player's, with `words` before the action or nothing but
+    `actions`, or its `own` that hold a legal action.
 
     A teaching that was cut off goes on where it was written down last; with another number of steps it goes on by
     the learning rates of that many. Raises UsageError if `out` holds anything else.
     """
     with begun.alone_in(out, BEGUN):
-        teaching = Teaching(scenario, base, seed, steps, template, words)
+        teaching = Teaching(scenario, base, seed, steps, template, answers)
         if (out / BEGUN).exists():
             teaching.restore(out / BEGUN)
         _go_on(teaching, out / BEGUN, progress)
