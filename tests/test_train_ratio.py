@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from msgrpo.train.config import make_config
+from msgrpo.train.groups import Sample
+from msgrpo.train.policy import Policy
+from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import choose
-from msgrpo.train.rivals.contract import Loss
+from msgrpo.train.rivals.contract import Learner, Loss
+from msgrpo.train.update import lessons, pick
 from tests.test_train_msgrpo import random_inputs
+from tests.train_helpers import played
 
-NAMES = ("gspo", "turn", "cispo", "dual")
+NAMES = ("gspo", "turn", "cispo", "dual", "icepop", "icepop of turns")
 LOW, HIGH, MOST, BETA = 0.2, 0.28, 1.5, 0.1
+LEAST, LARGEST = 0.8, 1.2  # icepop's
+NARROW = (0.05, 0.06)  # gspo's: the mean of a turn's tokens hardly moves
 
 
 def loss_of(name: str, over: str) -> Loss:
-    bounds = {"cispo": f"high={HIGH}", "dual": f"low={LOW}, high={HIGH}, most={MOST}"}
-    chosen = choose("loss", f"{name}({bounds.get(name, f'low={LOW}, high={HIGH}')}, kl={BETA}, over={over})")
+    bounds = {
+        "gspo": f"low={NARROW[0]}, high={NARROW[1]}",
+        "cispo": f"high={HIGH}",
+        "dual": f"low={LOW}, high={HIGH}, most={MOST}",
+        "icepop": f"low={LEAST}, high={LARGEST}",
+        "icepop of turns": f"low={LEAST}, high={LARGEST}, whole=true",
+    }
+    of_name = bounds.get(name, f"low={LOW}, high={HIGH}")
+    chosen = choose("loss", f"{name.partition(' ')[0]}({of_name}, kl={BETA}, over={over})")
     assert isinstance(chosen, Loss)
     return chosen
 
 
 def slow(name: str, over: str, lp, old, ref, advantages, mask) -> float:  # type: ignore[no-untyped-def]
     """By the equations at the head of `rivals/ratio.py`, token by token."""
-    per_turn = []
+    per_turn, (low, high) = [], NARROW if name == "gspo" else (LOW, HIGH)
     for n in range(len(lp)):
         a, there = float(advantages[n]), [t for t in range(lp.shape[1]) if mask[n, t]]
         logs = [float(lp[n, t] - old[n, t]) for t in there]
@@ -32,9 +48,12 @@ def slow(name: str, over: str, lp, old, ref, advantages, mask) -> float:  # type
         for t, log_w in zip(there, logs, strict=True):
             of_turn = {"gspo": sum(logs) / len(logs), "turn": sum(logs)}.get(name, log_w)
             w = math.exp(of_turn)
-            value = min(w * a, min(max(w, 1 - LOW), 1 + HIGH) * a)
+            value = min(w * a, min(max(w, 1 - low), 1 + high) * a)
             if name == "cispo":
                 value = min(w, 1 + HIGH) * a * float(lp[n, t])
+            elif name.startswith("icepop"):
+                judged = math.exp(sum(logs) / len(logs)) if name == "icepop of turns" else w
+                value = w * a * float(lp[n, t]) if LEAST <= judged <= LARGEST else 0.0
             elif name == "dual" and a < 0:
                 value = max(value, MOST * a)
             r = math.exp(float(ref[n, t] - lp[n, t]))
@@ -55,12 +74,22 @@ def test_each_equals_a_slow_loop(name: str, over: str, seed: int) -> None:
     assert set(stats) == {"kl", "clip_share", "ratio"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_slow_loops_inputs_lie_within_the_bounds_and_beyond(name: str) -> None:
+    shares = []
+    for seed in range(5):
+        lp, old, ref, advantages, mask = random_inputs(seed)
+        shares.append(float(loss_of(name, "token")(lp, old, ref, advantages, mask)[1]["clip_share"]))
+    assert 0 < sum(shares) < len(shares)
+
+
 @pytest.mark.parametrize("name", ["clip", *NAMES])
 def test_where_nothing_has_changed_yet_all_have_one_gradient(name: str) -> None:
     """With w = 1 each is the policy gradient, A ∇ log pθ; what differs begins with the second step."""
     lp, _, _, advantages, mask = random_inputs(3)
     gradients = []
-    for chosen in (choose("loss", "clip(kl=0)"), choose("loss", f"{name}(kl=0)")):
+    whole = ", whole=true" if name == "icepop of turns" else ""
+    for chosen in (choose("loss", "clip(kl=0)"), choose("loss", f"{name.partition(' ')[0]}(kl=0{whole})")):
         assert isinstance(chosen, Loss)
         x = lp.clone().requires_grad_()
         chosen(x, lp, lp, advantages, mask)[0].backward()  # type: ignore[no-untyped-call]
@@ -100,3 +129,69 @@ def test_the_second_bound_holds_where_the_first_does_not() -> None:
         values[name] = (value.item(), x.grad.item())
     assert values["clip"] == pytest.approx((math.e**2, math.e**2))
     assert values["dual"] == pytest.approx((3.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def turned() -> tuple[Learner, list[Sample]]:
+    """A policy, and turns that it sampled; one token of the second is said to be nobody's."""
+    settings = ["groups=2", "group_size=4", "select=all", "minibatches=1", "evaluation=4(film=0)"]
+    chosen = make_config(settings=settings)
+    policy = Policy(chosen)
+    playing, episodes = played(chosen, policy)
+    learner = Learner(policy, ALONE, torch.Generator().manual_seed(0))
+    samples, _ = lessons(pick(playing.groups(episodes), chosen, learner), chosen, learner)
+    first, second, *others = samples
+    logprobs = (math.nan, *second.old_logprobs[1:])
+    return learner, [first, replace(second, completion=replace(second.completion, logprobs=logprobs)), *others]
+
+
+def decoupled(learner: Learner, samples: list[Sample], tokens: int) -> tuple[list[Sample], dict[str, float]]:
+    loss = choose("loss", "decoupled(cap=1.5)")
+    assert isinstance(loss, Loss)
+    return loss.prepared(samples, learner, tokens)
+
+
+@pytest.mark.parametrize("tokens", [16_384, 100])
+def test_fresh_rollouts_of_the_own_process_have_a_weight_of_one(
+    turned: tuple[Learner, list[Sample]], tokens: int
+) -> None:
+    learner, samples = turned
+    found, figures = decoupled(learner, samples, tokens)
+    assert figures["engine/mismatch_max"] < 1e-3
+    for before, after in zip(samples, found, strict=True):
+        assert after.completion.token_ids == before.completion.token_ids
+        assert after.advantages == pytest.approx(before.advantages, rel=1e-3)
+        assert after.old_logprobs == pytest.approx(before.old_logprobs, abs=1e-3, nan_ok=True)
+
+
+def test_old_rollouts_weigh_as_likely_as_the_policy_has_become_up_to_the_cap(
+    turned: tuple[Learner, list[Sample]],
+) -> None:
+    """Sampled at a log-probability that is lower by 0, 0.1, … nats: e^0, e^0.1, …, and never above 1.5."""
+    learner, samples = turned
+    lower = [[0.1 * (t % 8) for t in range(len(sample.answer_ids))] for sample in samples]
+    older = [
+        replace(
+            sample,
+            completion=replace(
+                sample.completion, logprobs=tuple(a - b for a, b in zip(sample.old_logprobs, of_turn, strict=True))
+            ),
+            weights=tuple(0.5 for _ in of_turn),
+        )
+        for sample, of_turn in zip(samples, lower, strict=True)
+    ]
+    found, figures = decoupled(learner, older, 16_384)
+    sampled = [
+        difference
+        for sample, of_turn in zip(samples, lower, strict=True)
+        for logprob, difference in zip(sample.old_logprobs, of_turn, strict=True)
+        if not math.isnan(logprob)
+    ]
+    assert figures["engine/mismatch_mean"] == pytest.approx(sum(sampled) / len(sampled), abs=1e-4)
+    for sample, after, of_turn in zip(samples, found, lower, strict=True):
+        assert after.advantage == sample.advantage
+        ratios = [min(math.exp(difference), 1.5) for difference in of_turn]
+        if math.isnan(sample.old_logprobs[0]):
+            ratios[0] = 1.0
+        assert after.weights == pytest.approx([0.5 * ratio for ratio in ratios], rel=1e-3)
+        assert after.old_logprobs == pytest.approx(sample.old_logprobs, abs=1e-3, nan_ok=True)  # where it begins

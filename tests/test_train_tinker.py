@@ -260,7 +260,8 @@ def test_a_wrong_key_is_told_and_not_repeated(fake: Fake, tmp_path: Path, monkey
     [
         ("loss=clip(kl=0.1)", r"--set 'loss=clip\(kl=0\)'"),
         ("loss=gspo(kl=0)", "whose loss is that of clip"),
-        ("credit=critic", "hidden states"),
+        ("credit=critic", "computes with the policy"),
+        ("loss=decoupled(kl=0)", "computes with the policy"),
         ("teacher=optimal", "sampled answers alone"),
         ("rollouts=vllm", "which also plays"),
         ("temperature=0.7", "temperature 1"),
@@ -268,7 +269,7 @@ def test_a_wrong_key_is_told_and_not_repeated(fake: Fake, tmp_path: Path, monkey
         ("engine=tinker(prefill=1, sample=2)", "a price has three parts"),
         ("engine=tinker(prefill=-1, sample=2, train=3)", "prefill"),
         ("engine=tinkr", "is not here, or tinker"),
-        ("engine=here(max_cost=1)", "is not here, or tinker"),
+        ("engine=here(max_cost=1)", "it takes nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(wrong: str, said: str) -> None:

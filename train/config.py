@@ -356,7 +356,7 @@ class TrainConfig(BaseModel):
             )
         for chosen in self.choices:
             if chosen.asks_policy:
-                raise ValueError(f"{chosen} asks the policy's hidden states, and {at}")
+                raise ValueError(f"{chosen} computes with the policy, and {at}")
         if self.teacher is not None:
             raise ValueError(f"teacher is {self.teacher}, and {at}, which learns from sampled answers alone")
         if self.opponent == "base":

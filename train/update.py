@@ -152,6 +152,7 @@ def _joined(parts: Sequence[tuple[dict[str, float], float]]) -> tuple[dict[str, 
 class MicroBatch:
     """N turns that go through the model together: the shared prefix once, then each one's own tokens."""
 
+    samples: Sequence[Sample]
     prefix: list[int]
     pairs: list[tuple[list[int], list[int]]]
     old_logprobs_NT: Tensor
@@ -197,12 +198,18 @@ def pick(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list
 def lessons(picked: Sequence[Picked], config: TrainConfig, learner: Learner) -> tuple[list[Sample], dict[str, float]]:
     """What the update learns from the picked groups: from their returns, and from the teacher where there is one.
 
-    With it come the teacher's figures, for the metrics.
+    With it come the figures of teacher and loss, for the metrics.
     """
     tokenizer = learner.policy.tokenizer
     if config.teacher is None:
-        return [sample for of_group in picked for sample in of_group.samples(config, tokenizer)], {}
-    return config.teacher.taught([lesson for one in picked for lesson in one.lessons(config, tokenizer)], learner)
+        samples, figures = [sample for one in picked for sample in one.samples(config, tokenizer)], dict[str, float]()
+    else:
+        every = [lesson for one in picked for lesson in one.lessons(config, tokenizer)]
+        samples, figures = config.teacher.taught(every, learner)
+    if not config.loss.asks_policy:
+        return samples, figures
+    samples, more = config.loss.prepared(samples, learner, config.micro_batch.tokens)
+    return samples, figures | more
 
 
 def advantages(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[Advantages]:
@@ -279,6 +286,7 @@ def _pack(part: Sequence[Sample], shared: int, device: torch.device) -> MicroBat
         old[i, own] = torch.tensor(sample.old_logprobs)
         advantages[i, own] = torch.tensor(sample.advantages)
     return MicroBatch(
+        tuple(part),
         list(part[0].prompt_ids[:shared]),
         [(list(sample.prompt_ids[shared:]), list(sample.answer_ids)) for sample in part],
         old.to(device),

@@ -60,6 +60,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
         "cispo": "rivals.ratio:Cispo",
         "dual": "rivals.ratio:Dual",
         "icepop": "rivals.ratio:Icepop",
+        "decoupled": "rivals.decoupled:Decoupled",
     },
 }
 

@@ -58,6 +58,10 @@ class Trained(Protocol):
     def tokenizer(self) -> Any: ...
     @property
     def temperature(self) -> float: ...
+    def logprobs(self, prefix: list[int], pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+        """log p (N, T) of every answer token, and the mask; answers end together."""
+        ...
+
     def hidden(self, prefix: list[int], rests: Sequence[list[int]]) -> Tensor:
         """The trunk's last hidden state (N, D) at the end of each prompt."""
         ...
@@ -242,6 +246,14 @@ class Loss(Choice):
     by_token: ClassVar[bool] = True  # each token's advantage is its own; else a turn's tokens share one ratio
     kl: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
     over: Literal["token", "turn"] = Field("token", description="mean over tokens, or over turns of their mean")
+
+    def prepared(
+        self, samples: Sequence[Sample], learner: Learner, tokens: int
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """The update's turns as a loss takes them that computes with the policy before the first step, `tokens` at
+        once; and figures for the metrics. Only asked where `asks_policy`.
+        """
+        return list(samples), {}
 
     @abstractmethod
     def __call__(

@@ -57,6 +57,9 @@ class TinkerWeights:
     def model(self) -> Any:
         raise _away()
 
+    def logprobs(self, prefix: list[int], pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+        raise _away()
+
     def hidden(self, prefix: list[int], rests: Sequence[list[int]]) -> Tensor:
         raise _away()
 

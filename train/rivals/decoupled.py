@@ -1,0 +1,72 @@
+"""loss=decoupled(cap=2): the clip counts from where the update begins; importance weights make up for old rollouts.
+
+    −min(v, cap) · min(w A, clip(w, 1 − low, 1 + high) A) + β k3,    w = pθ / p_now,    v = p_now / p_rollouts
+
+p_now is the policy as the update begins, by one more forward pass over the update's turns; p_rollouts is the version,
+and the program, that sampled them. `loss=clip` counts from the rollouts: where those are several versions old, tokens
+are cut off before the update has taken a step. Of fresh rollouts from the trainer's own process v = 1, and it is the
+clip.
+
+Sources: the decoupled objective (arXiv 2110.00641), in asynchronous training of language models AReaL (2505.24298);
+the cap of 2 is TRL's for rollouts by vLLM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+
+from msgrpo.train.groups import Sample
+from msgrpo.train.rivals.contract import Learner
+from msgrpo.train.rivals.paper import Clip
+
+
+class Decoupled(Clip):
+    """The clip counts from where the update begins; importance weights make up for old rollouts."""
+
+    name = "decoupled"
+    asks_policy = True
+    cap: float = Field(2.0, ge=1, description="the largest importance weight of a token")
+
+    def prepared(
+        self, samples: Sequence[Sample], learner: Learner, tokens: int
+    ) -> tuple[list[Sample], dict[str, float]]:
+        own = learner.ranks.share(samples)
+        now = learner.ranks.gather(logprobs_now(own, learner, tokens))
+        off = [
+            abs(b - a)
+            for sample, logprobs in zip(samples, now, strict=True)
+            for a, b in zip(sample.old_logprobs, logprobs, strict=True)
+            if not math.isnan(a)
+        ]
+        figures = {"engine/mismatch_mean": math.fsum(off) / len(off), "engine/mismatch_max": max(off)} if off else {}
+        return [self._weighted(*pair) for pair in zip(samples, now, strict=True)], figures
+
+    def _weighted(self, sample: Sample, now: tuple[float, ...]) -> Sample:
+        """The turn as if it had been sampled now, with the weight min(v, cap) on each token's advantage."""
+        parts = sample.weights or (1.0,) * len(now)
+        most = math.log(self.cap)
+        logs = [
+            (a, 0.0) if math.isnan(a) else (b, min(b - a, most))  # what nobody sampled keeps its ratio of 1
+            for a, b in zip(sample.old_logprobs, now, strict=True)
+        ]
+        logprobs = tuple(logprob for logprob, _ in logs)
+        weights = tuple(part * math.exp(log_v) for part, (_, log_v) in zip(parts, logs, strict=True))
+        return Sample(replace(sample.completion, logprobs=logprobs), sample.advantage, weights)
+
+
+def logprobs_now(samples: Sequence[Sample], learner: Learner, tokens: int) -> list[tuple[float, ...]]:
+    """log p_now of each turn's answer tokens."""
+    from msgrpo.train.update import micro_batches
+
+    found: dict[int, tuple[float, ...]] = {}
+    with torch.no_grad():
+        for micro in micro_batches(samples, tokens, learner.policy.model.device) if samples else ():
+            logprobs, _ = learner.policy.logprobs(micro.prefix, micro.pairs)
+            for sample, row in zip(micro.samples, logprobs.tolist(), strict=True):  # answers end together
+                found[id(sample)] = tuple(row[len(row) - len(sample.answer_ids) :])
+    return [found[id(sample)] for sample in samples]
