@@ -1,6 +1,7 @@
 """For all tests: signals reach the processes that they start, even where a shell runs them as a background job."""
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import settings
 
 from tests.near import use_near_lakes
+
+# Until all tests are collected: what is imported stays, and searches for cycles in it took a quarter of the time.
+gc.disable()
 
 # Background jobs of a script ignore the one, nohup the other, and both are passed on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,6 +49,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first; within a file nothing moves, nor among the others."""
     places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture

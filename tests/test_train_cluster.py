@@ -20,7 +20,8 @@ from tests.test_train_ranks import ROOT
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
 
-from msgrpo.train.cluster import STARTS, Desk, Outcome, missing, request, train_on_ray  # noqa: E402
+from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
+from msgrpo.train.desk import STARTS, Desk, Outcome  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
 from msgrpo.train.run_folder import resume_command  # noqa: E402
 from msgrpo.train.stopping import StopRequested  # noqa: E402

@@ -113,8 +113,9 @@ def train(
     if watch:
         arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
         raise typer.Exit(train_and_watch([*arguments, *(() if out_dir else ("--out", str(folder)))], folder))
-    with needs("msgrpo train", "train"):
-        from msgrpo.train.loop import train as run
+    if ray is None:  # on a cluster the ranks load it
+        with needs("msgrpo train", "train"):
+            from msgrpo.train.loop import train as run
     with reporter(err, config, silent=as_json or not first) as report:
         report.note(f"{config.base} on {config.scenario}, {counted(config.steps, 'update')} → {folder}")
         if held is None and preset is None and config.base != NANO and not config_file:

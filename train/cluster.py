@@ -25,13 +25,14 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.extras import needs
 from msgrpo.models.paths import NANO
 from msgrpo.ray_cluster import connected
 from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
 from msgrpo.train.config import TrainConfig
+from msgrpo.train.desk import STARTS, Desk, Outcome
 from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
 from msgrpo.train.engines.pool import NoServerError
-from msgrpo.train.loop import Cluster, train
 from msgrpo.train.peers import SILENT_S, use_network_of
 from msgrpo.train.ranks import LostPeerError
 from msgrpo.train.run_folder import check_folder, resume_command
@@ -41,67 +42,7 @@ from msgrpo.train.stopping import stop_requests
 POLL_S = 0.3  # between two looks at the desk
 DOING_S = 0.5  # between two reports of what goes on
 MISSING_S = 10.0  # between two looks at what the cluster has
-STARTS = 5  # in a row that end before one more update is done: then the run ends
 END_S = 30.0  # for Ray Train's own end
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run has ended: its summary, or the error of a rank; neither where it was asked to stop."""
-
-    summary: dict[str, Any] | None = None
-    error: str = ""
-    fix: str | None = None
-
-
-class Desk:
-    """What ranks report, until the command fetches it; whether they run; and whether they shall stop."""
-
-    def __init__(self) -> None:
-        self._reports: list[tuple[str, tuple[Any, ...]]] = []
-        self._outcome: Outcome | None = None
-        self._stopping = self._running = False
-        self._starts, self._fruitless, self._last_fault = 0, 0, "no message"
-
-    def report(self, method: str, *given: Any) -> None:
-        self._reports.append((method, given))
-        if method == "update":
-            self._fruitless = 0
-
-    def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], Outcome | None, bool]:
-        """The reports since the last time, how the run has ended, and whether its ranks run."""
-        reports, self._reports = self._reports, []
-        return reports, self._outcome, self._running
-
-    def begin(self) -> int:
-        """The first rank begins, again where this is not 0."""
-        self._running = True
-        self._fruitless += 1
-        if self._fruitless > STARTS and self._outcome is None:
-            self._outcome = Outcome(
-                error=f"{STARTS} starts in a row have ended before an update was done, the last with: "
-                f"{self._last_fault}",
-                fix="the last checkpoint is kept; Ray's logs of the workers say more (ray logs)",
-            )
-        self._starts += 1
-        return self._starts - 1
-
-    def fault(self, text: str) -> None:
-        """A rank has ended by something that starting again may cure."""
-        self._last_fault, self._running = text, False
-        self._reports.append(("note", (f"a process of the run has ended, all begin again: {text}",)))
-
-    def end(self, outcome: Outcome) -> None:
-        self._outcome = self._outcome or outcome
-
-    def is_over(self) -> bool:
-        return self._outcome is not None
-
-    def stop(self) -> None:
-        self._stopping = True
-
-    def stopping(self) -> bool:
-        return self._stopping
 
 
 class AtDesk:
@@ -173,8 +114,11 @@ def rank(work: Mapping[str, Work]) -> None:
     def stopping() -> bool:
         return bool(ray.get(desk.stopping.remote()))
 
-    cluster = Cluster(OnRay(given.hosts, report, stopping) if given.hosts else None, stopping, again)
     try:
+        with needs("msgrpo train", "train"):  # here, since the run's other processes need no model library
+            from msgrpo.train.loop import Cluster, train
+
+        cluster = Cluster(OnRay(given.hosts, report, stopping) if given.hosts else None, stopping, again)
         with cut_off_ends(desk):
             summary = train(
                 given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgrpo.game import Scenario
-from msgrpo.train.config import TrainConfig
-from msgrpo.train.engines.contract import Engine
-from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import Ranks
-from msgrpo.train.sinks import Reporter
-
 if TYPE_CHECKING:
+    from msgrpo.game import Scenario
+    from msgrpo.train.config import TrainConfig
+    from msgrpo.train.engines.contract import Engine
     from msgrpo.train.engines.fleet import Fleet
+    from msgrpo.train.policy import Policy
+    from msgrpo.train.ranks import Ranks
+    from msgrpo.train.sinks import Reporter
 
 
 def open_engine(

@@ -1,0 +1,70 @@
+"""The desk between the ranks of a run on a cluster and the command that a person has started.
+
+It is a module of its own, since the process that Ray starts for it loads what this file imports, and needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+STARTS = 5  # in a row that end before one more update is done: then the run ends
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run has ended: its summary, or the error of a rank; neither where it was asked to stop."""
+
+    summary: dict[str, Any] | None = None
+    error: str = ""
+    fix: str | None = None
+
+
+class Desk:
+    """What ranks report, until the command fetches it; whether they run; and whether they shall stop."""
+
+    def __init__(self) -> None:
+        self._reports: list[tuple[str, tuple[Any, ...]]] = []
+        self._outcome: Outcome | None = None
+        self._stopping = self._running = False
+        self._starts, self._fruitless, self._last_fault = 0, 0, "no message"
+
+    def report(self, method: str, *given: Any) -> None:
+        self._reports.append((method, given))
+        if method == "update":
+            self._fruitless = 0
+
+    def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], Outcome | None, bool]:
+        """The reports since the last time, how the run has ended, and whether its ranks run."""
+        reports, self._reports = self._reports, []
+        return reports, self._outcome, self._running
+
+    def begin(self) -> int:
+        """The first rank begins, again where this is not 0."""
+        self._running = True
+        self._fruitless += 1
+        if self._fruitless > STARTS and self._outcome is None:
+            self._outcome = Outcome(
+                error=f"{STARTS} starts in a row have ended before an update was done, the last with: "
+                f"{self._last_fault}",
+                fix="the last checkpoint is kept; Ray's logs of the workers say more (ray logs)",
+            )
+        self._starts += 1
+        return self._starts - 1
+
+    def fault(self, text: str) -> None:
+        """A rank has ended by something that starting again may cure."""
+        self._last_fault, self._running = text, False
+        self._reports.append(("note", (f"a process of the run has ended, all begin again: {text}",)))
+
+    def end(self, outcome: Outcome) -> None:
+        self._outcome = self._outcome or outcome
+
+    def is_over(self) -> bool:
+        return self._outcome is not None
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def stopping(self) -> bool:
+        return self._stopping
