@@ -85,21 +85,12 @@ def test_the_readme_names_every_folder() -> None:
 @pytest.mark.slow
 def test_the_wheel_owns_one_name_and_lives_beside_others(tmp_path: Path) -> None:
     """Another package owns `evals` and `train` (OpenAI's does), and a user has a train.py: nothing is mixed."""
-    others = tmp_path / "others"
-    for name in ("evals", "train"):
-        (others / name).mkdir(parents=True)
-        (others / name / "__init__.py").write_text("OWNER = 'somebody else'\n")
-    (others / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["setuptools>=77"]\nbuild-backend = "setuptools.build_meta"\n'
-        '[project]\nname = "others"\nversion = "1"\n[tool.setuptools]\npackages = ["evals", "train"]\n'
-    )
     source = tmp_path / "source"
     shutil.copytree(
         ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "results", "tests")
     )
     wheels, venv = tmp_path / "wheels", tmp_path / "venv"
-    for project in (source, others):
-        pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(project))
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source))
     (ours,) = wheels.glob("msgrpo-*.whl")
     tops = {name.split("/")[0] for name in zipfile.ZipFile(ours).namelist()}
     assert tops == {"msgrpo", f"msgrpo-{msgrpo_version()}.dist-info"}
@@ -107,7 +98,10 @@ def test_the_wheel_owns_one_name_and_lives_beside_others(tmp_path: Path) -> None
     python = str(venv / "bin" / "python")
     site = next((venv / "lib").glob("python*/site-packages"))
     (site / "zz_libraries.pth").write_text("".join(f"{path}\n" for path in libraries()))
-    pip(sys.executable, "--python", python, "install", "--no-deps", *map(str, wheels.glob("*.whl")))
+    for name in ("evals", "train"):
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text("OWNER = 'somebody else'\n")
+    pip(sys.executable, "--python", python, "install", "--no-deps", str(ours))
     (tmp_path / "train.py").write_text("raise SystemExit('the user file was run')\n")
 
     def run(*command: str) -> str:

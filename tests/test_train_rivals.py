@@ -22,9 +22,10 @@ from msgrpo.game import Board, Game, Outcome, Remote
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.prompt import Prompt
 from msgrpo.run_log import read_rows
-from msgrpo.train import loop
+from msgrpo.train import evaluate, loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
+from msgrpo.train.engines import contract
 from msgrpo.train.groups import Advantages, Group, Step
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
@@ -476,6 +477,13 @@ RUNS = [
 ]
 
 
+@pytest.fixture
+def lean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without its picture, whose canary compares 8 tokens: other tests are about these."""
+    monkeypatch.setattr(contract, "TOKENS", 8)
+    monkeypatch.setattr(evaluate, "draw_curve", lambda *given: None)
+
+
 class Killed(Quiet):
     """Copies the run's folder as a kill in its second update's last moment would leave it."""
 
@@ -487,7 +495,7 @@ class Killed(Quiet):
             shutil.copytree(self._run, self._copy)
 
 
-@pytest.mark.usefixtures("near")
+@pytest.mark.usefixtures("near", "lean")
 @pytest.mark.parametrize(("scenario", "settings"), RUNS)
 def test_a_run_with_it_goes_on_as_it_would_have(scenario: str, settings: list[str], tmp_path: Path) -> None:
     """Two updates at once, and the second again from the first one's checkpoint: the same adapter to the byte."""
@@ -531,7 +539,7 @@ def none(group, generator): return []
 """
 
 
-@pytest.mark.usefixtures("near")
+@pytest.mark.usefixtures("near", "lean")
 def test_a_choice_of_ones_own_is_a_function_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OUTSIDE)
