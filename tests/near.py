@@ -40,10 +40,15 @@ def use_near_lakes(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(SCENARIOS, id, scenario)
 
 
+def play_near_lakes() -> None:
+    """From now on, in this process."""
+    SCENARIOS.update(NEAR)
+
+
 lake = replace(NEAR["frozen-lake"], id="near-lake")
 
 if __name__ == "__main__":
     from msgrpo.cli import main
 
-    SCENARIOS.update(NEAR)
+    play_near_lakes()
     main()

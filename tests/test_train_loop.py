@@ -46,6 +46,7 @@ from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import paper
 from msgrpo.train.rollouts import Players, Rollouts, RolloutSource
 from msgrpo.train.update import minibatches
+from tests import forked
 from tests.train_helpers import Told, taught
 
 ROOT = Path(__file__).parents[1]
@@ -68,9 +69,9 @@ def tiny(**given: Any) -> TrainConfig:
     return make_config(settings=[*TINY, NO_FILM], given={"steps": 4, **given})
 
 
-def command(out: Path, *more: str) -> list[str]:
+def arguments(out: Path, *more: str) -> list[str]:
     settings = [part for setting in TINY for part in ("--set", setting)]
-    return [sys.executable, "-m", "tests.near", "train", "--steps", "4", "--out", str(out), *settings, *more]
+    return ["train", "--steps", "4", "--out", str(out), *settings, *more]
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -84,9 +85,13 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was never interrupted, in a process of its own: what ran before in this one may change rounding."""
+    """A run that was never interrupted, in a process of its own: what ran before in this one may change rounding.
+
+    It starts from nothing, and those that are compared with it are forks: that they begin alike is seen as well.
+    """
     out = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run(command(out), cwd=ROOT, capture_output=True, check=True)
+    command = [sys.executable, "-m", "tests.near", *arguments(out)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     return out
 
 
@@ -124,17 +129,14 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(
     changes no byte of the adapter.
     """
     out, more = tmp_path / "killed", () if film else ("--set", NO_FILM)
-    running = subprocess.Popen(
-        command(out, *more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    running = forked.begin(arguments(out, *more), tmp_path / "said")
     metrics = out / "metrics.jsonl"
-    while running.poll() is None and not (metrics.is_file() and metrics.read_text().count('"train"') >= after):
+    while running.is_alive() and not (metrics.is_file() and metrics.read_text().count('"train"') >= after):
         time.sleep(0.01)
     running.kill()
-    running.communicate()
-    assert running.returncode == -signal.SIGKILL
-    done = subprocess.run(command(out, "--resume", *more), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "validation starts" in done.stdout
+    running.join()
+    assert running.exitcode == -signal.SIGKILL
+    assert "validation starts" in forked.run(arguments(out, "--resume", *more), tmp_path / "said again")
     assert run_log.scenes(finished)[0] == 0
     assert run_log.scenes(out)[:1] == ([0] if film else [])  # which others there are is a matter of time
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
@@ -155,20 +157,22 @@ def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: 
     assert (out / "summary.json").is_file()
 
 
+def said_in(folder: Path) -> str:
+    return (folder / "said").read_text() if (folder / "said").is_file() else ""
+
+
 def test_ctrl_c_stops_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "stopped"
-    short = command(out, "--steps", "2", "--set", NO_FILM)
-    running = subprocess.Popen(short, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None
-    for line in running.stderr:
-        if "the first update took" in line:
-            running.send_signal(signal.SIGINT)
-            break
-    said = running.stderr.read()
-    running.stderr.close()
-    assert running.wait() == 130
+    running = forked.begin(arguments(out, "--steps", "2", "--set", NO_FILM), tmp_path / "said")
+    while running.is_alive() and "the first update took" not in said_in(tmp_path):
+        time.sleep(0.01)
+    assert running.pid is not None
+    os.kill(running.pid, signal.SIGINT)
+    running.join()
+    assert running.exitcode == 130
+    said = said_in(tmp_path)
     assert "is given up and will be done again" in said
     hint = re.search(r"go on with: msgrpo (train --resume --out \S+)", said)
     assert hint is not None
@@ -188,7 +192,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished: Path, tmp_p
     state, damaged = checkpoint.load_latest(out)
     assert state is not None
     assert (state.progress.step, damaged) == (3, [newest])
-    subprocess.run(command(out, "--resume"), cwd=ROOT, capture_output=True, check=True)
+    forked.run(arguments(out, "--resume"), tmp_path / "said")
     assert (out / WEIGHTS).read_bytes() == (finished / WEIGHTS).read_bytes()
 
 

@@ -21,6 +21,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from msgrpo.run_log import read_rows
+from msgrpo.train.config import make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.loop import train
 from msgrpo.train.ranks import ALONE, Ranks
 
 ROOT = Path(__file__).parents[1]
@@ -51,9 +54,9 @@ def run(out: Path, ranks: int, *more: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    for ranks in (1, 2):
-        done = run(folder / str(ranks), ranks)
-        assert done.returncode == 0, done.stderr
+    train(make_config(settings=TINY, given={"scenario": LAKE, "steps": 3}), folder / "1", report=Quiet())
+    done = run(folder / "2", 2)
+    assert done.returncode == 0, done.stderr
     return folder / "1", folder / "2"
 
 
@@ -175,7 +178,7 @@ def test_what_answers_by_chance_is_asked_by_the_first_rank_alone(tmp_path: Path)
     asked = tmp_path / "asked"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}", "ASKED": str(asked)}
     done = subprocess.run(
-        command(tmp_path / "run", 2, "--set", "gate=chancy:gate", "--set", "select=chancy:select"),
+        command(tmp_path / "run", 2, "--steps", "1", "--set", "gate=chancy:gate", "--set", "select=chancy:select"),
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
