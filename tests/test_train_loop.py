@@ -774,12 +774,13 @@ def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCENARIOS, "frozen-lake", LAKE)
     settings = [
         "groups=6",
-        "group_size=16",
+        "group_size=8",
         "select=aaw(keep=4)",
-        "evaluation=100(every=50, film=0)",
+        "learning_rate=2e-3",
+        "evaluation=50(every=50, film=0)",
         "checkpoint_every=50",
     ]
-    summary = loop.train(make_config(settings=settings, given={"steps": 14}), tmp_path / "run", report=Quiet())
+    summary = loop.train(make_config(settings=settings, given={"steps": 6}), tmp_path / "run", report=Quiet())
     assert summary["change"]["low"] > 0, summary
     assert os.path.getsize(tmp_path / "run" / WEIGHTS) > 100_000
 

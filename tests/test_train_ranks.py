@@ -178,7 +178,7 @@ def test_what_answers_by_chance_is_asked_by_the_first_rank_alone(tmp_path: Path)
     asked = tmp_path / "asked"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}", "ASKED": str(asked)}
     done = subprocess.run(
-        command(tmp_path / "run", 2, "--steps", "1", "--set", "gate=chancy:gate", "--set", "select=chancy:select"),
+        command(tmp_path / "run", 2, "--steps", "2", "--set", "gate=chancy:gate", "--set", "select=chancy:select"),
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

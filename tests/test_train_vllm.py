@@ -16,6 +16,7 @@ import pytest
 from msgrpo.episode import read_episodes
 from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor
+from tests.test_train_ranks import LAKE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -34,7 +35,7 @@ TINY = [
 
 def command(out: Path, rollouts: str, *more: str) -> list[str]:
     settings = [part for setting in (*TINY, *more) for part in ("--set", setting)]
-    program = [sys.executable, "-m", "msgrpo.cli", "train", "--steps", "3", "--out", str(out)]
+    program = [sys.executable, "-m", "msgrpo.cli", "train", LAKE, "--steps", "3", "--out", str(out)]
     return [*program, "--rollouts", rollouts, *settings]
 
 

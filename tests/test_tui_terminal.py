@@ -36,7 +36,7 @@ def wait_for(found: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
     while time.monotonic() < deadline:
         if value := found():
             return value
-        time.sleep(0.05)
+        time.sleep(0.1)  # each look is a process of tmux
     raise AssertionError(f"{what} did not happen in time")
 
 
