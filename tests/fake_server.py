@@ -10,7 +10,8 @@ import hashlib
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -152,6 +153,26 @@ class FakeServer:
             return  # the client went away
         finally:
             writer.close()
+
+
+@contextmanager
+def time_that_jumps() -> Iterator[Callable[[float], None]]:
+    """Gives a function that puts the running event loop's clock forward by so many seconds.
+
+    Limits of minutes are then over at once, and a machine that stands still for seconds meets none of them.
+    """
+    loop = asyncio.get_running_loop()
+    real, ahead = loop.time, 0.0
+
+    def jump(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+
+    loop.time = lambda: real() + ahead  # type: ignore[method-assign]
+    try:
+        yield jump
+    finally:
+        loop.time = real  # type: ignore[method-assign]
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
