@@ -43,15 +43,15 @@ class FakeEnv:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _start(self) -> None:
@@ -118,7 +118,7 @@ class FakeEnv:
             await socket.close()
             return True
         if wrong == "hangs":
-            await asyncio.sleep(5)
+            await asyncio.Event().wait()
         elif wrong == "binary":
             await socket.send_bytes(b"\x80\x04K*.")
         else:

@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from msgrpo.agent import Completion, LanguageAgent, ParseFailure, Sampling
 from msgrpo.episode import play_episode
 from msgrpo.errors import EndpointError, UsageError
 from msgrpo.games import get_scenario
+from msgrpo.models import bounded
+from msgrpo.models.bounded import LONGEST_BODY
 from msgrpo.models.endpoint import (
     ALWAYS_READ,
     LONGEST_LINE,
@@ -738,16 +741,25 @@ def gzipped(size: int) -> Behaviour:
     return send(http(200, packed, {"content-encoding": "gzip"}))
 
 
-async def test_a_body_that_inflates_without_end_is_bounded_and_holds_nothing_up() -> None:
+async def test_a_body_that_inflates_without_end_is_bounded_and_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """300 MB took 34 s, a gigabyte of memory, and stopped everything else for seconds at a time."""
-    longest, last = 0.0, time.perf_counter()
+    turns, pieces = 0, []
+    inflated = bounded._inflated
+
+    def seen(inflater: Any, chunk: bytes) -> Iterator[bytes]:
+        for piece in inflated(inflater, chunk):
+            pieces.append((turns, len(piece)))
+            yield piece
 
     async def beat() -> None:
-        nonlocal longest, last
+        nonlocal turns
         while True:
-            longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+            turns += 1
             await asyncio.sleep(0)
 
+    monkeypatch.setattr(bounded, "_inflated", seen)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with FakeServer([gzipped(300 * 2**20)]) as server:
         beating = asyncio.create_task(beat())
@@ -756,6 +768,9 @@ async def test_a_body_that_inflates_without_end_is_bounded_and_holds_nothing_up(
         beating.cancel()
     assert (caught.value.kind, len(server.requests)) == ("bad_response", 1)  # asking again helps nobody
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+    assert sum(size for _, size in pieces) > LONGEST_BODY
+    assert all(0 < size <= 2**18 for _, size in pieces)
+    assert all(one < other for (one, _), (other, _) in itertools.pairwise(pieces))  # the rest had its turns
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])

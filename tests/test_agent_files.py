@@ -95,7 +95,7 @@ def test_a_pipe_that_a_person_or_a_folder_names_is_not_waited_for(
     os.mkfifo(tmp_path / REPLAY)
     with ThreadPoolExecutor(1) as waiting:
         reading = waiting.submit(read, tmp_path / REPLAY)
-        ended = wait_for([reading], timeout=20).done
+        ended = wait_for([reading], timeout=60).done
         if not ended:
             os.close(os.open(tmp_path / REPLAY, os.O_WRONLY))  # let it read nothing, and end
     assert ended
