@@ -782,9 +782,7 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     pauses: list[float] = []
     sleep, me = time.sleep, threading.current_thread()
-    monkeypatch.setattr(
-        time, "sleep", lambda s: pauses.append(s) if threading.current_thread() is me else sleep(s)
-    )
+    monkeypatch.setattr(time, "sleep", lambda s: pauses.append(s) if threading.current_thread() is me else sleep(s))
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_base("somebody/some-model")
     assert pauses == []

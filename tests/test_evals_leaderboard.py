@@ -613,7 +613,7 @@ def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
         while not record.is_file() or record.stat().st_size < 1000:
             time.sleep(0.05)
         child.terminate()
-        _, said = child.communicate(timeout=20)
+        _, said = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "start the same command again" in said
 

@@ -217,12 +217,12 @@ async def test_checking_a_folder_does_not_hold_up_other_requests(
 
     def waiting(folder: Path, name: str) -> Any:
         slow.set()
-        assert released.wait(10)
+        assert released.wait(60)
         return read_adapter(folder, name)
 
     monkeypatch.setattr("msgrpo.serve.guard.read_adapter", waiting)
     asked = asyncio.create_task(ask(loading, LOAD, body=load("v1")))
-    assert await asyncio.to_thread(slow.wait, 10)
+    assert await asyncio.to_thread(slow.wait, 60)
     assert (await ask(loading, "/v1/models"))[0] == 200
     released.set()
     assert (await asked)[0] == 200
