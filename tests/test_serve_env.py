@@ -274,12 +274,12 @@ class Server:
         wait_for(f"{self.url}/health", self._child)
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return json.load(answer)
 
     def stop(self) -> str:
         self._child.terminate()
-        return self._child.communicate(timeout=30)[1]
+        return self._child.communicate(timeout=60)[1]
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,7 @@ def test_what_the_server_cannot_do_is_an_answer_and_the_session_goes_on(server: 
     request = urllib.request.Request(
         f"{server.url}/step", b'{"action": {"action": "up"}}', {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=5) as answer:  # HTTP keeps no game
+    with urllib.request.urlopen(request, timeout=60) as answer:  # HTTP keeps no game
         assert json.load(answer)["observation"]["error"] == NO_GAME
 
 
@@ -339,7 +339,7 @@ def test_the_tasks_of_a_split_are_its_starts(server: Server) -> None:
     def ask(path: str, **said: Any) -> Any:
         body = json.dumps(said).encode()
         request = urllib.request.Request(f"{server.url}/msgrpo/{path}", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     assert [split["type"] for split in server.get("/msgrpo/splits")] == ["train", "validation", "test"]
@@ -421,11 +421,12 @@ def test_a_client_that_is_gone_and_one_that_is_idle_cost_nothing() -> None:
             socket_ = held.enter_context(connect(url))
             with suppress(ConnectionClosed):  # a full server says so at once, and closes
                 socket_.send('{"type": "reset", "data": {}}')
-            answer = json.loads(socket_.recv(timeout=10))
+            answer = json.loads(socket_.recv(timeout=60))
             if answer["type"] == "observation":
                 return socket_
-            assert answer["data"]["code"] == "CAPACITY_REACHED"
-            socket_.close()
+            said = answer["data"]
+            assert said["code"] == "CAPACITY_REACHED" or "this session was closed" in said["message"], said
+            socket_.close()  # full; or this process stood still before it spoke, and was forgotten
             time.sleep(0.1)
         raise AssertionError("no place is free")
 
@@ -436,7 +437,7 @@ def test_a_client_that_is_gone_and_one_that_is_idle_cost_nothing() -> None:
         silent = [begin(), begin()]
         again = begin()  # when the silent ones are forgotten
         silent[0].send('{"type": "step", "data": {"action": "up"}}')
-        answer = json.loads(silent[0].recv(timeout=10))
+        answer = json.loads(silent[0].recv(timeout=60))
         assert "this session was closed" in answer["data"]["message"]
         again.close()
     finally:

@@ -42,7 +42,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[1]
 KEY = "a-key-for-the-test"
 MODELS = ("nano", "fl", "snake")
-WITHIN_S = 15  # what stopping promises
+WITHIN_S = 60  # far beyond what stopping takes
 
 
 def make_adapter(folder: Path, seed: int) -> None:
@@ -386,7 +386,7 @@ def test_ctrl_c_lets_a_request_in_flight_end_and_leaves_nothing(server: Running,
         model="nano",
         messages=prompts[0].messages,
         temperature=0,
-        max_tokens=64,  # a second or two: far less than the drain time, and not over before the signal arrives
+        max_tokens=32,  # a second: far less than the drain time, and not over before the signal arrives
         stream=True,
         extra_body={"ignore_eos": True},
     )  # type: ignore[call-overload]

@@ -204,5 +204,5 @@ def test_a_rank_that_is_cut_off_from_the_command_ends_itself(answers: bool, monk
     monkeypatch.setattr(cluster.os, "_exit", lambda code: ended.set())
     desk = SimpleNamespace(is_over=SimpleNamespace(remote=lambda: None))
     with cluster.cut_off_ends(desk):
-        assert asked.wait(20)
-        assert ended.wait(1 if answers else 20) is not answers
+        assert asked.wait(60)
+        assert ended.wait(1 if answers else 60) is not answers

@@ -218,10 +218,16 @@ def test_what_a_killed_lab_left_behind_is_waited_for(tmp_path: Path) -> None:
     """A run holds the lock of its lab, which the kernel frees with the last process that has it."""
     with (tmp_path / "lab.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        left = subprocess.Popen(["sleep", "2"], pass_fds=[lock.fileno()])
+        left = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock.fileno()])
     said: list[str] = []
-    with _alone(tmp_path, said.append):
-        assert left.poll() is not None or left.wait(5) == 0
+
+    def told(text: str) -> None:
+        said.append(text)
+        assert left.stdin is not None
+        left.stdin.close()  # which it waits for, and then ends
+
+    with _alone(tmp_path, told):
+        assert left.wait(60) == 0
     assert len(said) == 1
     assert "waiting" in said[0]
     with _alone(tmp_path, said.append):

@@ -36,6 +36,7 @@ from msgrpo.train.sinks import Reporter
 SILENCE_TRIES = 3  # at a server that played until now and does not answer at all
 LOAD_TRIES = 8  # a disk that is shared may show a new folder seconds later
 QUICK_S = 15.0  # for a server that had left
+UNLOAD_S = 5.0  # for a server that is to forget a version
 FIRST_ANSWER_S = 120.0  # a server that compiles its kernels answers late, once
 OWNER = "versions-of"  # the name that this run's versions have in common, for the next start to clean up
 Answers = list[Completion] | str  # a server's, to the canary's prompts; or why there are none
@@ -199,7 +200,7 @@ class VllmEngine:
 
     async def _unload(self, fleet: Fleet, names: list[str]) -> None:
         """From every server that can be reached; then the folders. A server that is gone has forgotten them."""
-        async with self._pool.client(5.0) as client:
+        async with self._pool.client(UNLOAD_S) as client:
 
             async def at(remote: Remote) -> None:
                 try:
