@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,17 +23,33 @@ from tests.test_train_ranks import LAKE, ROOT, TINY
 
 
 def test_who_beats_no_more_is_silent_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on once those who beat have been heard: a machine that stands still silences nobody."""
+    now = 0.0
     monkeypatch.setattr(peers, "BEAT_S", 0.02)
     monkeypatch.setattr(peers, "SILENT_S", 1.0)
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
     store, ended = dist.HashStore(), threading.Event()
+
+    def goes_on(*heard: int) -> None:
+        nonlocal now
+        now += 0.4
+        deadline = time.monotonic() + 60
+        while any(first._heard[other][1] < now for other in heard):
+            assert time.monotonic() < deadline, first._heard
+            time.sleep(0.01)
+
     with ExitStack() as stays, ExitStack() as leaves:
         first = stays.enter_context(Peers(store, 0, 3, ended.set).listening())
         stays.enter_context(Peers(store, 1, 3, lambda: None).listening())
         leaves.enter_context(Peers(store, 2, 3, lambda: None).listening())
-        assert not ended.wait(2.0)
+        for _ in range(5):
+            goes_on(1, 2)
+        assert not ended.wait(0.6)  # in which it has looked twice
         assert first.why() is None
         leaves.close()
-        assert ended.wait(30.0)
+        for _ in range(5):
+            goes_on(1)
+        assert ended.wait(60.0)
         assert first.silent == [2]
         assert "nothing has been heard of process 2 of this run" in str(first.why())
 
@@ -47,7 +65,7 @@ def test_a_store_that_never_answers_is_silence_too(monkeypatch: pytest.MonkeyPat
             raise RuntimeError("the store is closed")
 
     with Peers(Stuck(), 1, 3, ended.set).listening() as others:
-        assert ended.wait(30.0)
+        assert ended.wait(60.0)
         assert others.silent == [0, 2]
     never.set()
 
@@ -89,7 +107,9 @@ def test_loopback_is_nothing_that_other_machines_reach(monkeypatch: pytest.Monke
 SILENT = """
 import os, signal
 from msgrpo.train import peers
-peers.BEAT_S, peers.SILENT_S = 0.5, 5.0
+peers.BEAT_S = 0.5
+if os.environ["RANK"] == "0":
+    peers.SILENT_S = 5.0
 from msgrpo.train.ranks import LostPeerError, open_ranks
 from msgrpo.train.shard import Lockstep
 
@@ -137,8 +157,10 @@ def test_a_silent_rank_of_a_shared_base_is_noticed_too(tmp_path: Path) -> None:
 def test_a_rank_that_falls_silent_ends_the_run_with_its_name(tmp_path: Path) -> None:
     """SIGSTOP closes no connection, like a pulled cable; the bound is shortened, or this would take a minute."""
     (tmp_path / "impatient.py").write_text(
+        "import os\n"
         "from msgrpo.train import peers\n"
-        "peers.BEAT_S, peers.SILENT_S = 0.5, 5.0\n"
+        "peers.BEAT_S = 0.5\n"
+        "if os.environ['RANK'] == '0': peers.SILENT_S = 5.0\n"
         "from msgrpo.cli import main\n"
         "main()\n"
     )

@@ -68,7 +68,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
         monkeypatch.setenv("TINKER_BASE_URL", started.url)
         monkeypatch.setenv("TINKER_API_KEY", KEY)
         monkeypatch.setattr(service, "PATIENCE_S", 60.0)
-        monkeypatch.setattr(service, "REACH_S", 1.0)
+        monkeypatch.setattr(service, "REACH_S", 60.0)
         yield started
 
 
@@ -165,6 +165,7 @@ def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
         def doing(self, text: str) -> None:
             if "learning from" not in text and text.startswith("update 2"):
                 monkeypatch.setattr(service, "PATIENCE_S", 1.0)
+                monkeypatch.setattr(service, "REACH_S", 1.0)
                 fake.faults.add("gone")
 
     config = settings("checkpoint_every=1", steps=2)
@@ -175,6 +176,7 @@ def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
     assert saved(out) == ["step-000001"]
     fake.faults = {"no download"}
     monkeypatch.setattr(service, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(service, "REACH_S", 60.0)
     first, told = next(iter(fake.models.values())), Told()
     summary = train(config, out, resume=True, report=told)
     assert "going on after update 1" in told.said
