@@ -27,7 +27,7 @@ from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.moves import MoveList
 from msgrpo.tui.widgets.panel import AgentPanel
 from msgrpo.tui.widgets.timeline import Timeline
-from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
+from tests.tui_helpers import ManualClock, answer, drained, play_screen, press, scripted, settle, ticks, until
 
 
 def resolver(**agents: Agent):
@@ -174,10 +174,8 @@ async def test_an_answer_is_shown_as_it_streams(app_of) -> None:
     gate = asyncio.Event()
     app = app_of(Setup("snake", "s", step=True), s=scripted("s", answer("up", "a long thought here."), gate=gate))
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
         await pilot.press("n")
-        while "a long" not in text_of(app, ".text"):
-            await pilot.pause()
+        await until(lambda: "a long" in text_of(app, ".text"))
         assert "here.<action>" not in text_of(app, ".text")
         assert "next it reads" in text_of(app, ".text")
         assert play_screen(app).asking.going
@@ -389,14 +387,13 @@ async def test_a_crash_is_a_message_and_the_game_goes_on_by_hand(app_of, clock: 
 async def test_a_hanging_agent_is_shown_and_cancelled(app_of, clock: ManualClock) -> None:
     app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up"), gate=asyncio.Event()))
     async with app.run_test() as pilot:
-        await pilot.pause()
+        await until(lambda: clock.calls)
         clock.tick(0.25)
-        await pilot.pause()
+        await until(lambda: "thinking" in text_of(app, ".status") and clock.calls)
         clock.tick(1.0)
         clock.tick(1.0)
-        await pilot.pause()
+        await until(lambda: "2 s" in text_of(app, ".status"))
         assert play_screen(app).asking.going
-        assert "2 s" in text_of(app, ".status")
         await press(pilot, "escape")
         assert not play_screen(app).asking.going
         await press(pilot, "t", "up")
@@ -539,13 +536,12 @@ async def test_what_a_model_waits_for_is_shown(app_of, clock: ManualClock) -> No
     agent = scripted("s", answer("up"), gate=asyncio.Event())
     agent.model.trouble = "status 503 (retry 2 of 6)"
     app = app_of(Setup("snake", "s", seed=3), s=agent)
-    async with app.run_test() as pilot:
-        await pilot.pause()
+    async with app.run_test():
+        await until(lambda: clock.calls)
         clock.tick(0.25)
-        await pilot.pause()
+        await until(lambda: "thinking" in text_of(app, ".status") and clock.calls)
         clock.tick(1.0)
-        await pilot.pause()
-        assert "thinking … 1 s status 503 (retry 2 of 6)" in text_of(app, ".status")
+        await until(lambda: "thinking … 1 s status 503 (retry 2 of 6)" in text_of(app, ".status"))
 
 
 # ── what only a second look found ────────────────────────────────────────────────────────────────────────────
@@ -580,13 +576,13 @@ async def test_choices_of_others_are_hidden_until_all_have_chosen(app_of, hand: 
     agent = scripted("s", answer("right", "I shall go right."), gate=gate)
     app = app_of(Setup("snake-duel", "human", "s", seed=3), s=agent)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+        await until(lambda: agent.model.calls)
+        await drained(app)
         assert "I shall" not in text_of(app, "#panel-0-snake2 .text")  # while it streams
         gate.set()
-        for _ in range(20):
-            await pilot.pause()
         screen = play_screen(app)
-        assert "snake2" in screen.match.sessions[0].answers
+        await until(lambda: "snake2" in screen.match.sessions[0].answers)
+        await settle(pilot)
         panel = "#panel-0-snake2"
         assert "I shall" not in text_of(app, f"{panel} .text")
         assert "▸" not in text_of(app, f"{panel} ActionBars")
@@ -620,7 +616,7 @@ async def test_one_click_selects_and_the_second_starts(app_of) -> None:
         await settle(pilot)
         await pilot.click("#games", offset=(3, 3))
         await pilot.click("#ways", offset=(3, 4))
-        await pilot.pause()
+        await settle(pilot)
         assert isinstance(app.screen, StartScreen)
         assert app.screen.chosen("games") == "frozen-lake-big-slippery"
         assert app.screen.chosen("ways") == "step"
@@ -644,15 +640,12 @@ async def test_a_long_streamed_answer_shows_its_end_and_scrolls_by_keys(app_of, 
     words = " ".join(f"word{i}" for i in range(2000))
     app = app_of(Setup("snake", "s", seed=3), s=scripted("s", words * 2, gate=gate))
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
+        await until(lambda: clock.calls)
         clock.tick(1.0)
-        for _ in range(10):
-            await pilot.pause()
         box = app.screen.query_one(".words")
-        assert box.scroll_y == box.max_scroll_y > 0
+        await until(lambda: box.scroll_y == box.max_scroll_y > 0)
         await pilot.press("pageup")
-        await pilot.pause()
-        assert box.scroll_y < box.max_scroll_y
+        await until(lambda: box.scroll_y < box.max_scroll_y)
         gate.set()
         await settle(pilot)
 
@@ -661,12 +654,11 @@ async def test_a_short_streamed_answer_stands_at_the_top(app_of, clock: ManualCl
     gate = asyncio.Event()
     app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up", "two words"), gate=gate))
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+        await until(lambda: clock.calls)
         clock.tick(1.0)
-        for _ in range(10):
-            await pilot.pause()
         box, words = app.screen.query_one(".words"), app.screen.query_one(".words .text")
-        assert "tw" in text_of(app, ".text")
+        await until(lambda: "tw" in text_of(app, ".text"))
+        await drained(app)
         assert words.region.y == box.region.y
         gate.set()
         await settle(pilot)
@@ -692,7 +684,7 @@ async def test_after_escape_the_panel_says_what_can_be_done(app_of) -> None:
     app = app_of(Setup("snake", "s", seed=3, step=True), s=scripted("s", answer("up"), gate=gate))
     async with app.run_test() as pilot:
         await pilot.press("n")
-        await pilot.pause()
+        await until(lambda: "thinking" in text_of(app, ".status"))
         await pilot.press("escape")
         await settle(pilot)
         assert "stopped waiting n: ask again t: play by hand" in text_of(app, ".status")
@@ -703,7 +695,7 @@ async def test_escape_on_your_own_turn_leaves(app_of) -> None:
     async with app.run_test() as pilot:
         await settle(pilot)
         await pilot.press("escape")
-        await pilot.pause()
+        await until(lambda: app.return_code is not None)
     assert app.return_code == 0
 
 
@@ -712,10 +704,11 @@ async def test_the_way_out_is_named_while_an_agent_keeps_one_waiting(app_of, clo
     app = app_of(Setup("snake", "s", seed=3, step=True), s=scripted("s", answer("up"), gate=gate))
     async with app.run_test() as pilot:
         await pilot.press("n")
+        await until(lambda: "thinking" in text_of(app, ".status"))
         for _ in range(4):
+            await until(lambda: clock.calls)
             clock.tick(1.0)
-            await pilot.pause()
-        assert "esc: stop waiting t: play by hand" in text_of(app, ".status")
+        await until(lambda: "esc: stop waiting t: play by hand" in text_of(app, ".status"))
         gate.set()
         await settle(pilot)
 
@@ -747,22 +740,26 @@ async def test_saving_before_the_first_step_saves_nothing(app_of, tmp_path: Path
 async def test_after_taking_over_the_seat_is_asked_though_the_agent_ends_late(app_of) -> None:
     """An agent that takes its time to be cancelled must neither block the person nor answer for them."""
 
+    asked, never, late = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
     class Stubborn(RandomAgent):
         async def act(self, view, *, on_text=None):
+            asked.set()
             try:
-                await asyncio.sleep(60)
+                await never.wait()
             except asyncio.CancelledError:
-                await asyncio.sleep(0.3)
+                await late.wait()
             return await super().act(view)
 
     app = app_of(Setup("snake", "s", seed=3, step=True), s=Stubborn("s"))
     async with app.run_test() as pilot:
         await pilot.press("n")
-        await pilot.pause()
+        await until(asked.is_set)
         await pilot.press("t")
-        for _ in range(3):
-            await pilot.pause(0.2)
         screen = play_screen(app)
+        await until(screen.asking.people)
+        late.set()
+        await settle(pilot)
         assert [player for _, player, _ in screen.asking.people()] == ["snake1"]
         assert screen.match.sessions[0].answers == {}
         await press(pilot, "up")
@@ -792,12 +789,13 @@ async def test_no_text_from_outside_drives_the_terminal(app_of, way: str, clock:
         record.write_text(json.dumps(line) + "\n")
         app = PlayApp(resolver(), records=Records.read(record), clock=clock, plays=tmp_path)
     async with app.run_test(size=(100, 40)) as pilot:
+
+        def drawn() -> str:
+            return "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
+
         await pilot.press("n")
-        for _ in range(10):
-            await pilot.pause()
-        drawn = "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
-        assert "evil" in drawn
-        assert not set(drawn) & set("\x1b\x07\x9b\x85\u202e")
+        await until(lambda: "evil" in drawn())
+        assert not set(drawn()) & set("\x1b\x07\x9b\x85\u202e")
         gate.set()
         await settle(pilot)
 
@@ -811,14 +809,12 @@ async def test_in_a_race_esc_does_not_leave_while_an_agent_is_waited_for(app_of,
     app = app_of(Setup("snake", "human", "s", seed=3), s=scripted("s", answer("up"), gate=gate))
     async with app.run_test(size=(120, 40)) as pilot:
         for _ in range(5):
-            await pilot.pause()
+            await until(lambda: clock.calls)
             clock.tick(1.0)
-        await pilot.pause()
-        status = text_of(app, "#panel-1-snake1 .status")
-        assert "T: play by hand" in status
-        assert "esc" not in status
+        await until(lambda: "T: play by hand" in text_of(app, "#panel-1-snake1 .status"))
+        assert "esc" not in text_of(app, "#panel-1-snake1 .status")
         await pilot.press("escape")
-        await pilot.pause()
+        await drained(app)
         assert play_screen(app).match.sessions
         assert play_screen(app).asking.people()
         gate.set()
@@ -830,14 +826,11 @@ async def test_asking_again_waits_for_the_person_and_then_works(app_of) -> None:
     failing = scripted("s", EndpointError("down", kind="server_error"), answer("up"))
     app = app_of(Setup("snake", "human", "s", seed=3), s=failing)
     async with app.run_test(size=(120, 40)) as pilot:
-        for _ in range(10):
-            await pilot.pause()
-        assert "down" in text_of(app, "#panel-1-snake1 .status")
+        await until(lambda: "down" in text_of(app, "#panel-1-snake1 .status"))
         await pilot.press("enter")
         await pilot.press("up")
-        for _ in range(10):
-            await pilot.pause()
-        assert "enter: ask again" in text_of(app, "#panel-1-snake1 .status")
+        await until(lambda: play_screen(app).match.sessions[0].answers)
+        await until(lambda: "enter: ask again" in text_of(app, "#panel-1-snake1 .status"))
         await pilot.press("enter")
         await settle(pilot)
         assert play_screen(app).match.last == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from msgrpo.tui.session import Setup
 from msgrpo.tui.widgets.board import AXIS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.timeline import Timeline
-from tests.tui_helpers import ManualClock, play_screen, press, settle, ticks
+from tests.tui_helpers import ManualClock, play_screen, press, settle, ticks, until
 
 
 def resolve(spec: str) -> Agent:
@@ -83,14 +82,9 @@ async def test_a_move_does_not_wait_for_a_slow_judge(tmp_path: Path, monkeypatch
     clock = ManualClock()
     app = app_of(Setup("frozen-lake", "optimal", seed=3), clock, tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+        await until(lambda: clock.calls)
         clock.tick(0.25)
-        for _ in range(1000):
-            if "step 1/" in text_of(app, ".stats") and play_screen(app)._frame is None:
-                break
-            await asyncio.sleep(0.01)
-        assert "step 1/" in text_of(app, ".stats")
-        assert play_screen(app)._frame is None  # it is drawn
+        await until(lambda: "step 1/" in text_of(app, ".stats") and play_screen(app)._frame is None)  # it is drawn
         assert text_of(app, ".worth") == "last: … now: …"
         judges.set()
         await settle(pilot)

@@ -29,7 +29,7 @@ def test_a_closed_terminal_ends_no_thread_that_somebody_waits_for(lasting: bool)
             writer.write("x" * 5000)
         ending = threading.Thread(target=writer.stop, daemon=True)
         ending.start()
-        ending.join(timeout=30)
+        ending.join(timeout=60)
         assert not ending.is_alive()
         assert writer._queue.empty() is lasting
     finally:

@@ -34,7 +34,7 @@ from msgrpo.tui.session import Session
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
 from msgrpo.tui.widgets.learning import Groups
-from tests.tui_helpers import NARROWEST, ManualClock
+from tests.tui_helpers import NARROWEST, ManualClock, press, settle, until
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -255,7 +255,7 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
     clock = ManualClock()
     app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(trained), clock=clock)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+        await settle(pilot)
         screen = app.screen
         assert isinstance(screen, LearnScreen)
         text = shown(app)
@@ -263,16 +263,16 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
             assert word in text, word
         hints = screen.hints()
         assert screen.query_one(KeyLine).fitting(NARROWEST)[-1] == hints[-1]
-        await pilot.press("left", "n", "n")
+        await press(pilot, "left", "n", "n")
         assert screen.run.step == 2
         assert isinstance(screen.session, Session)
         assert screen.session.cursor == min(2, screen.session.last)
-        await pilot.press("home", "tab", "down")
+        await press(pilot, "home", "tab", "down")
         assert (screen.run.step, screen.run.group) == (1, 1)
-        await pilot.press("end", "space")
+        await press(pilot, "end", "space")
         before = screen.session.cursor if isinstance(screen.session, Session) else 0
         clock.tick(1.0)
-        await pilot.pause()
+        await settle(pilot)
         assert isinstance(screen.session, Session)
         assert screen.session.cursor != before or screen.session.last == 0
 
@@ -284,15 +284,12 @@ async def test_a_new_update_appears_while_it_is_watched(run: Path) -> None:
     clock = ManualClock()
     app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(run), clock=clock)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        assert "update 2" in shown(app)
+        await until(lambda: "update 2" in shown(app) and clock.calls)
         last.write_text(held)
         clock.tick(LOOK_S)
-        await pilot.pause()
-        assert "update 3" in shown(app)
+        await until(lambda: "update 3" in shown(app))
         last.write_text("{")  # damaged under its hands: said, and the app goes on
-        await pilot.press("left", "right")
-        await pilot.pause()
+        await press(pilot, "left", "right")
         assert app.is_running
 
 
@@ -325,9 +322,9 @@ async def test_why_nothing_is_shown_stays_on_the_screen(run: Path) -> None:
         file.write_text("{")
     app = PlayApp(lambda spec: pytest.fail(spec), run=Learning.of(run), clock=ManualClock())
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+        await settle(pilot)
         app.clear_notifications()
-        await pilot.pause()
+        await settle(pilot)
         assert "is no update" in str(app.screen.query_one(Groups).render())
         assert "nothing measured" not in shown(app)
 
@@ -337,11 +334,11 @@ async def test_a_finished_run_without_its_updates_is_not_said_to_begin(run: Path
         file.unlink()
     app = PlayApp(lambda spec: pytest.fail(spec), run=Learning.of(run), clock=ManualClock())
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
+        await settle(pilot)
         assert "holds no update" in str(app.screen.query_one(Groups).render())
         assert "not over yet" not in str(app.screen.query_one(BoardView).text)
         assert app.screen.query_one("#episode").border_title == "no update"
-        await pilot.press("question_mark")
+        await press(pilot, "question_mark")
         first = next(line for line in str(app.screen.query_one(".help Static").render()).splitlines() if line)
         assert first.startswith("A run that learns")
 
@@ -359,9 +356,8 @@ async def test_of_several_runs_one_is_chosen(run: Path, tmp_path: Path) -> None:
         shutil.copytree(run, runs / name)
     app = PlayApp(lambda spec: pytest.fail(spec), clock=ManualClock(), runs=runs)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("w")
-        await pilot.press("f", "enter")
-        await pilot.pause()
+        await press(pilot, "w")
+        await press(pilot, "f", "enter")
         assert isinstance(app.screen, LearnScreen)
         assert app.screen.run.folder == runs / "first"
 
@@ -403,8 +399,8 @@ async def test_space_plays_the_film_on_one_board_beside_the_growing_curve(film: 
     clock = ManualClock()
     app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=film, clock=clock)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        await pilot.press("space")
+        await settle(pilot)
+        await press(pilot, "space")
         screen = app.screen
         assert isinstance(screen, LearnScreen)
         starts, curve = set(), []
@@ -420,12 +416,12 @@ async def test_space_plays_the_film_on_one_board_beside_the_growing_curve(film: 
         text = shown(app)
         for word in ("after 3 updates", "★", "×", "missed", "goal reached"):
             assert word in text, word
-        await pilot.press("left")  # paused: the end of the scene before, on the same board
+        await press(pilot, "left")  # paused: the end of the scene before, on the same board
         assert (screen.run.film.step, screen.session.live) == (1, True)
         assert "after 1 update" in shown(app)
-        await pilot.press("tab")
+        await press(pilot, "tab")
         assert screen.session.seed not in starts
-        await pilot.press("g")
+        await press(pilot, "g")
         assert not screen.run.filming
         assert "update 3" in shown(app)
 
@@ -434,8 +430,8 @@ async def test_e_saves_the_screen_and_six_scenes(film: Learning, tmp_path: Path)
     plays = tmp_path / "plays"
     app = PlayApp(lambda spec: pytest.fail(spec), run=film, clock=ManualClock(), plays=plays)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("e")
-        await pilot.pause()
+        await press(pilot, "e")
+        await until(lambda: (plays / "run-film.svg").is_file() and (plays / "run-after-3.svg").is_file())
     assert sorted(file.name for file in plays.iterdir()) == ["run-after-3.svg", "run-film.svg"]
     text = "".join(ElementTree.parse(plays / "run-film.svg").getroot().itertext())
     assert "after 0 updates" in text
@@ -514,8 +510,7 @@ async def shown_and_walked(watched: Learning) -> None:
     clock, plays = ManualClock(), watched.folder / "plays"
     app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=watched, clock=clock, plays=plays)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("down", "up", "tab", "left", "n", "right", "end", "space", "right", "tab", "e", "n")
-        await pilot.pause()
+        await press(pilot, "down", "up", "tab", "left", "n", "right", "end", "space", "right", "tab", "e", "n")
         assert app.is_running
 
 

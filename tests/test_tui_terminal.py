@@ -112,7 +112,7 @@ def test_an_app_that_never_stopped_does_not_start_again(terminal: Terminal) -> N
         time.sleep(0.3)
     assert len(list(Path(f"/proc/{process}/task").iterdir())) <= threads
     terminal.tmux("kill-window")
-    wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app", 30)
+    wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app")
 
 
 @pytest.mark.parametrize("agent", ["human", "optimal", "nano"])
@@ -123,7 +123,7 @@ def test_the_app_ends_with_its_terminal(terminal: Terminal, agent: str) -> None:
         terminal.sees(*from_step(0, 20))
         process = int(terminal.tmux("display-message", "-p", "#{pane_pid}"))
         terminal.tmux("kill-window")
-        wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app", 30)  # noqa: B023 (called at once)
+        wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app")  # noqa: B023 (called at once)
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +162,10 @@ def url() -> Iterator[str]:
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield found[0]
     loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(60)
 
 
 def state(terminal: Terminal, name: str, url: str) -> None:

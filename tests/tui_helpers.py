@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 from textual.app import App
+from textual.css.query import NoMatches
 from textual.message_pump import MessagePump
 from textual.pilot import Pilot
 from textual.screen import Screen
@@ -18,6 +20,7 @@ from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.screens.play import PlayScreen
 
+PATIENCE_S = 120.0  # far beyond what anything here takes
 NARROWEST = 80  # columns: a usual terminal, in which no key at the foot may be cut off
 FOUR = ("up", "down", "left", "right")
 
@@ -99,8 +102,8 @@ async def settle(pilot: Pilot[Any]) -> None:
 
     `pause` takes a process that gets no time for one that is idle: what the queues hold is waited for.
     """
-    quiet = 0
-    for _ in range(500):
+    quiet, deadline = 0, time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
         await pilot.pause()
         await drained(pilot.app)
         quiet = quiet + 1 if is_settled(pilot.app.screen) else 0
@@ -110,6 +113,19 @@ async def settle(pilot: Pilot[Any]) -> None:
         if not quiet:
             await asyncio.sleep(0.005)
     raise AssertionError("an agent is still being asked")
+
+
+async def until(happened: Callable[[], object]) -> None:
+    """Until something has happened on the screen, of which what is asked for may still be missing."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            if happened():
+                return
+        except NoMatches:
+            pass
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen in time")
 
 
 def footer_width(app: App[Any]) -> int:
