@@ -97,10 +97,10 @@ class TookTooLongError(BaseException):
 
 def no_memory(error: BaseException) -> str | None:
     """What an exception says of memory that is not there, on a GPU or on the CPU; None where it is another one."""
-    said = str(error)
+    message = str(error)
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's; it is not loaded
-    if known or (isinstance(error, RuntimeError) and any(words in said for words in NO_MEMORY)):
-        return f"there is not enough memory: {said.splitlines()[0] if said else type(error).__name__}"
+    if known or (isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY)):
+        return f"there is not enough memory: {message.splitlines()[0] if message else type(error).__name__}"
     return None
 
 

@@ -164,11 +164,11 @@ def _show_cost(config: TrainConfig, as_json: bool) -> None:
     if config.service is None:
         raise UsageError("--dry-run says what a service takes, and this machine takes nothing", fix="--engine tinker")
     price = price_of(config)
-    found = estimate(config, local_tokenizer(config.base))
+    expected = estimate(config, local_tokenizer(config.base))
     if as_json:
-        print_json(asdict(found) | {"usd": price.of(found.tokens), "usd_per_million": asdict(price)})
+        print_json(asdict(expected) | {"usd": price.of(expected.tokens), "usd_per_million": asdict(price)})
         return
-    for line in lines(config, found, price):
+    for line in lines(config, expected, price):
         out.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -190,38 +190,38 @@ def show_examination(run: Path, as_json: bool) -> None:
 
     from msgrpo.train.doctor import examine, table
 
-    found = examine(run)
+    exam = examine(run)
     if as_json:
-        print_json(found.as_data())
+        print_json(exam.as_data())
         return
-    state = " (goes on)" if found.goes_on else ""
+    state = " (goes on)" if exam.goes_on else ""
     out.print(
-        f"{found.base} on {found.scenario}, {found.updates} of {found.planned} updates{state}; {found.verdict}",
+        f"{exam.base} on {exam.scenario}, {exam.updates} of {exam.planned} updates{state}; {exam.verdict}",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
-    for number, finding in enumerate(found.findings):
+    for number, finding in enumerate(exam.findings):
         colour = "red" if number == 0 else "yellow"
         out.print(f"\n[bold {colour}]{escape(finding.cause)}[/]: {escape(finding.evidence)}.", highlight=False)
         out.print(f"  {finding.change}", markup=False, highlight=False)
-    if not found.findings:
+    if not exam.findings:
         out.print("\n[green]nothing ails it[/] that these rows would show")
-    if found.failures and found.answer is not None:
-        counts = ", ".join(f"{count} {name}" for name, count in found.failures.items())
+    if exam.failures and exam.answer is not None:
+        counts = ", ".join(f"{count} {name}" for name, count in exam.failures.items())
         out.print(f"\nanswers without a legal action in the last update that was kept: {counts}; one of them:")
-        out.print(f"  {found.answer!r}", markup=False, highlight=False)
-    shown = Table(title=f"\n{found.score} on the validation starts", title_justify="left", box=None, pad_edge=False)
-    for column in ("update", "this run", *(["a healthy run"] if found.healthy else [])):
+        out.print(f"  {exam.answer!r}", markup=False, highlight=False)
+    shown = Table(title=f"\n{exam.score} on the validation starts", title_justify="left", box=None, pad_edge=False)
+    for column in ("update", "this run", *(["a healthy run"] if exam.healthy else [])):
         shown.add_column(column, justify="right")
-    for row in table(found):
-        shown.add_row(row["update"], row["this run"], *([row["healthy"]] if found.healthy else []))
+    for row in table(exam):
+        shown.add_row(row["update"], row["this run"], *([row["healthy"]] if exam.healthy else []))
     out.print(shown)
-    if found.healthy is None:
-        say(f"no healthy run of {found.scenario} with a base of this size comes with msgrpo")
+    if exam.healthy is None:
+        say(f"no healthy run of {exam.scenario} with a base of this size comes with msgrpo")
     else:
-        settings = found.healthy.settings or "the defaults"
-        say(f"the healthy run: {found.healthy.base} on {found.healthy.scenario}, {settings}")
+        settings = exam.healthy.settings or "the defaults"
+        say(f"the healthy run: {exam.healthy.base} on {exam.healthy.scenario}, {settings}")
 
 
 @commands.command("train-dqn")

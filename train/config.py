@@ -638,13 +638,13 @@ def settings_given(
     *, file: Path | None = None, settings: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """What a person says of a run: JSON file, `key=value` settings, and the options given by name; later ones win."""
-    said: dict[str, Any] = _read(file) if file is not None else {}
+    values: dict[str, Any] = _read(file) if file is not None else {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting!r} is not key=value", fix="for example --set learning_rate=1e-3")
-        said |= _carried(said, {key.strip(): value.strip()})
-    return said | {key: value for key, value in (given or {}).items() if value is not None}
+        values |= _carried(values, {key.strip(): value.strip()})
+    return values | {key: value for key, value in (given or {}).items() if value is not None}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -314,8 +314,8 @@ def _plays(run: History) -> bool:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    held = list(values)
-    return sum(held) / len(held) if held else None
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _number(value: Any) -> bool:

@@ -122,8 +122,8 @@ def beside(game: str, base: str) -> Healthy | None:
 
 def healthy_runs() -> list[Healthy]:
     """Those that come with the package; `benchmarks/healthy.py` makes the file."""
-    held = json.loads(files("msgrpo.train").joinpath(HEALTHY).read_text())
-    return [Healthy(**one | {"curve": [(int(step), float(score)) for step, score in one["curve"]]}) for one in held]
+    runs = json.loads(files("msgrpo.train").joinpath(HEALTHY).read_text())
+    return [Healthy(**one | {"curve": [(int(step), float(score)) for step, score in one["curve"]]}) for one in runs]
 
 
 def _score(evaluations: Sequence[Row]) -> str | None:
@@ -131,8 +131,8 @@ def _score(evaluations: Sequence[Row]) -> str | None:
 
 
 def _curve(evaluations: Sequence[Row]) -> Curve:
-    found = [(row["step"], row.get(str(row.get("score")))) for row in evaluations]
-    return [(step, float(score)) for step, score in found if isinstance(score, (int, float))]
+    scores = [(row["step"], row.get(str(row.get("score")))) for row in evaluations]
+    return [(step, float(score)) for step, score in scores if isinstance(score, (int, float))]
 
 
 def _fallen(history: History) -> Difference | None:
@@ -157,11 +157,11 @@ def _failures(run: Path) -> tuple[dict[str, int], str | None]:
     return dict(Counter(str(turn.failure) for turn in failed)), None if shown is None else shown[-LONGEST_ANSWER:]
 
 
-def table(found: Examination) -> list[dict[str, str]]:
+def table(examination: Examination) -> list[dict[str, str]]:
     """The run's evaluations, and what the healthy run had after as many updates."""
     rows = []
-    for step, score in found.curve:
-        healthy = found.healthy.at(step) if found.healthy is not None else None
+    for step, score in examination.curve:
+        healthy = examination.healthy.at(step) if examination.healthy is not None else None
         rows.append(
             {"update": str(step), "this run": f"{score:.3f}", "healthy": "" if healthy is None else f"{healthy:.3f}"}
         )

@@ -176,10 +176,10 @@ class Job:
         points_by_place: dict[int, float] = {}
         for file in self.test.glob("match/*.jsonl"):
             for episode in read_episodes(file):
-                mine = next((spec for spec in episode.agents.values() if spec != opponent), None)
-                if mine is not None:
+                own_spec = next((spec for spec in episode.agents.values() if spec != opponent), None)
+                if own_spec is not None:
                     starts = len(list(read_episodes(file)))
-                    points, _ = points_of(file, (mine, opponent), self.config.scenarios[0], starts)
+                    points, _ = points_of(file, (own_spec, opponent), self.config.scenarios[0], starts)
                     points_by_place |= {number: sum(both) / 2 for number, both in points.items()}
                     break
         return [value for _, value in sorted(points_by_place.items())]
@@ -310,9 +310,9 @@ class _Crew:
     def _run(self, job: Job) -> Job:
         for command in job.commands(self._episodes):
             self._call(command, job)
-        if (found := len(job.test_values())) != self._episodes:
+        if (played := len(job.test_values())) != self._episodes:
             raise RunError(
-                f"{job.arm}, seed {job.seed} has {found} of {self._episodes} test episodes",
+                f"{job.arm}, seed {job.seed} has {played} of {self._episodes} test episodes",
                 fix="the same command goes on; where it always ends here, the game itself fails on the others: "
                 f"msgrpo games check {shlex.quote(job.config.scenarios[0].id)}",
             )

@@ -76,8 +76,8 @@ Connection = tuple[Any, Any]
 
 def connections() -> dict[Connection, int]:
     """This process's open TCP connections by their two addresses, with their file descriptors."""
-    found = psutil.Process().net_connections("tcp")
-    return {(one.laddr, one.raddr): one.fd for one in found if one.status == psutil.CONN_ESTABLISHED}
+    sockets = psutil.Process().net_connections("tcp")
+    return {(one.laddr, one.raddr): one.fd for one in sockets if one.status == psutil.CONN_ESTABLISHED}
 
 
 def use_network_of(address: str) -> None:
@@ -105,8 +105,8 @@ def address_towards(host: str) -> str:
     family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # of a datagram socket: nothing is sent
-        found: str = probe.getsockname()[0]
-    return found
+        own_address: str = probe.getsockname()[0]
+    return own_address
 
 
 def close(chosen: set[Connection]) -> None:

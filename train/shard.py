@@ -50,10 +50,10 @@ class Lockstep:
 def layers_of(trunk: Any) -> nn.ModuleList:
     """The decoder layers."""
     count = trunk.config.num_hidden_layers
-    found = [m for m in trunk.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    if not found:
+    lists = [m for m in trunk.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not lists:
         raise ModelError(f"{trunk.config.model_type} has no list of {count} layers: shard=true cannot share them out")
-    return found[0]
+    return lists[0]
 
 
 def shard(model: Any) -> None:

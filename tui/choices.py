@@ -91,11 +91,11 @@ def trained_on(file: Path) -> str:
 
 def run_choices(runs: Path) -> list[Choice]:
     """The trained runs, newest first."""
-    found = sorted(
+    paths = sorted(
         (path for name in RUN_FILES for path in runs.glob(f"*/{name}")), key=lambda p: p.stat().st_mtime, reverse=True
     )
     choices = []
-    for path in found:
+    for path in paths:
         kind, facts = RUN_FILES[path.name]
         spec, about = f"{kind}:{path.parent}", trained_on(path.parent / facts)
         title = f"{path.parent.name} ({'DQN, ' if kind == 'dqn' else ''}{about or 'trained'})"

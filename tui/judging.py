@@ -119,8 +119,8 @@ class Judging:
             index, step, player = wanted
             session = self._match.sessions[index]
             game = session.game_at(step)
-            found = await in_daemon_thread(lambda: advise(session.scenario, game, player))  # noqa: B023 (awaited at once)
-            self._found[wanted] = game, found
+            advice = await in_daemon_thread(lambda: advise(session.scenario, game, player))  # noqa: B023 (awaited at once)
+            self._found[wanted] = game, advice
             self._tell(Judged())
             self._news.set()
 

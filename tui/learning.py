@@ -112,8 +112,8 @@ class Learning:
 
     @property
     def member(self) -> Member | None:
-        found = self.samples()
-        return found[min(self.sample, len(found) - 1)] if found else None
+        members = self.samples()
+        return members[min(self.sample, len(members) - 1)] if members else None
 
     @property
     def shown(self) -> Sample | None:
@@ -156,11 +156,11 @@ class Learning:
     @property
     def evaluations(self) -> list[tuple[int, float, float, float]]:
         """(update, mean, low, high) of every evaluation."""
-        found = [row for row in self.rows if row["kind"] == "eval"]
-        ends = [[measured(row, f"{self.score}{end}") for end in ("", "_low", "_high")] for row in found]
+        rows = [row for row in self.rows if row["kind"] == "eval"]
+        ends = [[measured(row, f"{self.score}{end}") for end in ("", "_low", "_high")] for row in rows]
         return [
             (row["step"], mean, low, high)
-            for row, (mean, low, high) in zip(found, ends, strict=True)
+            for row, (mean, low, high) in zip(rows, ends, strict=True)
             if mean is not None and low is not None and high is not None
         ]
 
@@ -208,9 +208,9 @@ class Learning:
         """What the update that is shown measured."""
         step = self.film.step if self.filming else self.step
         row: dict[str, Any] = next((row for row in self.train_rows if row["step"] == step), {})
-        found = [(name, f"{value:.3g}") for key, name in FACTS.items() if (value := measured(row, key)) is not None]
+        figures = [(name, f"{value:.3g}") for key, name in FACTS.items() if (value := measured(row, key)) is not None]
         parts = [f"{name} {value:.1f} s" for key, name in PARTS.items() if (value := measured(row, key))]
-        return [*found, ("time", ", ".join(parts))] if parts else found
+        return [*figures, ("time", ", ".join(parts))] if parts else figures
 
 
 def measured(row: dict[str, Any], key: str) -> float | None:

@@ -58,26 +58,26 @@ class Scenes:
     @property
     def starts(self) -> int:
         """How many starts the scene that is shown has."""
-        found = self._episodes(self.step)
-        return 0 if isinstance(found, str) else len(found)
+        episodes = self._episodes(self.step)
+        return 0 if isinstance(episodes, str) else len(episodes)
 
     def episode(self, step: int) -> Episode | str:
         """How the start that is followed went after so many updates, or why that is not known."""
-        found = self._episodes(step)
-        if isinstance(found, str):
-            return found
-        return found[self.start] if self.start < len(found) else "this start was not played to its end"
+        episodes = self._episodes(step)
+        if isinstance(episodes, str):
+            return episodes
+        return episodes[self.start] if self.start < len(episodes) else "this start was not played to its end"
 
     def session(self) -> Session | str:
         """The episode that is shown on its board, or why it cannot be shown."""
         return self.session_of(self.step)
 
     def session_of(self, step: int) -> Session | str:
-        found = self.episode(step)
-        if isinstance(found, str):
-            return found
+        episode = self.episode(step)
+        if isinstance(episode, str):
+            return episode
         try:
-            return Session.replay(found)
+            return Session.replay(episode)
         except MsgrpoError as error:
             return error.message
 

@@ -343,10 +343,10 @@ def text_field(wanted: str | None, schema: Mapping[str, Any], seen: Mapping[str,
 def rules_of(server: Server, environment: Environment, seen: Mapping[str, Any]) -> str:
     """The environment's own words, how an action is written, and what holds for every game here."""
     try:
-        told = server.get("/metadata").get("description")
+        description = server.get("/metadata").get("description")
     except GameFaultError:  # a server need not have it
-        told = None
-    own = seen.get("rules") or told
+        description = None
+    own = seen.get("rules") or description
     parts = [own[:LONGEST_RULES]] if isinstance(own, str) and own else []
     if isinstance(environment.actions, AnyText):
         how = "a JSON object" if environment.form.field is None else f"the value of {environment.form.field!r}"

@@ -81,13 +81,13 @@ def layers(size: int, source: Cell, blocked: Iterable[Cell]) -> list[int]:
     seen = layer
     for cell in blocked:
         seen |= bit(size, cell)
-    found = []
+    reached = []
     while layer:
-        found.append(layer)
+        reached.append(layer)
         around = (layer & not_right) << 1 | (layer & not_left) >> 1 | layer << size | layer >> size
         layer = around & whole & ~seen
         seen |= layer
-    return found
+    return reached
 
 
 def steps_to(reached: Sequence[int], there: int) -> int | None:

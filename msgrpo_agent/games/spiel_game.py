@@ -82,8 +82,8 @@ class SpielGame(Game):
         if self.name == "chess":
             return "White" if self.players.index(player) == int(pyspiel.chess.Color.WHITE) else "Black"
         signs = [{PIECE.sub(r"\1", action) for action in self.own_actions(one)} for one in self.players]
-        told = set().union(*signs)
-        alone = all(len(sign) == 1 for sign in told) and [len(of) for of in signs] == [1] * len(told)
+        all_signs = set().union(*signs)
+        alone = all(len(sign) == 1 for sign in all_signs) and [len(of) for of in signs] == [1] * len(all_signs)
         return "".join(signs[self.players.index(player)]) if alone else player
 
     def board(self) -> Board | None:

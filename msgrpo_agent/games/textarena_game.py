@@ -186,8 +186,8 @@ class ArenaGame(Game):
         with self._own_generators():
             self._over = bool(self.env.step(f"[{action}]" if self.actions and action else action)[0])
         self._look()
-        paid = self.env.state.rewards or {} if self._over else {}
-        return {player: paid.get(number, 0.0) for number, player in enumerate(self.players)}
+        rewards = self.env.state.rewards or {} if self._over else {}
+        return {player: rewards.get(number, 0.0) for number, player in enumerate(self.players)}
 
     @property
     def ending(self) -> str:
@@ -222,14 +222,14 @@ def kept_messages(env: Any) -> dict[int, Any]:
     *wrappers, bare = layers(env)
     by_player = [bare.state.observations]
     by_player += [vars(wrapper)["full_observations"] for wrapper in wrappers if "full_observations" in vars(wrapper)]
-    lists = {id(said): {number: list(messages) for number, messages in said.items()} for said in by_player}
+    lists = {id(heard): {number: list(messages) for number, messages in heard.items()} for heard in by_player}
     return {id(bare.state.logs): list(bare.state.logs)} | lists
 
 
 def examples(text: str, names: Mapping[int, str]) -> AnyText:
     """What stands in brackets in a text, as TextArena writes moves; not who speaks, which stands so as well."""
-    found = dict.fromkeys(said for said in BRACKETS.findall(text) if said not in names.values())
-    return AnyText([f"[{said}]" for said in found][:MOST_EXAMPLES] or [SILENT])
+    moves = dict.fromkeys(move for move in BRACKETS.findall(text) if move not in names.values())
+    return AnyText([f"[{move}]" for move in moves][:MOST_EXAMPLES] or [SILENT])
 
 
 def first_state(env_id: str) -> tuple[Any, int]:

@@ -96,8 +96,8 @@ def _after(steps: Any) -> str:
     return f"after {counted(steps, 'update') if isinstance(steps, int) else 'all updates'}"
 
 
-def _part(held: dict[str, Any], key: str) -> dict[str, Any]:
-    value = held.get(key)
+def _part(data: dict[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
     return value if isinstance(value, dict) else {}
 
 
@@ -108,10 +108,10 @@ def _number(value: Any, form: str = ".3f") -> str:
 def _object(file: Path) -> dict[str, Any]:
     """A file's JSON object; empty where there is none."""
     try:
-        held = from_json(read_regular(file))
+        data = from_json(read_regular(file))
     except (OSError, ValueError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def _cell(value: Any) -> str:

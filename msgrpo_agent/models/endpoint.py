@@ -329,10 +329,10 @@ class EndpointModel:
                         logprobs += _dicts(known.get("content"))
                     text.add(new[1])
         if finish is None and ended:
-            said = (
+            reason = (
                 "the stream ended with [DONE] and gave no finish_reason, so nobody knows whether the answer is whole"
             )
-            raise _BadBodyError(said, retry=False)
+            raise _BadBodyError(reason, retry=False)
         if finish is None:
             raise _BadBodyError("the stream ended before the answer did")
         text.tell()

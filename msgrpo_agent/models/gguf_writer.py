@@ -91,10 +91,10 @@ class Layout:
         return cls(kind, config, gguf.get_tensor_name_map(ARCHITECTURES[kind], config.num_hidden_layers))
 
     def name(self, tensor: str) -> str:
-        found = self.names.get_name(tensor, try_suffixes=(".weight", ".bias"))
-        if found is None:
+        given = self.names.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        if given is None:
             raise ModelError(f"llama.cpp has no name for the weights {tensor} of a {self.architecture}")
-        return str(found)
+        return str(given)
 
     def arranged(self, tensor: str, weight: np.ndarray) -> np.ndarray:
         """In llama's query and key the two halves of a head's rows are interleaved; all else is as it is."""
@@ -147,16 +147,16 @@ def _copy_header(writer: Any, file: Path) -> str:
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any, config: Any) -> list[str]:
-    held = json.loads(tokenizer.backend_tokenizer.to_str())
-    if held["model"]["type"] != "BPE" or held["model"].get("byte_fallback"):
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    if state["model"]["type"] != "BPE" or state["model"].get("byte_fallback"):
         raise ModelError(
             "the tokenizer is no byte-level BPE, and no other is written as GGUF here",
             fix="--to merged, and then llama.cpp's convert_hf_to_gguf.py on that folder",
         )
     rule, notes = splitting_rule(tokenizer.backend_tokenizer)
-    words = {place: word for word, place in held["model"]["vocab"].items()}
+    words = {place: word for word, place in state["model"]["vocab"].items()}
     kinds = dict.fromkeys(words, TokenType.NORMAL)
-    for added in held["added_tokens"]:
+    for added in state["added_tokens"]:
         words[added["id"]] = added["content"]
         kinds[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     places = range(config.vocab_size)
@@ -164,7 +164,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, config: Any) -> list[str]:
     writer.add_tokenizer_pre(rule)
     writer.add_token_list([words.get(place, f"[PAD{place}]") for place in places])
     writer.add_token_types([kinds.get(place, TokenType.UNUSED) for place in places])
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in held["model"]["merges"]])
+    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in state["model"]["merges"]])
     for add, place in (
         (writer.add_bos_token_id, tokenizer.bos_token_id),
         (writer.add_eos_token_id, tokenizer.eos_token_id),

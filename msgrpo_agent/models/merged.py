@@ -32,14 +32,14 @@ class Adapter:
         rank, alpha = config.get("r"), config.get("lora_alpha")
         if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
             raise ModelError(f"the adapter {run} has no rank and alpha: {rank!r}, {alpha!r}")
-        held = load_file(run / ADAPTER_WEIGHTS)
+        weights = load_file(run / ADAPTER_WEIGHTS)
         layers = {}
-        for name, matrix in held.items():
+        for name, matrix in weights.items():
             if name.endswith(".lora_A.weight"):
                 layer = name.removesuffix(".lora_A.weight")
                 layers[layer.removeprefix("base_model.model.")] = (
                     matrix.float(),
-                    held[f"{layer}.lora_B.weight"].float(),
+                    weights[f"{layer}.lora_B.weight"].float(),
                 )
         adapter = cls(config["base_model_name_or_path"], alpha / rank, layers)
         if not math.isfinite(adapter.squared_change()):
@@ -62,8 +62,8 @@ def base_dtype(base: str) -> torch.dtype:
     """What a base's own files hold."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        held = getattr(AutoConfig.from_pretrained(base_path(base), trust_remote_code=False), "dtype", None)
-    return held if isinstance(held, torch.dtype) else torch.float32
+        dtype = getattr(AutoConfig.from_pretrained(base_path(base), trust_remote_code=False), "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def lost_in(model: Any, adapter: Adapter, dtype: torch.dtype) -> float:

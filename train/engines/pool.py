@@ -192,9 +192,9 @@ class Pool:
         known = self.ended()
         if known is not None:
             return known
-        said = "; ".join(f"{remote.url}: {remote.out}" for remote in self.remotes)
+        reasons = "; ".join(f"{remote.url}: {remote.out}" for remote in self.remotes)
         return NoServerError(
-            f"no server is left to play rollouts: {said}",
+            f"no server is left to play rollouts: {reasons}",
             fix="start them again (msgrpo serve --allow-runtime-adapters DIR), then the same command with --resume",
         )
 
@@ -315,15 +315,15 @@ class VersionModel:
             async with self._pool.place() as remote:
                 if remote is not None:
                     try:
-                        found = await ask(client, remote, self.name, prompt_ids, sampling, seed, self._stop_ids)
+                        completion = await ask(client, remote, self.name, prompt_ids, sampling, seed, self._stop_ids)
                     except RemoteError as error:
                         self._pool.failed(remote, error)
                     else:
                         self._pool.answered(remote)
-                        found = replace(found, retries=retries) if retries else found
+                        completion = replace(completion, retries=retries) if retries else completion
                         if on_text is not None:
-                            on_text(found.text)
-                        return found
+                            on_text(completion.text)
+                        return completion
             retries += 1
             if remote is None:
                 deadline = min(deadline, time.monotonic() + COME_BACK_S)  # that comes back and fails again is none

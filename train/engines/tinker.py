@@ -121,8 +121,8 @@ class TinkerEngine:
 
     async def _read(self, model: TinkerModel, turns: Sequence[Row]) -> list[float]:
         """log p of all tokens of the answers, one after another."""
-        found = await asyncio.gather(*(self._service.logprobs(model.sampler, turn) for turn in turns))
-        return [value for values in found for value in values]
+        by_turn = await asyncio.gather(*(self._service.logprobs(model.sampler, turn) for turn in turns))
+        return [value for values in by_turn for value in values]
 
     def close(self) -> None:
         self._service.close()

@@ -17,8 +17,8 @@ from msgrpo.run_log import LOCK, alone
 @contextmanager
 def alone_in(out: Path, begun: str) -> Iterator[None]:
     """A folder for one model alone, until it is done. Raises UsageError if it holds anything but its beginning."""
-    held = [file for file in out.iterdir() if file.name != LOCK and not is_part(file)] if out.exists() else []
-    if held and out / begun not in held:
+    files = [file for file in out.iterdir() if file.name != LOCK and not is_part(file)] if out.exists() else []
+    if files and out / begun not in files:
         raise UsageError(f"--out {out} is not empty", fix="choose another --out")
     with alone(out):
         for left in filter(is_part, out.iterdir()):  # by a killed writer

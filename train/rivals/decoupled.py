@@ -63,10 +63,10 @@ def logprobs_now(samples: Sequence[Sample], learner: Learner, tokens: int) -> li
     """log p_now of each turn's answer tokens."""
     from msgrpo.train.update import micro_batches
 
-    found: dict[int, tuple[float, ...]] = {}
+    by_sample: dict[int, tuple[float, ...]] = {}
     with torch.no_grad():
         for micro in micro_batches(samples, tokens, learner.policy.model.device) if samples else ():
             logprobs, _ = learner.policy.logprobs(micro.prefix, micro.pairs)
             for sample, row in zip(micro.samples, logprobs.tolist(), strict=True):  # answers end together
-                found[id(sample)] = tuple(row[len(row) - len(sample.answer_ids) :])
-    return [found[id(sample)] for sample in samples]
+                by_sample[id(sample)] = tuple(row[len(row) - len(sample.answer_ids) :])
+    return [by_sample[id(sample)] for sample in samples]

@@ -80,15 +80,15 @@ class ActionTeacher(Teacher):
     def _taught(self, lessons: Sequence[Lesson], tokenizer: Any) -> tuple[list[Sample], dict[str, float]]:
         advice = self.advice(lessons)
         known = [
-            (lesson, said, action_tokens(lesson.sample.completion, tokenizer))
+            (lesson, advised_here, action_tokens(lesson.sample.completion, tokenizer))
             for lesson in lessons
-            if (said := advice.get(id(lesson.turn))) is not None
+            if (advised_here := advice.get(id(lesson.turn))) is not None
         ]
         if self.divergence == "reverse-kl":
             samples = self._scored(known)
         else:
             samples = [sample for one in known for sample in self._corrected(*one, tokenizer)]
-        agreed = sum(lesson.turn.action in said.best for lesson, said, _ in known)
+        agreed = sum(lesson.turn.action in advised_here.best for lesson, advised_here, _ in known)
         figures = {"teacher/agreement": agreed / max(len(known), 1), "teacher/failed": len(lessons) - len(known)}
         if self.returns:  # all that is left of a turn in which the reference player failed
             unknown = [lesson.sample for lesson in lessons if id(lesson.turn) not in advice]
@@ -98,8 +98,8 @@ class ActionTeacher(Teacher):
     def _scored(self, taught: Sequence[tuple[Lesson, Advice, Sequence[float]]]) -> list[Sample]:
         """reverse-kl: each turn with what the teacher thinks of its action."""
         further = [
-            math.log(self._chance(lesson.turn.action, said)) - _log_chance(lesson, of_action)
-            for lesson, said, of_action in taught
+            math.log(self._chance(lesson.turn.action, advice)) - _log_chance(lesson, of_action)
+            for lesson, advice, of_action in taught
         ]
         acted = [more for more, (lesson, *_) in zip(further, taught, strict=True) if lesson.turn.action is not None]
         mean = math.fsum(acted) / max(len(acted), 1) if self.whole else 0.0
@@ -128,9 +128,9 @@ class ActionTeacher(Teacher):
         own = [self.returns * advantage + self.weight * more * part for advantage, part in pairs]
         return Sample(lesson.sample.completion, 1.0, tuple(own)) if self.returns or any(own) else None
 
-    def _chance(self, action: str | None, said: Advice) -> float:
+    def _chance(self, action: str | None, advice: Advice) -> float:
         """q(a|s), smoothed."""
-        return (1 - self.smooth) * said.chances.get(action or "", 0.0) + self.smooth / said.legal
+        return (1 - self.smooth) * advice.chances.get(action or "", 0.0) + self.smooth / advice.legal
 
     def _instead(
         self, lesson: Lesson, action: str, of_action: Sequence[float], share: float, tokenizer: Any

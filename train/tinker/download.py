@@ -27,12 +27,12 @@ READ_S = 60.0
 def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> None:
     """Write the adapter's config and weights into `out`. Raises RunError where they are not offered, or are none."""
     try:
-        found = _members(urls, service)
-        config = from_json(found[ADAPTER_CONFIG])
+        members = _members(urls, service)
+        config = from_json(members[ADAPTER_CONFIG])
         if not isinstance(config, dict):
             raise ValueError(f"{ADAPTER_CONFIG} holds no JSON object")
         part = out / f"{ADAPTER_WEIGHTS}.part"
-        replace_bytes(part, found[ADAPTER_WEIGHTS])
+        replace_bytes(part, members[ADAPTER_WEIGHTS])
         try:
             layers = {
                 name.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for name in tensor_shapes(part) if ".lora_" in name
@@ -43,7 +43,7 @@ def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> Non
         config |= {"task_type": "CAUSAL_LM", "inference_mode": True}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, tarfile.TarError, EOFError, OSError) as error:
         raise RunError(f"the service's adapter cannot be taken over: {str(error)[:300]}") from error
-    replace_bytes(out / ADAPTER_WEIGHTS, found[ADAPTER_WEIGHTS])
+    replace_bytes(out / ADAPTER_WEIGHTS, members[ADAPTER_WEIGHTS])
     replace_bytes(out / ADAPTER_CONFIG, (as_json(config, indent=2) + "\n").encode())
 
 
@@ -54,13 +54,13 @@ def _members(urls: Mapping[str, str], service: str) -> dict[str, bytes]:
         return {name: _body(named[name], service) for name in FILES}
     with tarfile.open(fileobj=io.BytesIO(_body(urls["archive"], service))) as archive:
         members = {Path(member.name).name: member for member in archive if member.isfile()}
-        found = {}
+        data = {}
         for name in FILES:
             if members[name].size > LARGEST:
                 raise ValueError(f"{name} has {members[name].size:,} bytes")
             file = archive.extractfile(members[name])
-            found[name] = b"" if file is None else file.read()
-        return found
+            data[name] = b"" if file is None else file.read()
+        return data
 
 
 def _body(url: str, service: str) -> bytes:

@@ -131,19 +131,19 @@ class _Random:
         """Nothing is open."""
 
 
-def lines(config: TrainConfig, found: Estimate, price: Price) -> list[str]:
+def lines(config: TrainConfig, cost: Estimate, price: Price) -> list[str]:
     """The estimate as a person reads it."""
-    usd = price.of(found.tokens)
-    tokens = ", ".join(f"{found.tokens[kind]:,} {kind}" for kind in KINDS)
-    parts = ", ".join(f"{name} ${price.of(part):.2f}" for name, part in found.parts.items())
+    usd = price.of(cost.tokens)
+    tokens = ", ".join(f"{cost.tokens[kind]:,} {kind}" for kind in KINDS)
+    parts = ", ".join(f"{name} ${price.of(part):.2f}" for name, part in cost.parts.items())
     return [
-        f"{config.base} on {config.scenario}: {found.updates:,} updates, {found.episodes:,} episodes, "
-        f"{found.turns:,} turns with evaluations and film",
+        f"{config.base} on {config.scenario}: {cost.updates:,} updates, {cost.episodes:,} episodes, "
+        f"{cost.turns:,} turns with evaluations and film",
         f"tokens: {tokens}",
-        f"  a prompt has {found.prompt_tokens:.0f} tokens (by {found.counted_by}); an answer counts with all of its "
+        f"  a prompt has {cost.prompt_tokens:.0f} tokens (by {cost.counted_by}); an answer counts with all of its "
         f"max_tokens, {config.max_tokens}; episodes last as a random player's",
         f"about ${usd:,.2f}: {parts}",
-        f"  ${usd * found.most:,.2f} if every episode lasts to its step limit; less where prompts are cached or "
+        f"  ${usd * cost.most:,.2f} if every episode lasts to its step limit; less where prompts are cached or "
         "answers short; storage of checkpoints not counted",
         f"prices in US$ for a million tokens: prefill {price.prefill:g}, sample {price.sample:g}, train "
         f"{price.train:g} ({price.source})",

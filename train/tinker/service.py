@@ -186,8 +186,8 @@ class Service:
         self.meter.reserve(prefill=row.tokens, sample=1)
         prompt = self._sdk.types.ModelInput.from_ints([*row.prompt, *row.answer])
         with self.asked("computing log-probabilities"):
-            found = await _awaited(sampler.compute_logprobs(prompt))
-            return _tail(found, row)
+            values = await _awaited(sampler.compute_logprobs(prompt))
+            return _tail(values, row)
 
     def forward(self, rows: Sequence[Row]) -> list[list[float]]:
         """log p of each answer's tokens, by the weights that are trained."""
@@ -296,10 +296,10 @@ def _tail(values: Sequence[Any], row: Row) -> list[float]:
     """The values of the answer's tokens, at the end of those of the whole turn."""
     if not row.tokens - 1 <= len(values) <= row.tokens:
         raise ValueError(f"{len(values)} log-probabilities for {row.tokens} tokens")
-    found = [float(value) for value in values[-len(row.answer) :]]
-    if not _are_logprobs(found):
+    logprobs = [float(value) for value in values[-len(row.answer) :]]
+    if not _are_logprobs(logprobs):
         raise ValueError("log-probabilities that are none")
-    return found
+    return logprobs
 
 
 def _are_logprobs(values: Sequence[float]) -> bool:

@@ -325,8 +325,8 @@ class StartScreen(Screen[None]):
         if re.fullmatch("[0-9]{1,18}", before.get("seed", "")):
             self.seed = int(before["seed"])
         self.speed = next((speed for speed in SPEEDS if f"{speed:g}" == before.get("speed")), self.speed)
-        found = (value for value in TEMPERATURES if f"{value:g}" == before.get("temperature"))
-        self.temperature = next(found, self.temperature)
+        chosen = (value for value in TEMPERATURES if f"{value:g}" == before.get("temperature"))
+        self.temperature = next(chosen, self.temperature)
         self.show_game()
 
     @work(group="dialog")

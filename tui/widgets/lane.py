@@ -106,23 +106,23 @@ class Lane(Vertical):
             inner = (width if whole_width else wide) - AROUND
             rows = scale * board.rows + 1 + ABOVE + lines(caption, inner)
             signs = legend(frame.board, inner)
-            told = min(3, lines(signs, inner)), judged
-            needed = rows if self._several else rows + sum(told)  # two boards side by side come before their words
+            words = min(3, lines(signs, inner)), judged
+            needed = rows if self._several else rows + sum(words)  # two boards side by side come before their words
             if AXIS + 2 * scale * board.columns + AROUND <= width and needed <= height:
                 break
         room = height - rows
         if judged and not whole_width and not self._several:
-            judged = max(WORTH, min(1 + LETTERS // inner, room - told[0]))
+            judged = max(WORTH, min(1 + LETTERS // inner, room - words[0]))
         self.query_one(".caption").display = bool(caption)
         self._keep(".worth", judged, room)
         self.query_one(".legend", Text).show(signs)
-        self._keep(".legend", told[0], room - (judged if judged <= room else 0))
+        self._keep(".legend", words[0], room - (judged if judged <= room else 0))
         if frame.board is None:
             wide, rows = max(NARROWEST, width), height
-        taken = sum(line for line in (judged, told[0]) if line <= room)
+        taken = sum(line for line in (judged, words[0]) if line <= room)
         if not whole_width and not self._several:  # the lane is as high as the window: a long legend may fill it
             left = room - (judged if judged <= room else 0)
-            self._keep(".legend", min(lines(signs, inner), max(told[0], left)), left)
+            self._keep(".legend", min(lines(signs, inner), max(words[0], left)), left)
         self.styles.width = width if whole_width else wide
         self.styles.height = min(height, rows + taken) if whole_width else "1fr"
 
@@ -158,10 +158,10 @@ def legend(board: Board | None, width: int) -> Content:
             chip = Content.styled(signs, f"bold auto on {'$panel' if floor else ground}")
             shown[name] = shown.get(name, Content("")) + chip
     parts = [signs + Content.styled(f"\u00a0{name}".replace(" ", "\u00a0"), MUTED) for name, signs in shown.items()]
-    told: list[Content] = []
+    rows: list[Content] = []
     for part in parts:
-        if told and told[-1].cell_length + len(BETWEEN) + part.cell_length <= width:
-            told[-1] += Content(BETWEEN) + part
+        if rows and rows[-1].cell_length + len(BETWEEN) + part.cell_length <= width:
+            rows[-1] += Content(BETWEEN) + part
         else:
-            told.append(part)
-    return Content("\n").join(told)
+            rows.append(part)
+    return Content("\n").join(rows)

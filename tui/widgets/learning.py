@@ -86,8 +86,8 @@ class Groups(Widget):
 def groups(run: Learning, width: int, *, light: bool = False) -> Content:
     """The groups of the update that is shown, each on one line."""
     if run.update is None:
-        told = run.nothing if run.done or run.trouble else NOTHING_YET
-        return Content.styled(told, "$text-error" if told != NOTHING_YET else MUTED)
+        text = run.nothing if run.done or run.trouble else NOTHING_YET
+        return Content.styled(text, "$text-error" if text != NOTHING_YET else MUTED)
     largest = max((abs(m.advantage) for row in run.update.groups for m in row.members), default=1.0) or 1.0
     digits = max((len(str(row.start_seed)) for row in run.update.groups), default=1)
     lines = [Content.styled("start".rjust(digits + 1), MUTED)]
@@ -177,11 +177,11 @@ def turns(run: Learning, session: Session) -> Content:
     if sample is None or member is None:
         return Content("")
     kept = "the update learnt from it" if member.kept else "not among those that the update saw"
-    told = f"return {points(member.total)}, advantage {member.advantage:+.3f}; {kept}"
+    heading = f"return {points(member.total)}, advantage {member.advantage:+.3f}; {kept}"
     same = len(set(sample.credits)) <= 1  # the whole episode's advantage on every turn
     if same and sample.credits:
-        told += f"; every turn's credit is {sample.credits[0]:+.3f}"
-    lines = [Content.styled(told, "bold")]
+        heading += f"; every turn's credit is {sample.credits[0]:+.3f}"
+    lines = [Content.styled(heading, "bold")]
     own = sample.episode.turns_of(sample.player)
     for turn, credit in zip(own, sample.credits, strict=True):
         here = turn.step + 1 == session.cursor
