@@ -165,10 +165,13 @@ class MatchScreen(Screen[None]):
             once_drawn(self, lambda: once_drawn(self, lambda: self.host.game_over(trouble)))
 
     @while_standing
-    def take(self) -> None:
-        """Nobody waits for a recording that runs by itself: its pictures are of what is drawn and judged."""
+    def take(self, drawn: bool = False) -> None:
+        """Nobody waits for a recording that runs by itself: its pictures are of what is judged, and drawn since."""
         if self.host.unattended and not (self._frame is None and self.judging.done):
             after(self, SOON_S, lambda: once_drawn(self, self.take))
+            return
+        if self.host.unattended and not drawn:
+            once_drawn(self, lambda: once_drawn(self, lambda: self.take(drawn=True)))
             return
         self._untaken -= 1
         self.film.take(self, self.host.clock.now())
