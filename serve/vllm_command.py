@@ -14,6 +14,7 @@ from typing import Literal
 
 from msgrpo.errors import UsageError
 from msgrpo.loopback import is_loopback
+from msgrpo.models.gguf_file import cache_folder
 from msgrpo.models.paths import NANO, base_path
 from msgrpo.serve.adapters import Adapter, same_base, served_rank
 
@@ -176,6 +177,11 @@ def _environment(request: Request, engine: Engine, weights: str) -> dict[str, st
     if engine == "cpu":  # without it vLLM wants 92 % of the machine's memory, and does not start where less is free
         chosen = CACHE_GIB_NANO if request.base == NANO else CACHE_GIB
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(chosen))
+        # torch compiles for the first request for log-probabilities. By itself it does so, with all its headers, into
+        # the folder that ends with the server: a C++ compiler was at work for ten seconds after each start.
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
+        environment["TORCHINDUCTOR_CACHE_DIR"] = compiled
+        environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
     if request.runtime_adapters:
         environment["MSGRPO_ADAPTER_ROOT"] = str(request.runtime_adapters.resolve())
         environment["MSGRPO_SERVED_BASE"] = request.base

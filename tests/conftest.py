@@ -62,6 +62,16 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def lean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw no picture, and their canary compares 8 tokens: for tests that are about neither."""
+    from msgrpo.train import evaluate
+    from msgrpo.train.engines import contract
+
+    monkeypatch.setattr(contract, "TOKENS", 8)
+    monkeypatch.setattr(evaluate, "draw_curve", lambda *given: None)
+
+
+@pytest.fixture
 def own_ray() -> Iterator[dict[str, str]]:
     """The environment of a command whose `--ray auto` starts a cluster of its own, whatever runs on this machine."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # short: sockets lie below it

@@ -67,6 +67,18 @@ def test_on_a_cpu_the_cache_has_a_size_and_not_a_share_of_the_memory(monkeypatch
     assert build(other, "cpu").environment["VLLM_CPU_KVCACHE_SPACE"] == "16"
 
 
+def test_what_a_cpu_server_compiles_outlives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its temporary files end with it, and torch's cache was among them."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("MSGRPO_CACHE", str(tmp_path))
+    environment = build(Request(), "cpu").environment
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"  # these lie among temporary files, always
+    assert "TORCHINDUCTOR_CACHE_DIR" not in build(Request(), "cuda").environment
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    assert build(Request(), "cpu").environment["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+
+
 def test_adapters_are_served_under_their_names_with_room_for_all_in_one_batch() -> None:
     launch = build(Request(adapters=(adapter("fl", 8), adapter("snake", 17))), "cpu")
     start = launch.command.index("--lora-modules")

@@ -388,6 +388,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_run_by_servers_is_the_run_in_process(root: Path, in_process: Path, tmp_path: Path) -> None:
     """The same seeds draw the same tokens, so the same moves, groups and steps."""
     one, other = FakeVllm(root), FakeVllm(root)
@@ -403,6 +404,7 @@ def test_a_run_by_servers_is_the_run_in_process(root: Path, in_process: Path, tm
     assert [row["update/loss"] for row in rows] == pytest.approx([row["update/loss"] for row in theirs], abs=1e-4)
 
 
+@pytest.mark.usefixtures("lean")
 def test_one_update_ahead_plays_with_the_version_before(root: Path, tmp_path: Path) -> None:
     server = FakeVllm(root)
     out = tmp_path / "out"
@@ -417,6 +419,7 @@ def test_one_update_ahead_plays_with_the_version_before(root: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("play", ["servers", "hf"])
+@pytest.mark.usefixtures("lean")
 def test_several_updates_ahead_play_with_the_version_of_so_many_before(play: str, root: Path, tmp_path: Path) -> None:
     """The servers keep as many versions as may still play."""
     server, out = FakeVllm(root), tmp_path / "out"
@@ -442,6 +445,7 @@ def test_several_updates_ahead_play_with_the_version_of_so_many_before(play: str
     assert starts <= {start for _, start in drawn}  # those that it plays without
 
 
+@pytest.mark.usefixtures("lean")
 def test_what_was_being_played_ahead_is_given_up_when_the_run_stops(root: Path, tmp_path: Path) -> None:
     server = FakeVllm(root)
 
@@ -457,6 +461,7 @@ def test_what_was_being_played_ahead_is_given_up_when_the_run_stops(root: Path, 
     assert state is not None
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_run_goes_on_with_new_servers_or_in_process(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with serving(FakeVllm(root)) as urls:

@@ -231,6 +231,7 @@ def test_a_base_that_cannot_be_loaded_leaves_nothing_behind(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ class Heard(Told):
         self.said.append("stopping")
 
 
+@pytest.mark.usefixtures("lean")
 def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> None:
     told = Heard()
     loop.train(tiny(steps=1, group_size=8), tmp_path / "run", report=told)
@@ -331,6 +333,7 @@ class StoppedAt(Heard):
         ("evaluation after 2 updates: 1 of 6", 2, signal.SIGTERM),
     ],
 )
+@pytest.mark.usefixtures("lean")
 def test_a_stop_gives_up_what_goes_on_and_keeps_every_finished_update(
     moment: str, kept: int | None, number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -356,6 +359,7 @@ class At(Heard):
 
 
 @pytest.mark.parametrize("moment", ["update 3 of 4: 1 of 8 episodes played", "evaluation after 2 updates"])
+@pytest.mark.usefixtures("lean")
 def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +379,7 @@ def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
     assert told.said[-1] == "all 2 updates are kept; --resume goes on"
 
 
+@pytest.mark.usefixtures("lean")
 def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:
     """Stopped after the first of two optimizer steps and resumed, the run ends as the one that was never stopped."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

@@ -22,10 +22,9 @@ from msgrpo.game import Board, Game, Outcome, Remote
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.prompt import Prompt
 from msgrpo.run_log import read_rows
-from msgrpo.train import evaluate, loop
+from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.engines import contract
 from msgrpo.train.groups import Advantages, Group, Step
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
@@ -475,13 +474,6 @@ RUNS = [
         if name not in ("aaw", "clip")  # of every run
     ),
 ]
-
-
-@pytest.fixture
-def lean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without its picture, whose canary compares 8 tokens: other tests are about these."""
-    monkeypatch.setattr(contract, "TOKENS", 8)
-    monkeypatch.setattr(evaluate, "draw_curve", lambda *given: None)
 
 
 class Killed(Quiet):

@@ -45,11 +45,11 @@ def is_gguf(base: str | Path) -> bool:
     return str(base).lower().endswith(".gguf")
 
 
-def cache_folder() -> Path:
-    """Where converted models lie: $MSGRPO_CACHE, or msgrpo in the user's cache."""
+def cache_folder(of: str = "gguf") -> Path:
+    """Where converted models lie, or something else: in $MSGRPO_CACHE, or in msgrpo in the user's cache."""
     own = os.environ.get("MSGRPO_CACHE")
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "msgrpo"
-    return (Path(own).expanduser() if own else usual) / "gguf"
+    return (Path(own).expanduser() if own else usual) / of
 
 
 def checksum(file: Path) -> str:
