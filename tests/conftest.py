@@ -28,8 +28,8 @@ settings.load_profile("ours")
 # terminal or a cluster, one at a time.
 LONGEST = [
     *("serve_vllm", "train_loop", "train_rivals", "tui_terminal"),
-    *("train_ranks", "train_lab", "train_vllm", "tui_app", "train_engines", "evals_ray", "train_teacher"),
-    *("train_outside", "tui_learning", "imports", "train_peers", "agent_trust", "train_shard", "agent_hostile"),
+    *("train_ranks", "train_vllm", "train_lab", "tui_app", "train_engines", "tui_learning", "train_outside"),
+    *("evals_ray", "imports", "train_peers", "train_teacher", "agent_trust", "train_shard", "agent_hostile"),
     *("agent_export", "train_dqn", "tui_people", "tui_series", "train_tinker", "train_nano", "tui_launch"),
 ]
 LAST_S = 1000.0  # longer than pytest-timeout's longest limit, which ends no code that holds Python's lock
