@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msgrpo import contract, limits
+from msgrpo import contract, limits, prompt
 from msgrpo.agent import Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.contract import examine
 from msgrpo.episode import GAME_FAULT, play_episode
@@ -469,8 +469,9 @@ def test_words_of_a_board_do_not_drive_the_terminal(words: dict[str, Any]) -> No
         Board((((".",),)), **({"legend": {}} | words))
 
 
-def test_a_template_that_takes_memory_is_refused() -> None:
+def test_a_template_that_takes_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It doubled a text till the system ended the process. A limit holds for the block alone."""
+    monkeypatch.setattr(prompt, "RENDER_S", 60.0)  # a busy machine doubles slowly
     tokenizer = copy.deepcopy(loading.nano().tokenizer)
     tokenizer.chat_template = (
         "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
