@@ -3,6 +3,8 @@
     OMP_NUM_THREADS=1 PYTHONPATH=benchmarks python benchmarks/studies/told.py --set steps=20 \\
         --adapter msgrpo_agent/nano/adapters/snake \\
         --result benchmarks/results/told-snake.json
+    OMP_NUM_THREADS=1 PYTHONPATH=benchmarks python benchmarks/studies/told.py --scenario snake --only-adapters \\
+        --adapter runs/own --result benchmarks/results/own-words-danger.json
     OMP_NUM_THREADS=1 PYTHONPATH=benchmarks python benchmarks/studies/told.py --scenario frozen-lake-slippery \\
         --set steps=20 \\
         --result benchmarks/results/told-slippery.json
@@ -28,7 +30,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,27 +124,9 @@ def evaluated(model: LocalModel, config: TrainConfig, scenario: Scenario) -> dic
     return found | bites(episodes)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", default="snake", help="of which nano's words say something")
-    parser.add_argument("--set", dest="settings", action="append", default=[], help="of the run, as of msgrpo train")
-    parser.add_argument("--adapter", action="append", default=[], help="adapters of nano to stand beside it")
-    parser.add_argument("--result", type=Path, required=True)
-    given = parser.parse_args()
-    config = make_config(settings=given.settings, given={"scenario": given.scenario, "seed": 0})
-    scenario = get_scenario(given.scenario)
-    result: dict[str, Any] = {
-        "machine": facts(),
-        "scenario": scenario.id,
-        "settings": given.settings,
-        "told": [],
-        "beside": {},
-    }
-
-    def keep(row: dict[str, Any]) -> None:
-        given.result.write_text(json.dumps(result, indent=2) + "\n")
-        print(*(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
-
+def train(
+    config: TrainConfig, scenario: Scenario, result: dict[str, Any], keep: Callable[[dict[str, Any]], None]
+) -> None:
     policy = Policy(config)
     optimizer = torch.optim.AdamW(policy.parameters, lr=config.learning_rate, weight_decay=0.0)
     engine, generator = HfEngine(policy, scenario, config), torch.Generator().manual_seed(config.seed)
@@ -164,6 +148,32 @@ def main() -> None:
             samples = list(told(policy, episodes, sight.values, sight.slippery, step))
             learn(policy, optimizer, samples, config, generator, step)
             turns += len(samples)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default="snake", help="of which nano's words say something")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="of the run, as of msgrpo train")
+    parser.add_argument("--adapter", action="append", default=[], help="adapters of nano to stand beside it")
+    parser.add_argument("--only-adapters", action="store_true", help="train nothing")
+    parser.add_argument("--result", type=Path, required=True)
+    given = parser.parse_args()
+    config = make_config(settings=given.settings, given={"scenario": given.scenario, "seed": 0})
+    scenario = get_scenario(given.scenario)
+    result: dict[str, Any] = {
+        "machine": facts(),
+        "scenario": scenario.id,
+        "settings": given.settings,
+        "told": [],
+        "beside": {},
+    }
+
+    def keep(row: dict[str, Any]) -> None:
+        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        print(*(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
+
+    if not given.only_adapters:
+        train(config, scenario, result, keep)
     for name in given.adapter:
         result["beside"][name] = evaluated(load(f"adapter:{name}"), config, scenario)
         keep(result["beside"][name])
