@@ -179,8 +179,8 @@ def _environment(request: Request, engine: Engine, weights: str) -> dict[str, st
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", str(chosen))
         # torch compiles for the first request for log-probabilities. By itself it does so, with all its headers, into
         # the folder that ends with the server: a C++ compiler was at work for ten seconds after each start.
-        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
-        environment["TORCHINDUCTOR_CACHE_DIR"] = compiled
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _can_write(cache_folder("inductor")):
+            environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder("inductor"))
         environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
     if request.runtime_adapters:
         environment["MSGRPO_ADAPTER_ROOT"] = str(request.runtime_adapters.resolve())
@@ -225,3 +225,9 @@ def _check_extra(extra: tuple[str, ...]) -> None:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+def _can_write(folder: Path) -> bool:
+    """Whether the folder can be written, or made."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return there.is_dir() and os.access(there, os.W_OK)

@@ -75,8 +75,12 @@ def test_what_a_cpu_server_compiles_outlives_it(monkeypatch: pytest.MonkeyPatch,
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
     assert environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"  # these lie among temporary files, always
     assert "TORCHINDUCTOR_CACHE_DIR" not in build(Request(), "cuda").environment
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    assert build(Request(), "cpu").environment["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MSGRPO_CACHE", str(tmp_path / "file" / "cache"))  # as a home that cannot be written
+    assert "TORCHINDUCTOR_CACHE_DIR" not in build(Request(), "cpu").environment
+    monkeypatch.setenv("MSGRPO_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")  # the child has it from its parent
+    assert "TORCHINDUCTOR_CACHE_DIR" not in build(Request(), "cpu").environment
 
 
 def test_adapters_are_served_under_their_names_with_room_for_all_in_one_batch() -> None:
