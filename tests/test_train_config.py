@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from msgrpo import cli
+from msgrpo import cli, output
 from msgrpo.errors import UsageError
 from msgrpo.games import SCENARIOS
 from msgrpo.models.paths import shipped_adapters
@@ -69,7 +69,7 @@ def test_every_setting_is_listed_with_its_choices_and_what_they_take(monkeypatch
         assert all(part["about"] for option in settings[kind]["options"] for part in option["takes"])
     (branch,) = [option for option in settings["explore"]["options"] if option["name"] == "branch"]
     assert [(part["name"], part["default"]) for part in branch["takes"]] == [("episodes", None), ("gamma", "1.0")]
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(output.out, "_width", 200)
     shown = run(cli.make_app(), ["train", "--settings"]).stdout
     assert "to-go(scale=group, words=1.0, gamma=1.0)" in shown
     assert "200(every=15, film=3, film_share=0.018)" in shown
