@@ -33,6 +33,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,14 @@ def servers(count: int, delay_s: float = 0.0) -> Iterator[list[str]]:
 # ── the client: one process, started on the tree that is measured ──
 
 
+def in_tree(name: str, *homes: str) -> Any:
+    """What has this name in the tree that is measured: older commits have it in another file. None without one."""
+    for home in homes:
+        if find_spec(home) is not None and hasattr(module := import_module(home), name):
+            return getattr(module, name)
+    return None
+
+
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
@@ -153,12 +163,12 @@ def rollouts(
     urls: Sequence[str], at_once: int, seconds: float, profiler: cProfile.Profile | None = None
 ) -> dict[str, Any]:
     """Episode after episode in each of `at_once` places until the time is over; those that run are played out."""
-    from msgrpo.prompt import ChatFormat
     from msgrpo.train.engines.pool import Pool, Remote, VersionModel
 
+    chat_format = in_tree("ChatFormat", "msgrpo.prompt", "msgrpo.models.chat")
     told: list[str] = []
     pool = Pool([Remote(url, out=None, proved={"v"}) for url in urls], None, told.append)
-    model = VersionModel("v", pool, ChatFormat(tokenizer(), {}), [2], 2048)
+    model = VersionModel("v", pool, chat_format(tokenizer(), {}), [2], 2048)
     asyncio.run(_episodes(model, 4, 0.5, Meter()))  # imports, and what is made once
     found = _measured(lambda meter: _episodes(model, at_once, seconds, meter), profiler)
     return found | {"answered": [remote.answered for remote in pool.remotes], "told": told}
@@ -167,9 +177,8 @@ def rollouts(
 def alone(at_once: int, seconds: float) -> dict[str, Any]:
     """The same with answers from memory."""
     from msgrpo.agent import Completion
-    from msgrpo.prompt import ChatFormat
 
-    chat = ChatFormat(tokenizer(), {})
+    chat = in_tree("ChatFormat", "msgrpo.prompt", "msgrpo.models.chat")(tokenizer(), {})
     ids = tuple(chat.tokenizer(ANSWER, add_special_tokens=False)["input_ids"])
     fixed = Completion(ANSWER, "stop", 210, len(ids), token_ids=ids, logprobs=(-0.1,) * len(ids), model="v")
 
@@ -189,10 +198,10 @@ def alone(at_once: int, seconds: float) -> dict[str, Any]:
 
 async def _episodes(model: Any, at_once: int, seconds: float, meter: Meter) -> None:
     from msgrpo.agent import LanguageAgent, Sampling
-    from msgrpo.episode import play_episode
     from msgrpo.games import get_scenario
     from msgrpo.prompt import PromptTemplate
 
+    play_episode = in_tree("play_episode", "msgrpo.episode", "msgrpo.rollout")
     scenario = get_scenario("frozen-lake")
     agent = LanguageAgent("policy", model, Sampling(max_tokens=48), PromptTemplate())
     agents = dict.fromkeys(scenario.players, agent)
@@ -217,9 +226,9 @@ async def _episodes(model: Any, at_once: int, seconds: float, meter: Meter) -> N
 
 def few_collections() -> AbstractContextManager[None]:
     """What training and evaluation play under; older commits have nothing like it."""
-    from msgrpo import episode
-
-    play_under: Callable[[], AbstractContextManager[None]] = getattr(episode, "few_collections", nullcontext)
+    play_under: Callable[[], AbstractContextManager[None]] = (
+        in_tree("few_collections", "msgrpo.episode", "msgrpo.rollout") or nullcontext
+    )
     return play_under()
 
 
