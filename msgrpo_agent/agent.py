@@ -71,6 +71,15 @@ class Completion:
     model: str | None = None  # which weights answered, where the engine says so
 
 
+class ParseFailure(StrEnum):
+    """Why a text holds no legal action (⊥)."""
+
+    EMPTY = "empty"  # nothing but white space
+    NO_TAG = "no_tag"  # no closed <action>…</action>
+    ILLEGAL = "illegal"  # a tag, but what it holds is no action of the game
+    NOT_NOW = "not_now"  # an action of the game that is not legal in this state
+
+
 @dataclass(frozen=True)
 class Decision:
     """What an agent answered: an action, or ⊥ (None) and why."""
@@ -118,17 +127,6 @@ class Agent(Protocol):
     async def close(self) -> None: ...
 
 
-def cleaned(text: str) -> str:
-    """A model's answer as screens, records and the parser get it: printable, and of bounded length.
-
-    Where the part that is cut off left reasoning open, what is kept begins with the tag that says so.
-    """
-    if len(text) <= LONGEST_TEXT:
-        return printable(text)
-    start = START_OF_REASONING if in_reasoning(text[:-LONGEST_TEXT]) else ""
-    return printable(start + text[len(start) - LONGEST_TEXT :])
-
-
 @dataclass
 class LanguageAgent:
     """A language-agent policy: L = `model`, G = `sampling`, T = `template`, ψ = `parse_action`."""
@@ -167,13 +165,15 @@ class LanguageAgent:
         await self.model.close()
 
 
-class ParseFailure(StrEnum):
-    """Why a text holds no legal action (⊥)."""
+def cleaned(text: str) -> str:
+    """A model's answer as screens, records and the parser get it: printable, and of bounded length.
 
-    EMPTY = "empty"  # nothing but white space
-    NO_TAG = "no_tag"  # no closed <action>…</action>
-    ILLEGAL = "illegal"  # a tag, but what it holds is no action of the game
-    NOT_NOW = "not_now"  # an action of the game that is not legal in this state
+    Where the part that is cut off left reasoning open, what is kept begins with the tag that says so.
+    """
+    if len(text) <= LONGEST_TEXT:
+        return printable(text)
+    start = START_OF_REASONING if in_reasoning(text[:-LONGEST_TEXT]) else ""
+    return printable(start + text[len(start) - LONGEST_TEXT :])
 
 
 @dataclass(frozen=True)

@@ -102,21 +102,6 @@ class Episode(BaseModel):
         return [turn for turn in self.turns if turn.player == player]
 
 
-def versions() -> dict[str, str]:
-    """The versions a record needs to be reproduced: of what every game uses, and of what is loaded beside it."""
-    packages = ("msgrpo", "gymnasium", "numpy", *(name for name in ENGINES if name in sys.modules))
-    return {"python": platform.python_version()} | {package: _version(package) for package in packages}
-
-
-@cache
-def _version(package: str) -> str:
-    """The version of a package, looked up once, since that takes longer than playing an episode."""
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "source"
-
-
 def read_episodes(path: Path) -> Iterator[Episode]:
     """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
     try:
@@ -135,173 +120,6 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 yield episode
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from anything printable: the same parts give the same seed on every machine."""
-    text = "/".join(map(str, parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def new_episode(
-    scenario: Scenario, agents: Mapping[str, Agent], start_seed: int, chance_seed: int, sampling_seed: int
-) -> Episode:
-    """An episode without turns, with the agents and settings that its record names."""
-    return Episode(
-        scenario=scenario.id,
-        start_seed=start_seed,
-        chance_seed=chance_seed,
-        sampling_seed=sampling_seed,
-        agents={player: agent.spec for player, agent in agents.items()},
-        settings={player: agent.settings() for player, agent in agents.items()},
-        versions=versions() | {"rules": scenario.rules_hash},
-    )
-
-
-def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int, turns: Sequence[Turn] = ()) -> View:
-    """A player's turn; `turns` are those that the player had before."""
-    seed = derive_seed(sampling_seed, game.steps, player)
-    past = [Past(turn.state, turn.action) for turn in turns]
-    return View(scenario, player, observation_of(game, player), game, seed, past)
-
-
-def observation_of(game: Game, player: str) -> str:
-    """What a player sees, and which actions are legal now where not all are; as it can be printed.
-
-    Raises GameFaultError where that is no text, or one that nobody could read.
-    """
-    seen, legal = game.observe(player), game.legal(player)
-    if not legal and outcome_of(game) is Outcome.PLAYING and player in game.to_move:
-        raise GameFaultError(f"legal({player!r}) names no action", rule="actions")
-    if not isinstance(seen, str):
-        raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")
-    if len(seen) > LONGEST_STATE:
-        reason = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
-        raise GameFaultError(reason, rule="text")
-    whole = legal == game.actions or not legal or isinstance(legal, AnyText)
-    return printable(seen if whole else f"{seen}\nLegal now: {', '.join(legal)}.")
-
-
-def success_of(game: Game) -> bool | None:
-    """Whether the goal was reached, as a plain value. Raises GameFaultError where the game gives neither."""
-    success: object = game.success
-    if success is None or isinstance(success, bool):
-        return success
-    if type(success).__name__ in ("bool", "bool_"):  # NumPy's
-        return bool(success)
-    raise GameFaultError(f"success is {repr(success)[:80]}, not True, False or None", rule="goal")
-
-
-def outcome_of(game: Game) -> Outcome:
-    """The game's outcome. Raises GameFaultError if it is not an Outcome."""
-    if not isinstance(game.outcome, Outcome):
-        raise GameFaultError(f"outcome is {str(game.outcome)[:80]!r}, not a msgrpo.game.Outcome")
-    return game.outcome
-
-
-def apply_turn(
-    episode: Episode,
-    game: Game,
-    views: Mapping[str, View],
-    decisions: Mapping[str, Decision],
-    format_penalty: float,
-) -> None:
-    """Step the game with the decisions of all who were to move, and write one turn for each of them.
-
-    The shaping term Φ of an answer without a legal action is minus `format_penalty`. A reward that comes to a player
-    while others move is added to the last turn that this player had.
-    """
-    step = game.steps
-    with games_code(episode.scenario):
-        rewards = game.step({player: decision.action for player, decision in decisions.items()})
-        after = (outcome_of(game), success_of(game), dict(game.returns))
-    for player in set(rewards) - set(decisions):
-        for turn in episode.turns_of(player)[-1:]:
-            turn.late += rewards[player]
-    for player, decision in decisions.items():
-        completion = decision.completion
-        turn = Turn(
-            step=step,
-            player=player,
-            state=views[player].observation,
-            action=decision.action,
-            failure=decision.failure,
-            reward=rewards[player],
-            shaping=-format_penalty if decision.failure is not None else 0.0,
-            completion=completion,
-        )
-        if completion is not None:
-            turn.answer = completion.text
-            turn.finish_reason = completion.finish_reason
-            turn.prompt_tokens = completion.prompt_tokens
-            turn.completion_tokens = completion.completion_tokens
-            turn.latency_s = completion.latency_s
-            turn.retries = completion.retries
-            turn.reasoning = completion.reasoning
-            turn.action_probabilities = completion.action_probabilities
-            turn.model = completion.model
-        if decision.prompt is not None:
-            episode.prefix[player] = decision.prompt.prefix
-        episode.turns.append(turn)
-    episode.outcome, episode.success, episode.returns = after
-
-
-async def decide(
-    agents: Mapping[str, Agent], views: Mapping[str, View], on_text: Mapping[str, OnText] | None = None
-) -> dict[str, Decision]:
-    """Ask all players to move at the same time; none sees another's choice."""
-    hooks = on_text or {}
-    if len(views) == 1:
-        ((player, view),) = views.items()
-        return {player: await agents[player].act(view, on_text=hooks.get(player))}
-    asked = [asyncio.ensure_future(agents[p].act(view, on_text=hooks.get(p))) for p, view in views.items()]
-    try:
-        return dict(zip(views, await asyncio.gather(*asked), strict=True))
-    except (Exception, asyncio.CancelledError):  # what the others would still answer is paid for, and in no record
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-        raise
-
-
-_rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
-
-
-@asynccontextmanager
-async def place_for(scenario: Scenario) -> AsyncIterator[None]:
-    """A place for one more game of this scenario, where a server plays only so many at the same time."""
-    if scenario.remote is None:
-        yield
-        return
-    rooms = _rooms.setdefault(asyncio.get_running_loop(), {})
-    async with rooms.setdefault(scenario.id, asyncio.Semaphore(scenario.remote.sessions)):
-        yield
-
-
-async def computed(scenario: Scenario, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a call into a game gives; where a server is asked, in a thread, so that other episodes go on meanwhile."""
-    return call(*args, **kwargs) if scenario.remote is None else await asyncio.to_thread(call, *args, **kwargs)
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Let Python search seldom for cycles, and not among what exists now, while many episodes are played.
-
-    Turns make many objects and no cycles. With Python's own thresholds the searches took a quarter of a client's time
-    at 64 episodes at once and two fifths at 4,096, most of it among the objects of imported modules, and stopped the
-    event loop meanwhile (`benchmarks/results/client-collections.json`).
-    """
-    before = gc.get_threshold()
-    if before == COLLECTION:  # whoever plays around this has done it
-        yield
-        return
-    gc.freeze()
-    gc.set_threshold(*COLLECTION)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 async def play_episode(
@@ -363,6 +181,127 @@ async def play_on(
         lost_by(episode, fault)
 
 
+def new_episode(
+    scenario: Scenario, agents: Mapping[str, Agent], start_seed: int, chance_seed: int, sampling_seed: int
+) -> Episode:
+    """An episode without turns, with the agents and settings that its record names."""
+    return Episode(
+        scenario=scenario.id,
+        start_seed=start_seed,
+        chance_seed=chance_seed,
+        sampling_seed=sampling_seed,
+        agents={player: agent.spec for player, agent in agents.items()},
+        settings={player: agent.settings() for player, agent in agents.items()},
+        versions=versions() | {"rules": scenario.rules_hash},
+    )
+
+
+def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int, turns: Sequence[Turn] = ()) -> View:
+    """A player's turn; `turns` are those that the player had before."""
+    seed = derive_seed(sampling_seed, game.steps, player)
+    past = [Past(turn.state, turn.action) for turn in turns]
+    return View(scenario, player, observation_of(game, player), game, seed, past)
+
+
+def observation_of(game: Game, player: str) -> str:
+    """What a player sees, and which actions are legal now where not all are; as it can be printed.
+
+    Raises GameFaultError where that is no text, or one that nobody could read.
+    """
+    seen, legal = game.observe(player), game.legal(player)
+    if not legal and outcome_of(game) is Outcome.PLAYING and player in game.to_move:
+        raise GameFaultError(f"legal({player!r}) names no action", rule="actions")
+    if not isinstance(seen, str):
+        raise GameFaultError(f"observe({player!r}) gave a {type(seen).__name__}, no text", rule="text")
+    if len(seen) > LONGEST_STATE:
+        reason = f"observe({player!r}) gave {len(seen):,} characters; {LONGEST_STATE:,} are the most"
+        raise GameFaultError(reason, rule="text")
+    whole = legal == game.actions or not legal or isinstance(legal, AnyText)
+    return printable(seen if whole else f"{seen}\nLegal now: {', '.join(legal)}.")
+
+
+async def decide(
+    agents: Mapping[str, Agent], views: Mapping[str, View], on_text: Mapping[str, OnText] | None = None
+) -> dict[str, Decision]:
+    """Ask all players to move at the same time; none sees another's choice."""
+    hooks = on_text or {}
+    if len(views) == 1:
+        ((player, view),) = views.items()
+        return {player: await agents[player].act(view, on_text=hooks.get(player))}
+    asked = [asyncio.ensure_future(agents[p].act(view, on_text=hooks.get(p))) for p, view in views.items()]
+    try:
+        return dict(zip(views, await asyncio.gather(*asked), strict=True))
+    except (Exception, asyncio.CancelledError):  # what the others would still answer is paid for, and in no record
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        raise
+
+
+def apply_turn(
+    episode: Episode,
+    game: Game,
+    views: Mapping[str, View],
+    decisions: Mapping[str, Decision],
+    format_penalty: float,
+) -> None:
+    """Step the game with the decisions of all who were to move, and write one turn for each of them.
+
+    The shaping term Φ of an answer without a legal action is minus `format_penalty`. A reward that comes to a player
+    while others move is added to the last turn that this player had.
+    """
+    step = game.steps
+    with games_code(episode.scenario):
+        rewards = game.step({player: decision.action for player, decision in decisions.items()})
+        after = (outcome_of(game), success_of(game), dict(game.returns))
+    for player in set(rewards) - set(decisions):
+        for turn in episode.turns_of(player)[-1:]:
+            turn.late += rewards[player]
+    for player, decision in decisions.items():
+        completion = decision.completion
+        turn = Turn(
+            step=step,
+            player=player,
+            state=views[player].observation,
+            action=decision.action,
+            failure=decision.failure,
+            reward=rewards[player],
+            shaping=-format_penalty if decision.failure is not None else 0.0,
+            completion=completion,
+        )
+        if completion is not None:
+            turn.answer = completion.text
+            turn.finish_reason = completion.finish_reason
+            turn.prompt_tokens = completion.prompt_tokens
+            turn.completion_tokens = completion.completion_tokens
+            turn.latency_s = completion.latency_s
+            turn.retries = completion.retries
+            turn.reasoning = completion.reasoning
+            turn.action_probabilities = completion.action_probabilities
+            turn.model = completion.model
+        if decision.prompt is not None:
+            episode.prefix[player] = decision.prompt.prefix
+        episode.turns.append(turn)
+    episode.outcome, episode.success, episode.returns = after
+
+
+def outcome_of(game: Game) -> Outcome:
+    """The game's outcome. Raises GameFaultError if it is not an Outcome."""
+    if not isinstance(game.outcome, Outcome):
+        raise GameFaultError(f"outcome is {str(game.outcome)[:80]!r}, not a msgrpo.game.Outcome")
+    return game.outcome
+
+
+def success_of(game: Game) -> bool | None:
+    """Whether the goal was reached, as a plain value. Raises GameFaultError where the game gives neither."""
+    success: object = game.success
+    if success is None or isinstance(success, bool):
+        return success
+    if type(success).__name__ in ("bool", "bool_"):  # NumPy's
+        return bool(success)
+    raise GameFaultError(f"success is {repr(success)[:80]}, not True, False or None", rule="goal")
+
+
 def lost_by(episode: Episode, fault: GameFaultError) -> None:
     """Write into the episode that the game's own fault ended it; raise a fatal one."""
     if fault.fatal:
@@ -377,3 +316,64 @@ def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:
         with games_code(scenario.id):
             game.step({turn.player: turn.action for turn in episode.turns if turn.step == step})
     return game
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from anything printable: the same parts give the same seed on every machine."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+_rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def place_for(scenario: Scenario) -> AsyncIterator[None]:
+    """A place for one more game of this scenario, where a server plays only so many at the same time."""
+    if scenario.remote is None:
+        yield
+        return
+    rooms = _rooms.setdefault(asyncio.get_running_loop(), {})
+    async with rooms.setdefault(scenario.id, asyncio.Semaphore(scenario.remote.sessions)):
+        yield
+
+
+async def computed(scenario: Scenario, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a call into a game gives; where a server is asked, in a thread, so that other episodes go on meanwhile."""
+    return call(*args, **kwargs) if scenario.remote is None else await asyncio.to_thread(call, *args, **kwargs)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python search seldom for cycles, and not among what exists now, while many episodes are played.
+
+    Turns make many objects and no cycles. With Python's own thresholds the searches took a quarter of a client's time
+    at 64 episodes at once and two fifths at 4,096, most of it among the objects of imported modules, and stopped the
+    event loop meanwhile (`benchmarks/results/client-collections.json`).
+    """
+    before = gc.get_threshold()
+    if before == COLLECTION:  # whoever plays around this has done it
+        yield
+        return
+    gc.freeze()
+    gc.set_threshold(*COLLECTION)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def versions() -> dict[str, str]:
+    """The versions a record needs to be reproduced: of what every game uses, and of what is loaded beside it."""
+    packages = ("msgrpo", "gymnasium", "numpy", *(name for name in ENGINES if name in sys.modules))
+    return {"python": platform.python_version()} | {package: _version(package) for package in packages}
+
+
+@cache
+def _version(package: str) -> str:
+    """The version of a package, looked up once, since that takes longer than playing an episode."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "source"

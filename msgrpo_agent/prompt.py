@@ -42,14 +42,15 @@ PRESETS: dict[str, str] = {
 FIELDS = ("rules", "actions", "example", "state")
 MOST_LISTED = 40  # actions; where there are more, those that are legal stand with the state
 MOST_HISTORY = 1000
-_MARK = "\u241fcontent\u241f"
-RENDER_S = 10.0  # seconds of one prompt: templates take milliseconds
-RENDER_BYTES = 2**31  # of memory: templates take kilobytes
-MOST_ADDED = 200_000  # characters that a template may add to a prompt
-PROVED_ON = 4  # prompts on which a short way is compared with the long one
-FOR_TEMPLATES = {"tools", "documents"}  # the parameters of `apply_chat_template` that templates read
-MOST_HEADS = 64  # beginnings of prompts whose tokens are kept
 LONGEST_SHOWN = 80  # characters of a wrong --prompt that a message repeats
+# Of chat templates:
+RENDER_S = 10.0  # seconds of one prompt: they take milliseconds
+RENDER_BYTES = 2**31  # of memory: they take kilobytes
+MOST_ADDED = 200_000  # characters that one may add to a prompt
+PROVED_ON = 4  # prompts on which a short way is compared with the long one
+FOR_TEMPLATES = {"tools", "documents"}  # the parameters of `apply_chat_template` that they read
+MOST_HEADS = 64  # beginnings of prompts whose tokens are kept
+_MARK = "\u241fcontent\u241f"
 
 
 class Past(NamedTuple):
