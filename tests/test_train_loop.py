@@ -539,7 +539,7 @@ def test_a_run_that_begins_again_waits_for_who_was_cut_off(finished: Path, tmp_p
     )
     with another_process_trains_in(out, 3) as old:
         loop.train(config, out, resume=True, report=Told(), cluster=loop.Cluster(again=True))
-        assert old.wait(10) == 0
+        assert old.wait(60) == 0
     assert len([row for row in read_rows(out) if row["kind"] == "train"]) == steps + 1
 
 

@@ -61,7 +61,7 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
     assert len(below) > 2
     running.send_signal(signal.SIGKILL)
     running.communicate()
-    psutil.wait_procs(below, timeout=30)
+    psutil.wait_procs(below, timeout=120)
     assert supervisor.session_processes(session) == []
     done = subprocess.run(
         [*command(out, "vllm(ahead=1)"), "--resume"],

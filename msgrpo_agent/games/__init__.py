@@ -110,7 +110,7 @@ def _snake(id: str, setting: SnakeSetting, source: str) -> Scenario:
 
 
 APPLES = Item("apple", "apples", "A", 5, 1)
-for _scenario in (
+for _scenario in (  # a new game of ours: one entry here
     _lake("frozen-lake", 4, 0.8, False, 8, "[V]"),
     _lake("frozen-lake-slippery", 4, 0.9, True, 15, "[V]"),
     _lake("frozen-lake-big-slippery", 6, 0.9, True, 20, "[V]"),

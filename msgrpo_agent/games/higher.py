@@ -45,8 +45,9 @@ def describe(game: Higher, player: str) -> str:
 
 
 scenario = Scenario(
-    "higher", "higher", RULES, ROUNDS, "[ours]", Higher, actions=Higher.actions, reference=best, describe=describe
-)
+    id="higher", family="higher", rules=RULES, step_limit=ROUNDS, source="[ours]", make=Higher,
+    actions=Higher.actions, reference=best, describe=describe,
+)  # fmt: skip
 
 
 def test_my_game() -> None:

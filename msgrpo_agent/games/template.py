@@ -17,8 +17,10 @@ def write(file: Path) -> str:
     if file.exists():
         raise UsageError(f"{file} is there already", fix="choose another name")
     text = files("msgrpo.games").joinpath("higher.py").read_text()
+    for field in ("id", "family"):
+        text = text.replace(f'{field}="higher"', f'{field}="{file.stem}"')
     try:
-        replace_text(file, text.replace('"higher", "higher", RULES', f'"{file.stem}", "{file.stem}", RULES'))
+        replace_text(file, text)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
     return f"{file}:scenario"

@@ -1,4 +1,8 @@
-"""What plays rollouts: in this process, or vLLM servers."""
+"""What plays rollouts, by the setting `rollouts`: `hf.py` in this process, or `vllm.py` with servers.
+
+The setting `engine` says what computes, update included: with `engine=tinker` a service does, and `tinker.py` plays
+there; `train/tinker/weights.py` opens it.
+"""
 
 from __future__ import annotations
 
