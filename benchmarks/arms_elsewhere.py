@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from msgrpo.episode import read_episodes
 from msgrpo.evals.stats import few_seeds_interval
 
 
-def scores(records: Path) -> dict[str, dict[str, np.ndarray]]:
+def scores(records: Sequence[Path]) -> dict[str, dict[str, np.ndarray]]:
     """[scenario][arm]: a row for each training seed, a column for each start."""
     rows: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(dict))
-    for file in sorted(records.glob("*/*.jsonl")):
+    for file in sorted(file for folder in records for file in folder.glob("*/*.jsonl")):
         episodes = sorted(read_episodes(file), key=lambda episode: (episode.start_seed, episode.chance_seed))
         (spec,) = {spec for episode in episodes for spec in episode.agents.values()}
         if (form := re.search(r"([^/]+)/seed-(\d+)$", spec)) is not None:
@@ -39,7 +40,7 @@ def scores(records: Path) -> dict[str, dict[str, np.ndarray]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, help="the --out of msgrpo eval")
+    parser.add_argument("records", nargs="+", type=Path, help="the --out of msgrpo eval")
     parser.add_argument("--first", required=True, help="the arm from which the others differ")
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
