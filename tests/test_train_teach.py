@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ def test_without_words_a_prompt_has_several_answers_of_one_action() -> None:
         for row in turn:
             found = parse_action(row.answer, LAKE.actions).action
             assert row.answer == f"<action>{found}</action>"
+
+
+def test_a_prompt_with_a_history_tells_of_the_turns_before() -> None:
+    """As in play: the state that was seen and the action that was chosen there, the last two of them."""
+    template = make_template("brief").model_copy(update={"history": 2})
+    most = 0
+    for turn, plain in itertools.islice(zip(rows_of(LAKE, 0, template), rows_of(LAKE, 0), strict=True), 60):
+        state, bare = turn[0].prompt.state, plain[0].prompt.state
+        assert state.endswith(bare)
+        assert turn[0].answer == plain[0].answer
+        told = state.count("You chose ")
+        assert told == min(2, int(bare.split()[1]) - 1)  # "Step 3 of 8." has two before it
+        most = max(most, told)
+        game_says = re.findall(r"Step (\d+) of", state)
+        assert game_says == sorted(game_says)
+    assert most == 2
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -348,6 +348,8 @@ class TrainConfig(BaseModel):
                 f"loss is {self.loss}, and {at}: it has no reference model for a KL penalty, so kl must be 0: "
                 "--set 'loss=clip(kl=0)'"
             )
+        if self.loss.echo:
+            raise ValueError(f"loss is {self.loss}, and {at}, which learns from answers alone: echo must be 0")
         if self.rollouts != "hf" or self.trainers != "1" or self.shard:
             raise ValueError(f"{at}, which also plays: leave rollouts, trainers and shard as they are")
         if self.temperature != 1 or (self.explore is not None and self.explore.name == "entropy"):

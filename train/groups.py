@@ -85,12 +85,14 @@ class Sample:
     """One turn as an update sees it: token ids, the log-probabilities that they were sampled with, and advantages.
 
     `weights` says how much of the advantage each token has; it is empty where all have the whole of it [P]. Tokens
-    that nobody sampled have NaN for a log-probability: their ratio is 1.
+    that nobody sampled have NaN for a log-probability: their ratio is 1. `observed` are the tokens of what the player
+    saw next, where the loss asks for them (`rivals/echo.py`).
     """
 
     completion: Completion
     advantage: float
     weights: tuple[float, ...] = ()
+    observed: tuple[int, ...] = ()
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -111,7 +113,7 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        return len(self.prompt_ids) + len(self.answer_ids)
+        return len(self.prompt_ids) + len(self.answer_ids) + len(self.observed)
 
     @property
     def advantages(self) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ from msgrpo.train.rivals.contract import Learner
 
 WARM_UP = 5  # updates over which the learning rate rises to its value
 MAX_GRAD_NORM = 0.2  # a rare k3 spike must not steer AdamW for long
-SUMS = ("loss", "kl", "clip_share", "ratio", "mismatch")
+SUMS = ("loss", "kl", "clip_share", "ratio", "echo", "mismatch")
 # Nats a token, engine from trainer, on fresh rollouts: bfloat16 kernels differ by some hundredths, float32 by 1e-6.
 MISMATCH = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 Done = Callable[[int], None]  # minibatches done
@@ -65,7 +65,8 @@ def update(
         optimizer.step()
         steps += 1
         done(steps)
-    means = {f"update/{name}": value / max(steps, 1) for name, value in totals.items() if name != "mismatch"}
+    left_out = {"mismatch"} if config.loss.echo else {"mismatch", "echo"}
+    means = {f"update/{name}": value / max(steps, 1) for name, value in totals.items() if name not in left_out}
     bound = {"engine/mismatch_bound": MISMATCH[policy.model.dtype]}
     return means | mismatch | bound | {"update/kept_turns": float(sum(sample.was_sampled for sample in samples))}
 
@@ -99,25 +100,31 @@ def _accumulate(
     """
     tokens = sum(len(sample.answer_ids) for sample in part)
     sampled = sum(len(sample.answer_ids) for sample in part if sample.was_sampled)
+    observed = sum(len(sample.observed) for sample in part)
     totals, furthest = dict.fromkeys(SUMS, 0.0), 0.0
     for micro, counts in _share(policy, part, ranks, config):
-        in_micro = sum(len(answer) for _, answer in micro.pairs) * counts
+        in_micro = sum(len(sample.answer_ids) for sample in micro.samples) * counts
         weight = in_micro / tokens if config.loss.over == "token" else len(micro.pairs) * counts / len(part)
         reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.loss.kl else None
-        logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
+        logprobs, _ = policy.logprobs(micro.prefix, micro.pairs)
         old = torch.where(micro.old_logprobs_NT.isnan(), logprobs.detach(), micro.old_logprobs_NT)
         loss, stats = config.loss(
             logprobs,
             old,
             logprobs.detach() if reference is None else reference,
             micro.advantages_NT,
-            mask,
+            micro.answer_NT,
         )
+        whole = loss * weight
+        if observed:
+            echo = -(logprobs * micro.observed_NT).sum() * counts / observed
+            whole = whole + config.loss.echo * echo
+            totals["echo"] += float(echo.detach())
         policy.together("a backward pass")
-        (loss * weight).backward()  # type: ignore[no-untyped-call]
-        off = (logprobs.detach() - old).abs() * mask * counts
+        whole.backward()  # type: ignore[no-untyped-call]
+        off = (logprobs.detach() - old).abs() * micro.answer_NT * counts
         furthest = max(furthest, float(off.max()))
-        totals["loss"] += float(loss.detach()) * weight
+        totals["loss"] += float(whole.detach())
         totals["mismatch"] += float(off.sum()) / max(sampled, 1)
         for name, value in stats.items():
             totals[name] += float(value) * in_micro / tokens
@@ -150,13 +157,24 @@ def _joined(parts: Sequence[tuple[dict[str, float], float]]) -> tuple[dict[str, 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """N turns that go through the model together: the shared prefix once, then each one's own tokens."""
+    """N turns that go through the model together: the shared prefix once, then each one's own tokens.
+
+    The T columns are those of the answer with what was observed after it; the two masks say which token belongs to
+    which, 1 or 0.
+    """
 
     samples: Sequence[Sample]
     prefix: list[int]
     pairs: list[tuple[list[int], list[int]]]
     old_logprobs_NT: Tensor
     advantages_NT: Tensor
+    answer_NT: Tensor
+    observed_NT: Tensor
+
+    def of_answers(self, values_NT: Tensor) -> list[list[float]]:
+        """Of each turn the values of its answer's tokens."""
+        rows = zip(values_NT, self.answer_NT.bool(), strict=True)
+        return [row[of_answer].tolist() for row, of_answer in rows]
 
 
 @dataclass(frozen=True)
@@ -170,13 +188,15 @@ class Picked:
     def lessons(self, config: TrainConfig, tokenizer: Any) -> Iterator[Lesson]:
         """Every turn of every kept episode, with its credit."""
         for j in self.kept:
-            episode = self.group.episodes[j] if self.group.episodes else None
-            for turn, advantage in zip(self.group.turns[j], self.credits[j], strict=True):
+            episode, turns = self.group.episodes[j] if self.group.episodes else None, self.group.turns[j]
+            for turn, following, advantage in zip(turns, [*turns[1:], None], self.credits[j], strict=True):
                 assert turn.completion is not None
-                weights: tuple[float, ...] = ()
+                weights, observed = tuple[float, ...](), tuple[int, ...]()
                 if config.credit.words != 1:
                     weights = config.credit.token_weights(turn.completion, tokenizer)
-                yield Lesson(Sample(turn.completion, advantage, weights), turn, episode)
+                if config.loss.echo and following is not None:
+                    observed = config.loss.observed_tokens(following.state, tokenizer)
+                yield Lesson(Sample(turn.completion, advantage, weights, observed), turn, episode)
 
     def samples(self, config: TrainConfig, tokenizer: Any) -> Iterator[Sample]:
         """What the returns make of these turns."""
@@ -186,11 +206,12 @@ class Picked:
 def pick(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[Picked]:
     """The groups that have something to teach, and which of their episodes the update sees.
 
-    A teacher has something to say of those groups too in which all episodes went alike.
+    A teacher has something to say of those groups too in which all episodes went alike, and so has the next
+    observation.
     """
-    picked = []
+    picked, always = [], config.teacher is not None or config.loss.echo > 0
     for group, credits in zip(groups, advantages(groups, config, learner), strict=True):
-        if config.teacher is not None or any(any(of_episode) for of_episode in credits):
+        if always or any(any(of_episode) for of_episode in credits):
             picked.append(Picked(group, credits, config.select.kept(group, learner)))
     return picked
 
@@ -279,16 +300,14 @@ def micro_batches(
 
 
 def _pack(part: Sequence[Sample], shared: int, device: torch.device) -> MicroBatch:
-    longest = max(len(sample.answer_ids) for sample in part)
-    old, advantages = torch.zeros(len(part), longest), torch.zeros(len(part), longest)
+    pairs = [(list(one.prompt_ids[shared:]), [*one.answer_ids, *one.observed]) for one in part]
+    longest = max(len(after) for _, after in pairs)
+    old, advantages, answer, observed = (torch.zeros(len(part), longest) for _ in range(4))
     for i, sample in enumerate(part):
-        own = slice(longest - len(sample.answer_ids), longest)
+        end = longest - len(sample.observed)
+        own = slice(end - len(sample.answer_ids), end)
         old[i, own] = torch.tensor(sample.old_logprobs)
         advantages[i, own] = torch.tensor(sample.advantages)
-    return MicroBatch(
-        tuple(part),
-        list(part[0].prompt_ids[:shared]),
-        [(list(sample.prompt_ids[shared:]), list(sample.answer_ids)) for sample in part],
-        old.to(device),
-        advantages.to(device),
-    )
+        answer[i, own], observed[i, end:] = 1, 1
+    columns = [tensor.to(device) for tensor in (old, advantages, answer, observed)]
+    return MicroBatch(tuple(part), list(part[0].prompt_ids[:shared]), pairs, *columns)

@@ -34,7 +34,7 @@ from msgrpo.limits import games_code
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
-from msgrpo.prompt import PromptTemplate
+from msgrpo.prompt import Past, PromptTemplate
 from msgrpo.references import best_actions
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
@@ -89,9 +89,11 @@ def rows_of(
     walking = TOUR if known else (SKILL, 0.0)
     for start in scenario.starts("train", first_seed=seed * 10_007):
         game = scenario.new(start, int(generator.integers(2**31)))
+        past: dict[str, list[Past]] = {player: [] for player in game.players}
         while game.outcome is Outcome.PLAYING:
+            seen = {player: observation_of(game, player) for player in game.to_move}
             for player in game.to_move:
-                prompt = template.render(scenario, observation_of(game, player))
+                prompt = template.render(scenario, seen[player], past[player])
                 thought = _words(scenario, game, player) if words else ""
                 best = None if scenario.reference is None else best_actions(scenario, game, player)
                 actions = [chosen(game, player, *answering) for _ in range(1 if thought else ANSWERS)]
@@ -100,6 +102,8 @@ def rows_of(
                     for action in actions
                 ]
             moves = {player: chosen(game, player, *walking) for player in game.to_move}
+            for player, move in moves.items():
+                past[player].append(Past(seen[player], move))
             with games_code(scenario.id):
                 game.step(moves)
 

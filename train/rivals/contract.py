@@ -246,6 +246,7 @@ class Loss(Choice):
     by_token: ClassVar[bool] = True  # each token's advantage is its own; else a turn's tokens share one ratio
     kl: float = Field(0.1, ge=0, description="β, penalty on the divergence from the model without adapter")
     over: Literal["token", "turn"] = Field("token", description="mean over tokens, or over turns of their mean")
+    echo: float = Field(0.0, ge=0, description="weight of the cross-entropy on the next observation: ECHO")
 
     def prepared(
         self, samples: Sequence[Sample], learner: Learner, tokens: int
@@ -254,6 +255,12 @@ class Loss(Choice):
         once; and figures for the metrics. Only asked where `asks_policy`.
         """
         return list(samples), {}
+
+    def observed_tokens(self, state: str, tokenizer: Any) -> tuple[int, ...]:
+        """The next observation as it follows an answer; only asked where `echo` is above 0."""
+        from msgrpo.train.rivals.echo import observed_tokens
+
+        return observed_tokens(state, tokenizer)
 
     @abstractmethod
     def __call__(

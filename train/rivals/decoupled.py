@@ -56,7 +56,7 @@ class Decoupled(Clip):
         ]
         logprobs = tuple(logprob for logprob, _ in logs)
         weights = tuple(part * math.exp(log_v) for part, (_, log_v) in zip(parts, logs, strict=True))
-        return Sample(replace(sample.completion, logprobs=logprobs), sample.advantage, weights)
+        return replace(sample, completion=replace(sample.completion, logprobs=logprobs), weights=weights)
 
 
 def logprobs_now(samples: Sequence[Sample], learner: Learner, tokens: int) -> list[tuple[float, ...]]:
@@ -67,6 +67,6 @@ def logprobs_now(samples: Sequence[Sample], learner: Learner, tokens: int) -> li
     with torch.no_grad():
         for micro in micro_batches(samples, tokens, learner.policy.model.device) if samples else ():
             logprobs, _ = learner.policy.logprobs(micro.prefix, micro.pairs)
-            for sample, row in zip(micro.samples, logprobs.tolist(), strict=True):  # answers end together
-                by_sample[id(sample)] = tuple(row[len(row) - len(sample.answer_ids) :])
+            for sample, row in zip(micro.samples, micro.of_answers(logprobs), strict=True):
+                by_sample[id(sample)] = tuple(row)
     return [by_sample[id(sample)] for sample in samples]

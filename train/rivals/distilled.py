@@ -12,12 +12,12 @@ policy's tokens, so both must have one vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from msgrpo.agent import LanguageAgent
 from msgrpo.errors import UsageError
@@ -56,7 +56,7 @@ class Model(Teacher):
                 self.returns * advantage + self.weight * (q - p)
                 for advantage, q, p in zip(sample.advantages, says, sample.old_logprobs, strict=True)
             ]
-            samples.append(Sample(sample.completion, 1.0, tuple(advantages)))
+            samples.append(replace(sample, advantage=1.0, weights=tuple(advantages)))
         return samples, {"teacher/kl": -sum(further) / max(len(further), 1)}
 
     def _logprobs(self, teacher: LocalModel, lessons: Sequence[Lesson], temperature: float) -> list[list[float]]:
@@ -64,7 +64,7 @@ class Model(Teacher):
         from msgrpo.train.update import micro_batches
 
         trunk, head = trunk_and_head(teacher.model)
-        says: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+        says: dict[int, list[float]] = {}
 
         def shareable(common: int, longest: int) -> int:
             return shareable_length(trunk, common, longest)
@@ -73,15 +73,8 @@ class Model(Teacher):
         for micro in micro_batches(samples, TOKENS, teacher.model.device, shareable) if samples else ():
             with torch.no_grad():
                 logprobs, _ = answer_logprobs(trunk, head, micro.prefix, micro.pairs, teacher.pad_id, temperature)
-            for (rest, answer), row in zip(micro.pairs, logprobs, strict=True):
-                says[(*micro.prefix, *rest), tuple(answer)] = _own(row, len(answer))
-        return [says[sample.prompt_ids, sample.answer_ids] for sample in samples]
-
-
-def _own(row_T: Tensor, tokens: int) -> list[float]:
-    """The last tokens of a row that is filled up on the left."""
-    own: list[float] = row_T[len(row_T) - tokens :].tolist()
-    return own
+            says |= zip(map(id, micro.samples), micro.of_answers(logprobs), strict=True)
+        return [says[id(sample)] for sample in samples]
 
 
 @cache

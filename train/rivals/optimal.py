@@ -126,7 +126,7 @@ class ActionTeacher(Teacher):
             parts = [0.0] * len(parts)
         pairs = zip(lesson.sample.advantages, parts, strict=True)
         own = [self.returns * advantage + self.weight * more * part for advantage, part in pairs]
-        return Sample(lesson.sample.completion, 1.0, tuple(own)) if self.returns or any(own) else None
+        return replace(lesson.sample, advantage=1.0, weights=tuple(own)) if self.returns or any(own) else None
 
     def _chance(self, action: str | None, advice: Advice) -> float:
         """q(a|s), smoothed."""
