@@ -30,6 +30,7 @@ from msgrpo.train.config import (
 )
 from msgrpo.train.rivals import RIVALS
 from msgrpo.train.run_folder import check_folder
+from msgrpo.train.settings import settings_of
 
 ADAPTERS = shipped_adapters()
 
@@ -73,6 +74,15 @@ def test_every_setting_is_listed_with_its_choices_and_what_they_take(monkeypatch
     shown = run(cli.make_app(), ["train", "--settings"]).stdout
     assert "to-go(scale=group, words=1.0, gamma=1.0)" in shown
     assert "200(every=15, film=3, film_share=0.018)" in shown
+
+
+def test_what_is_listed_is_written_as_a_setting_is_given() -> None:
+    given = {"scenario": "snake", "chat": '{"enable_thinking": false}'}
+    whole = make_config(settings=["explore=refill", "micro_batch=9(checkpointing=true)"], given=given)
+    for setting in settings_of(whole):
+        if setting.value is not None:
+            again = make_config(settings=[f"{setting.name}={setting.value}"], given={"scenario": "snake"})
+            assert getattr(again, setting.name) == getattr(whole, setting.name)
 
 
 def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -103,4 +104,6 @@ def _text(value: object) -> str | None:
     """As it is written on the command line; None for nothing."""
     if value is None or value == {}:
         return None
+    if isinstance(value, dict):
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
