@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from msgrpo.agent import parse_action
+from msgrpo.agent import Completion, parse_action
 from msgrpo.cli import make_app
 from msgrpo.errors import RunError, UsageError
+from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.prompt import make_template
+from msgrpo.prompt import Prompt, make_template
 from msgrpo.run_log import alone
 from msgrpo.train import config as settings
 from msgrpo.train.config import PRESETS, make_config, preset_for
 from msgrpo.train.nano import sampled
 from msgrpo.train.nano import teach as teaching
-from msgrpo.train.nano.build import build
+from msgrpo.train.nano.build import Row, build
 from msgrpo.train.nano.sampled import own_rows
 from msgrpo.train.nano.teach import ANSWERS, BEGUN, rows_of, teach
 from msgrpo.train.nano.words import Words
@@ -133,6 +135,45 @@ def test_own_answers_are_those_that_hold_a_legal_action(monkeypatch: pytest.Monk
     assert all(row.prompt.prefix == template.render(lake, "").prefix for row in rows)
     assert {row.best for row in rows} == {True, False}
     assert len({row.answer for row in rows}) > 10  # its own words, and not a list of actions
+
+
+def test_own_answers_are_asked_with_the_turns_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each player itself saw and chose, as it was asked in play."""
+    monkeypatch.setattr(sampled, "AT_ONCE", 2)
+    template = make_template("brief").model_copy(update={"history": 2})
+    asked = []
+
+    class Listening(LocalModel):
+        async def complete(self, prompt: Prompt, *args: Any, **more: Any) -> Completion:
+            completion = await super().complete(prompt, *args, **more)
+            asked.append((prompt, completion.text))
+            return completion
+
+    duel = get_scenario("snake-duel")
+    turns = own_rows(duel, Listening("nano", *load_base("nano")), nullcontext, 0, template)
+    rows = [row for (row,) in itertools.islice(turns, 24)]
+    for row in rows:
+        assert (row.prompt, row.answer) in asked
+    assert {row.prompt.state.count("You chose ") for row in rows} == {0, 1, 2}
+
+
+def test_own_answers_are_rows_where_nobody_knows_the_best_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference player that failed ended the teaching; without one every game was played again for nothing."""
+    monkeypatch.setattr(sampled, "AT_ONCE", 4)
+    model = LocalModel("nano", *load_base("nano"))
+
+    def failing(game: Any, player: str) -> list[str]:
+        if game.steps:
+            raise ValueError("it cannot tell")
+        return ["right"]
+
+    def rows(lake: Scenario) -> list[Row]:
+        return [row for (row,) in itertools.islice(own_rows(lake, model, nullcontext, 0, make_template("brief")), 8)]
+
+    known = rows(replace(LAKE, reference=failing))
+    assert {row.best is None for row in known} == {True, False}
+    monkeypatch.setattr(sampled, "decided", None)
+    assert rows(replace(LAKE, reference=None)) == [replace(row, best=None) for row in known]
 
 
 @pytest.mark.usefixtures("near")

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 
 from msgrpo.agent import Agent, LanguageAgent, Sampling
 from msgrpo.episode import Episode, derive_seed, few_collections, play_episode
-from msgrpo.errors import UsageError
+from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.game import Scenario
 from msgrpo.judge import decided
 from msgrpo.models.local import LocalModel
@@ -70,10 +70,27 @@ async def _played(
 
 def _legal(scenario: Scenario, episode: Episode, template: PromptTemplate) -> Iterator[Row]:
     """The answers that ended by themselves and held a legal action, each with what it was asked."""
-    for turn, game in decided(scenario, episode):
+    best = _best(scenario, episode)
+    for turn in episode.turns:
         if turn.action is None or turn.answer is None or turn.finish_reason != "stop":
             continue
         past = [Past(one.state, one.action) for one in episode.turns_of(turn.player) if one.step < turn.step]
-        best = None if scenario.reference is None else best_actions(scenario, game, turn.player)
         prompt = template.render(scenario, turn.state, past)
-        yield Row(prompt, turn.answer, None if best is None else turn.action in best)
+        yield Row(prompt, turn.answer, turn.action in best[id(turn)] if id(turn) in best else None)
+
+
+def _best(scenario: Scenario, episode: Episode) -> dict[int, Sequence[str]]:
+    """The best actions of each turn, by its `id`; none where nobody knows them, or from where on that fails.
+
+    Without a reference player no game is played again: a server's need not go the same way twice.
+    """
+    best = dict[int, Sequence[str]]()
+    if scenario.reference is None:
+        return best
+    try:
+        for turn, game in decided(scenario, episode):
+            best[id(turn)] = best_actions(scenario, game, turn.player)
+    except GameFaultError as fault:  # only the figure of best actions needs them
+        if fault.fatal:
+            raise
+    return best
