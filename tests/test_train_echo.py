@@ -18,9 +18,11 @@ from msgrpo.prompt import PromptTemplate
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import ALONE
+from msgrpo.train.ranks import ALONE, Ranks
+from msgrpo.train.rivals import choose
 from msgrpo.train.rivals.echo import observed_tokens
-from msgrpo.train.update import _accumulate, lessons, pick
+from msgrpo.train.rivals.optimal import Advice, Optimal
+from msgrpo.train.update import _accumulate, lessons, micro_batches, pick, update
 from tests.train_helpers import learner, played
 
 WEIGHT = 0.3
@@ -49,10 +51,12 @@ def turns(policy: Policy) -> list[Lesson]:
     return [lesson for one in picked for lesson in one.lessons(chosen, policy.tokenizer)]
 
 
-def accumulated(policy: Policy, samples: Sequence[Sample], chosen: TrainConfig) -> tuple[Tensor, dict[str, float]]:
+def accumulated(
+    policy: Policy, samples: Sequence[Sample], chosen: TrainConfig, ranks: Ranks = ALONE
+) -> tuple[Tensor, dict[str, float]]:
     """The gradient of one minibatch, and its figures."""
     policy.model.zero_grad()
-    totals, _ = _accumulate(policy, samples, ALONE, chosen)
+    totals, _ = _accumulate(policy, samples, ranks, chosen)
     return torch.cat([weight.grad.flatten() for weight in policy.parameters if weight.grad is not None]), totals
 
 
@@ -146,6 +150,79 @@ def test_teachers_and_old_rollouts_leave_what_was_observed(
                 assert max(map(abs, sample.advantages)) < 50
                 for a, b in zip(sample.old_logprobs, plain_logprobs(sample, plain), strict=True):
                     assert a == pytest.approx(b, abs=1e-4)
+
+
+@pytest.mark.parametrize("divergence", ["cross-entropy", "reverse-kl"])
+def test_a_teacher_that_says_nothing_of_a_turn_leaves_what_was_observed(
+    policy: Policy, turns: list[Lesson], divergence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without returns the turns that it would not have chosen, or knows nothing of, were dropped as a whole."""
+    teacher = choose("teacher", f"optimal(returns=0, divergence={divergence})")
+    assert isinstance(teacher, Optimal)
+    seen = [lesson for lesson in turns if lesson.sample.observed and lesson.turn.action is not None]
+    other = {a: next(b for b in ("up", "down") if b != a) for a in ("up", "down", "left", "right")}
+    said = {id(one.turn): Advice({other[str(one.turn.action)]: 1.0}, 4) for one in seen[1:]}  # of the first nothing
+    monkeypatch.setattr(Optimal, "advice", lambda self, lessons: said)
+    samples, _ = teacher.taught(seen, learner(policy=policy))
+    own = {id(sample.completion): sample for sample in samples}
+    for lesson in seen:
+        sample = own[id(lesson.sample.completion)]
+        assert sample.observed == lesson.sample.observed
+        if divergence == "cross-entropy" or lesson is seen[0]:
+            assert not any(sample.advantages)
+    plain = [replace(lesson, sample=replace(lesson.sample, observed=())) for lesson in seen]
+    of_teacher, _ = teacher.taught(plain, learner(policy=policy))
+    assert all(any(sample.advantages) for sample in of_teacher)  # without an observation as it was
+
+
+def test_ranks_share_the_observations_and_fill_their_micro_batches(policy: Policy, turns: list[Lesson]) -> None:
+    """The gradients of three ranks sum to that of one, with the base whole on each and in parts."""
+    chosen, samples = config(f"clip(echo={WEIGHT})", "micro_batch=500"), [lesson.sample for lesson in turns]
+    one, totals = accumulated(policy, samples, chosen)
+    for is_sharded in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Policy, "is_sharded", is_sharded)
+            patch.setattr(Policy, "together", lambda self, what: None)
+            parts = [accumulated(policy, samples, chosen, Ranks(rank, 3)) for rank in range(3)]
+        assert (sum(gradient for gradient, _ in parts) - one).norm() < 1e-4 * one.norm()
+        for name in ("loss", "echo"):
+            assert sum(figures[name] for _, figures in parts) == pytest.approx(totals[name], rel=1e-4)
+
+
+def test_what_was_observed_counts_in_the_size_of_a_micro_batch(turns: list[Lesson]) -> None:
+    samples = [lesson.sample for lesson in turns]
+    for micro in micro_batches(samples, 500, torch.device("cpu"), lambda common, longest: 0):
+        longest = max(len(one.prompt_ids) + len(one.answer_ids) + len(one.observed) for one in micro.samples)
+        assert len(micro.samples) == 1 or len(micro.samples) * longest <= 500
+
+
+@pytest.mark.parametrize("loss", ["clip", "clip(echo=0.1)"])
+def test_an_update_says_how_well_it_foretells_where_it_is_asked_to(
+    policy: Policy, turns: list[Lesson], loss: str
+) -> None:
+    samples, chosen = [lesson.sample for lesson in turns], config(loss)
+    optimizer = torch.optim.SGD(policy.parameters, lr=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("msgrpo.train.update.learning_rate", lambda config, step: 0.0)
+        stats = update(policy, optimizer, samples, chosen, torch.Generator().manual_seed(0), 0)
+    if chosen.loss.echo:
+        assert stats["update/echo"] == pytest.approx(cross_entropy(policy, samples).item(), rel=1e-4)
+    else:
+        assert "update/echo" not in stats
+
+
+def test_each_of_several_players_observes_its_own_next_state(policy: Policy) -> None:
+    chosen = make_config(settings=[*SMALL, "groups=1", "loss=clip(echo=0.1)"], given={"scenario": "snake-duel"})
+    playing, episodes = played(chosen, policy)
+    context, players = learner(policy=policy), set[str]()
+    for one in pick(playing.groups(episodes), chosen, context):
+        for lesson in one.lessons(chosen, policy.tokenizer):
+            assert lesson.episode is not None
+            own = [turn for turn in lesson.episode.turns_of(lesson.turn.player) if turn.step > lesson.turn.step]
+            expected = observed_tokens(own[0].state, policy.tokenizer) if own else ()
+            assert lesson.sample.observed == expected
+            players.add(lesson.turn.player)
+    assert len(players) == 2
 
 
 def plain_logprobs(sample: Sample, plain: Sequence[Sample]) -> tuple[float, ...]:

@@ -90,9 +90,13 @@ class ActionTeacher(Teacher):
             samples = [sample for one in known for sample in self._corrected(*one, tokenizer)]
         agreed = sum(lesson.turn.action in advised_here.best for lesson, advised_here, _ in known)
         figures = {"teacher/agreement": agreed / max(len(known), 1), "teacher/failed": len(lessons) - len(known)}
-        if self.returns:  # all that is left of a turn in which the reference player failed
-            unknown = [lesson.sample for lesson in lessons if id(lesson.turn) not in advice]
-            samples += [replace(sample, advantage=self.returns * sample.advantage) for sample in unknown]
+        # All that is left of a turn of which it knows nothing: what the returns say, and what was observed.
+        unknown = [lesson.sample for lesson in lessons if id(lesson.turn) not in advice]
+        samples += [
+            replace(sample, advantage=self.returns * sample.advantage)
+            for sample in unknown
+            if self.returns or sample.observed
+        ]
         return samples, {name: float(value) for name, value in figures.items()}
 
     def _scored(self, taught: Sequence[tuple[Lesson, Advice, Sequence[float]]]) -> list[Sample]:
@@ -126,7 +130,8 @@ class ActionTeacher(Teacher):
             parts = [0.0] * len(parts)
         pairs = zip(lesson.sample.advantages, parts, strict=True)
         own = [self.returns * advantage + self.weight * more * part for advantage, part in pairs]
-        return replace(lesson.sample, advantage=1.0, weights=tuple(own)) if self.returns or any(own) else None
+        learnt = self.returns or any(own) or lesson.sample.observed
+        return replace(lesson.sample, advantage=1.0, weights=tuple(own)) if learnt else None
 
     def _chance(self, action: str | None, advice: Advice) -> float:
         """q(a|s), smoothed."""
