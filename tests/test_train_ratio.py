@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from msgrpo.train.config import make_config
 from msgrpo.train.groups import Sample
 from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import ALONE
+from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals import choose
+from msgrpo.train.rivals import decoupled as rivals_decoupled
 from msgrpo.train.rivals.contract import Learner, Loss
+from msgrpo.train.rivals.decoupled import logprobs_now
 from msgrpo.train.update import lessons, pick
 from tests.test_train_msgrpo import random_inputs
 from tests.train_helpers import played
@@ -195,3 +198,21 @@ def test_old_rollouts_weigh_as_likely_as_the_policy_has_become_up_to_the_cap(
             ratios[0] = 1.0
         assert after.weights == pytest.approx([0.5 * ratio for ratio in ratios], rel=1e-3)
         assert after.old_logprobs == pytest.approx(sample.old_logprobs, abs=1e-3, nan_ok=True)  # where it begins
+
+
+def test_each_rank_computes_its_share_of_where_the_update_begins(
+    turned: tuple[Learner, list[Sample]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, samples = turned
+    asked: list[Sequence[Sample]] = []
+
+    def of_share(own: Sequence[Sample], learner: Learner, tokens: int) -> list[tuple[float, ...]]:
+        asked.append(own)
+        return logprobs_now(own, learner, tokens)
+
+    monkeypatch.setattr(rivals_decoupled, "logprobs_now", of_share)
+    monkeypatch.setattr(Ranks, "gather", lambda self, items: logprobs_now(samples, alone, 16_384))
+    found, figures = decoupled(replace(alone, ranks=Ranks(1, 3)), samples, 16_384)
+    assert asked == [Ranks(1, 3).share(samples)]
+    monkeypatch.undo()
+    assert (found, figures) == decoupled(alone, samples, 16_384)

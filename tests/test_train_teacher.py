@@ -24,6 +24,7 @@ from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.groups import Lesson, Sample
+from msgrpo.train.nano.own_words import OwnWords
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import choose, optimal
@@ -301,6 +302,47 @@ def test_ones_own_words_teach_the_actions_that_follow_from_them(
     assert sorted(taught) == [f"{words}<action>{action}</action>" for action in actions]
     for sample in taught.values():
         assert (sample.advantages[0], sample.advantages[-1]) == (0, 1 / len(actions))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words", "actions"),
+    [
+        # a slip to either side of up or down ends in the hole on the right; the foretold chances are not listened to
+        (
+            "frozen-lake-slippery",
+            "at (1,1) up (1,2) free down (1,0) free left (0,1) free right (2,1) hole. goal (3,0) right down."
+            " chances up 90 down 5 left 5 right 5.",
+            ["left"],
+        ),
+        (
+            "snake-poison-apple-and-banana",
+            "at (1,1) up (1,2) apple down (1,0) free left (0,1) free right (2,1) body. banana (3,2) right up.",
+            ["down", "left"],
+        ),
+        (
+            "snake",
+            "at (1,1) up (1,2) apple down (1,0) free left (0,1) free right (2,1) body. apple (1,2) up.",
+            ["up"],
+        ),
+        (
+            "snake-poison-apple",
+            "at (1,1) up (1,2) apple down (1,0) free left (0,1) free right (2,1) body. nothing good.",
+            ["down", "left"],
+        ),
+    ],
+)
+def test_ones_own_words_are_read_by_the_rules_of_their_own_game(
+    scenario: str, words: str, actions: list[str], turns: tuple[list[Lesson], Learner]
+) -> None:
+    """In a mixture each lesson by its episode's scenario; all four actions are legal (reverse-kl)."""
+    first, second = turns[0][:2]
+    assert first.episode is not None
+    turn = first.turn.model_copy(update={"player": get_scenario(scenario).players[0], "answer": words})
+    episode = first.episode.model_copy(update={"scenario": scenario})
+    teacher = _teacher("own-words")
+    assert isinstance(teacher, OwnWords)
+    advice = teacher.advice([second, replace(first, turn=turn, episode=episode)])
+    assert advice[id(turn)] == Advice(dict.fromkeys(actions, 1 / len(actions)), 4)
 
 
 def test_rows_that_nobody_sampled_hide_no_mismatch(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
