@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from msgrpo.agent import parse_action
-from msgrpo.errors import GameFaultError, ModelError, UsageError
+from msgrpo.errors import GameFaultError, ModelError, RunError, UsageError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.judge import decided
@@ -284,7 +284,7 @@ ONLY_RIGHT = "at (0,3) up edge down (0,2) hole left edge right (1,3) free. goal 
 
 @pytest.mark.parametrize(
     ("words", "actions"),
-    [(DOWN_OR_RIGHT, ["down", "right"]), (ONLY_RIGHT, ["right"]), ("the goal is right", []), ("", [])],
+    [(DOWN_OR_RIGHT, ["down", "right"]), (ONLY_RIGHT, ["right"])],
 )
 def test_ones_own_words_teach_the_actions_that_follow_from_them(
     words: str, actions: list[str], policy: Policy, turns: tuple[list[Lesson], Learner]
@@ -297,11 +297,27 @@ def test_ones_own_words_teach_the_actions_that_follow_from_them(
     turn = lesson.turn.model_copy(update={"answer": answer, "action": "up"})
     spoken = replace(lesson, turn=turn, sample=Sample(said, 0.5))
     samples, figures = _teacher("own-words(returns=0)").taught([spoken], learner)
-    assert figures["teacher/failed"] == (not actions)
+    assert figures["teacher/failed"] == 0
     taught = {policy.tokenizer.decode(sample.answer_ids, skip_special_tokens=True): sample for sample in samples}
     assert sorted(taught) == [f"{words}<action>{action}</action>" for action in actions]
     for sample in taught.values():
         assert (sample.advantages[0], sample.advantages[-1]) == (0, 1 / len(actions))
+
+
+@pytest.mark.parametrize("words", ["the goal is right", ""])
+def test_words_that_cannot_be_read_teach_nothing_and_end_a_run_of_nothing_else(
+    words: str, turns: tuple[list[Lesson], Learner]
+) -> None:
+    """A base that does not speak nano's form learnt nothing for hours, in silence."""
+    (lesson, other, *_), learner = turns
+    turn = lesson.turn.model_copy(update={"answer": f"{words}<action>up</action>"})
+    silent = replace(lesson, turn=turn)
+    with pytest.raises(RunError, match="can read none of this update's 1 answers"):
+        _teacher("own-words(returns=0)").taught([silent], learner)
+    _, figures = _teacher("own-words(returns=0)").taught([silent, other], learner)
+    assert figures["teacher/failed"] == 1
+    samples, _ = _teacher("own-words").taught([silent], learner)
+    assert [sample.advantage for sample in samples] == [lesson.sample.advantage]
 
 
 @pytest.mark.parametrize(

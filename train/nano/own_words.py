@@ -6,7 +6,8 @@ somebody who knows nothing but x (`words.following`), with equal chances. What i
 foretells on slippery ice are not listened to, since they are mostly wrong; what lies beside it is.
 
 So nothing is taught that the words do not hold, and what can be learnt in this way ends where they are wrong. An
-answer whose words cannot be read is taught nothing.
+answer whose words cannot be read is taught nothing; where that is every answer of an update, and returns=0, the run
+ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgrpo.errors import RunError
 from msgrpo.games import get_scenario
 from msgrpo.games.snake import DELTA
 from msgrpo.train.groups import Lesson
@@ -44,4 +46,10 @@ class OwnWords(ActionTeacher):
                 sights[name] = Sight(get_scenario(name).new(0, 0), lesson.turn.player)
             best = following(replace(words, chances=None), sights[name].values, sights[name].slippery)
             advice[id(lesson.turn)] = Advice(dict.fromkeys(best, 1 / len(best)), len(DELTA))
+        if lessons and not advice and not self.returns:
+            raise RunError(
+                f"teacher={self.name} can read none of this update's {len(lessons)} answers and would teach nothing: "
+                f"they do not have nano's form of thought, like {(lessons[0].turn.answer or '')[:80]!r}",
+                fix="leave returns=0 out; or teach the base this form first: msgrpo teach",
+            )
         return advice
