@@ -343,6 +343,8 @@ def teach(
         raise UsageError(f"--from {source[:80]!r} is not play or own")
     if source == "own" and not words:
         raise UsageError("--no-words is for a bad player's answers, and --from own takes the base's own")
+    if source == "own" and not as_json:
+        say("the base plays before it learns; of a large one that takes minutes")
     with _going_on(), teaching(err, silent=as_json) as progress:
         facts = run(
             get_scenario(scenario),

@@ -168,7 +168,7 @@ def teaching(console: Console, *, silent: bool) -> Iterator[Callable[[Any], None
         task = bar.add_task("reading the game", total=None)
 
         def show(pace: Any) -> None:
-            text = f"loss {pace.loss:.3f}, {pace.rows_per_s:.1f} rows/s"
+            text = f"loss {pace.loss:.3f}, {pace.rows_per_s:.3g} rows/s"
             bar.update(task, completed=pace.step, total=pace.steps, description=text)
 
         yield show
@@ -183,7 +183,7 @@ def _taught_lines(console: Console, silent: bool) -> Callable[[Any], None]:
             return
         last = time.monotonic()
         console.print(
-            f"step {pace.step} of {pace.steps}: loss {pace.loss:.3f}, {pace.rows_per_s:.1f} rows/s, "
+            f"step {pace.step} of {pace.steps}: loss {pace.loss:.3f}, {pace.rows_per_s:.3g} rows/s, "
             f"{pace.left_s / 60:.1f} minutes left",
             markup=False,
             highlight=False,
