@@ -902,7 +902,7 @@ def test_a_minibatch_by_hand(over: str, micro: int) -> None:
     assert totals == pytest.approx(
         {
             "loss": mean + 0.5 * (1 - math.log(2)), "kl": 1 - math.log(2), "clip_share": 3 / 4,
-            "ratio": (1 + 3 * 2) / 4, "mismatch": 3 * math.log(2) / 4,
+            "ratio": (1 + 3 * 2) / 4, "mismatch": 3 * math.log(2) / 4, "echo": 0.0,
         }
     )  # fmt: skip
     assert furthest == pytest.approx(math.log(2))
