@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from msgrpo.agent import Completion, parse_action
@@ -19,6 +20,7 @@ from msgrpo.cli import make_app
 from msgrpo.errors import RunError, UsageError
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
+from msgrpo.models import loading
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
 from msgrpo.prompt import Prompt, make_template
@@ -174,6 +176,34 @@ def test_own_answers_are_rows_where_nobody_knows_the_best_actions(monkeypatch: p
     assert {row.best is None for row in known} == {True, False}
     monkeypatch.setattr(sampled, "decided", None)
     assert rows(replace(LAKE, reference=None)) == [replace(row, best=None) for row in known]
+
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("small", [teaching.SMALL, 0])
+def test_a_base_in_bfloat16_loses_nothing_of_what_it_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    """The base as usual, the LoRA in float32, and so is what the two are merged to; all weights are float32."""
+    monkeypatch.setattr(teaching, "SMALL", small)
+    monkeypatch.setattr(loading, "usual_dtype", lambda base, device: "bfloat16")
+    taught = teaching.Teaching(get_scenario("frozen-lake"), "nano", 0, 4, make_template("brief"), "words")
+    assert {p.dtype for p in taught.parameters} == {torch.float32}
+    rows = [row for (row,) in itertools.islice(taught._turns(7), 6)]
+    assert taught._learn(rows) > taught._learn(rows)
+    assert taught.facts()["dtype"] == ("float32" if small else "bfloat16")
+    learned = {name: weights.detach().clone() for name, weights in taught.model.named_parameters()}
+    taught.write(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    if small:
+        name = "model.layers.0.self_attn.q_proj.weight"
+        assert torch.equal(written[name], learned[name])
+        return
+    name = "model.layers.0.self_attn.q_proj"
+    rounded = load_base("nano", dtype="bfloat16")[0].state_dict()[f"{name}.weight"]
+    a, b = (learned[f"base_model.model.{name}.lora_{side}.default.weight"] for side in "AB")
+    change = written[f"{name}.weight"] - rounded.float()
+    assert change.abs().max() > 0
+    torch.testing.assert_close(change, 2 * b @ a, rtol=0, atol=1e-6)
 
 
 @pytest.mark.usefixtures("near")

@@ -125,9 +125,11 @@ class Teaching:
         torch.manual_seed(seed)
         self.scenario, self.base, self.seed, self.steps = scenario, base, seed, steps
         self.template, self.answers = template, answers
-        self.model, self.tokenizer = load_base(base, dtype="float32")
+        self.model, self.tokenizer = load_base(base)
         self.pad_id = pad_id(self.model, self.tokenizer)
         self.whole = sum(parameter.numel() for parameter in self.model.parameters()) <= SMALL
+        self.dtype = torch.float32 if self.whole else self.model.dtype  # of a LoRA's base; the LoRA has float32
+        self.model.to(self.dtype)
         self.batch, self.peak, self.warm_up = (48, 3e-3, 20) if self.whole else (24, 2e-3, 10)
         self._untaught = copy.deepcopy(self.model) if self.whole and answers == "own" else self.model
         if not self.whole:
@@ -212,6 +214,7 @@ class Teaching:
             "base": self.base,
             "weights": weights_of(self.base),
             "trained": "all weights" if self.whole else f"LoRA of rank {RANK} on all linear layers, merged",
+            "dtype": str(self.dtype).removeprefix("torch."),
             "prompt": self.template.model_dump(exclude_defaults=True),
             "answers": self.answers,
             "steps": self.steps,
@@ -225,7 +228,7 @@ class Teaching:
 
     def write(self, out: Path) -> None:
         """The taught model as a folder that is a base like any other."""
-        plain = self.model if self.whole else self.model.merge_and_unload()
+        plain = self.model if self.whole else self.model.float().merge_and_unload()  # in bfloat16 part would be lost
         plain.set_attn_implementation("sdpa")
         plain.save_pretrained(out)
         self.tokenizer.save_pretrained(out)
