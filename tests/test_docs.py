@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from msgrpo.episode import observation_of
 from msgrpo.errors import MsgrpoError
+from msgrpo.games import get_scenario
+from msgrpo.prompt import make_template
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -21,6 +24,7 @@ INDEX = ROOT / "docs" / "results" / "README.md"
 STUDIES = sorted(page for page in INDEX.parent.glob("*.md") if page != INDEX)
 MEASURED = [*STUDIES, ROOT / "docs" / "real-models.md"]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
+TRAINING = ROOT / "docs" / "training.md"
 INTERVAL = re.compile(r"\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
 
 
@@ -124,6 +128,41 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert before < after
 
 
+def test_the_page_on_training_shows_the_real_prompt() -> None:
+    scenario = get_scenario("frozen-lake")
+    game = scenario.new(next(iter(scenario.starts("train"))), 0)
+    prompt = make_template("brief").render(scenario, observation_of(game, game.players[0]), [])
+    shown = re.findall(r"^```text\n(.*?)\n```", TRAINING.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert shown == [prompt.prefix + prompt.state]
+
+
+def test_the_page_on_training_names_every_metric_and_no_other() -> None:
+    pytest.importorskip("torch")
+    from msgrpo.train.update import SUMS
+
+    of_an_update = {f"update/{name}" for name in (*SUMS, "grad_norm")} - {"update/mismatch"}
+    kinds = "rollout|update|engine|teacher|time|cost"
+    written = {
+        name
+        for file in (ROOT / "train").rglob("*.py")
+        for name in re.findall(rf'"((?:{kinds})/\w+)"', file.read_text())
+    }
+    assert set(re.findall(rf"`((?:{kinds})/\w+)`", TRAINING.read_text())) == written | of_an_update
+
+
+def test_the_page_on_training_shows_the_presets() -> None:
+    from msgrpo.train.config import PRESETS, TrainConfig
+
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|.*\| (\d+) × (\d+) \| (\d+) \| ([\d.e-]+) \|$", TRAINING.read_text(), re.MULTILINE
+    )
+    assert {name for name, *_ in rows} == PRESETS.keys()
+    for name, *shown in rows:
+        of_preset = TrainConfig(**PRESETS[name])
+        expected = (of_preset.groups, of_preset.group_size, of_preset.steps, of_preset.learning_rate)
+        assert tuple(map(float, shown)) == expected, name
+
+
 def code(page: Path) -> str:
     """What stands in a page's code blocks: fenced ones, and lines that are indented by four."""
     fenced = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -177,6 +216,16 @@ def test_every_setting_in_the_documents_is_one() -> None:
             raise AssertionError(f"{page}: {line}") from error
         checked += len(settings)
     assert checked > 20
+
+
+def test_every_setting_in_the_examples_for_clusters_is_one() -> None:
+    from msgrpo.train.config import make_config
+
+    for file in sorted((ROOT / "examples" / "cluster").iterdir()):
+        settings = re.findall(r"--set (\S+=\S+)", file.read_text())
+        settings += [f"rollouts={what}" for _, what in re.findall(r"--rollouts (['\"])(.*?)\1", file.read_text())]
+        assert len(settings) > 1, file
+        make_config(settings=settings)
 
 
 def test_the_credit_of_a_file_in_the_method_is_one_number_a_turn(tmp_path: Path) -> None:
