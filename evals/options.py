@@ -29,12 +29,12 @@ class Given:
     scenarios: Annotated[
         list[str], typer.Option("--scenario", help="A scenario in place of a suite; may repeat.")
     ] = field(default_factory=list)
-    episodes: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; 200 without.")] = (
+    episodes: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; default: 200.")] = (
         None
     )
     quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False
     out: Annotated[Path, typer.Option(help="Records and tables; the same command goes on.")] = Path("runs/eval")
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; 64 without.")] = None
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; default: 64.")] = None
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256
@@ -54,19 +54,21 @@ class Given:
     max_cost: Annotated[float | None, typer.Option(min=1e-9, help="The same in US$; needs --price.")] = None
     rate: Annotated[float | None, typer.Option(min=0.1, help="Requests a minute to the endpoint, at most.")] = None
     opponent: Annotated[
-        str | None, typer.Option(help="Who sits opposite, in a game of two; without, several agents all meet.")
+        str | None, typer.Option(help="Who sits opposite, in a game of two; default: all agents meet.")
     ] = None
     headers: Annotated[list[str], typer.Option("--header", help="NAME=VALUE for the endpoint; may repeat.")] = field(
         default_factory=list
     )
     body: Annotated[str | None, typer.Option(help="JSON merged into every request; null takes out.")] = None
     price: Annotated[str | None, typer.Option(help="US$ per million tokens at the endpoint: IN,OUT.")] = None
-    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for one request; 600 without.")] = None
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for one request; default: 600.")] = (
+        None
+    )
     retries: Annotated[
-        int | None, typer.Option(min=0, help="Further tries of one request; 10 without: four minutes.")
+        int | None, typer.Option(min=0, help="Further tries of one request; default: 10, in four minutes.")
     ] = None
     max_failures: Annotated[
-        int | None, typer.Option(min=0, help="Failed episodes that end the run; a quarter of them (and 10) without.")
+        int | None, typer.Option(min=0, help="Failed episodes that end the run; default: a quarter, at least 10.")
     ] = None
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Play again the episodes that were given up.")

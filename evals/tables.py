@@ -24,7 +24,7 @@ OVERALL = ("rank", "agent", "score", "95 % interval", "scenarios")
 RETOLD = ("agent", "game", "plain", "retold", "difference")
 REPEATED = ("agent", "starts", "k", "pass@k", "pass^k", "spread within", "spread between")
 ANSWERS = ("illegal", "unparsed", "cut off", "failures", "tokens in/out", "cost", "s/step")
-PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "n could show")
+PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "detectable")
 
 
 def cells(row: Row) -> list[str]:

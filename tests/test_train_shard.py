@@ -69,7 +69,7 @@ def test_the_canary_proves_at_all_ranks(measured: dict[str, Any]) -> None:
     [
         ({"rollouts": "hf"}, "needs rollouts by vLLM"),
         ({"scenario": "snake-duel", "opponent": "base"}, "no room for a second base"),
-        ({"credit": "critic"}, "asks the base on each rank"),
+        ({"credit": "critic"}, "on each rank by itself"),
     ],
 )
 def test_what_one_rank_computes_alone_is_refused(more: dict[str, Any], says: str) -> None:

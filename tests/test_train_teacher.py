@@ -434,7 +434,7 @@ def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
         (
             None,
             ["teacher=model(of=nano)", "shard=true", "rollouts=servers(at=http://h:1, adapters=x)"],
-            "asks the base on each rank",
+            "on each rank by itself",
         ),
     ],
 )

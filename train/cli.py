@@ -37,7 +37,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="nano, small, small-gpu or paper; without: by the base and the device.")
+        str | None, typer.Option(help="nano, small, small-gpu or paper; default: by the base and the device.")
     ] = None,
     config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
     settings: Annotated[
@@ -54,7 +54,9 @@ def train(
         str | None,
         typer.Option(help="What computes: here, or tinker(max_cost=20), a service: see TINKER_BASE_URL."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run will cost there, and end.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run would cost at that service, and end.")
+    ] = False,
     show: Annotated[
         bool, typer.Option("--settings", help="List every setting, as this run would have it, and end.")
     ] = False,
@@ -289,7 +291,7 @@ def nano_build(
         "runs/nano"
     ),
     seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 6000 without.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: 6000.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half the steps: it reads worse.")] = False,
     scenarios: Annotated[
         list[str] | None, typer.Option("--scenario", help="What it reads of; may repeat. Without: every scenario.")
@@ -322,15 +324,17 @@ def teach(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the taught base; the same command goes on.")],
     base: Annotated[str, typer.Option(help="nano, a folder, a GGUF file, or a hub name.")] = "nano",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of play and batches.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; 250 without.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: 250.")] = None,
     prompt: Annotated[str, typer.Option(help="How it is asked: brief, none, free, or a file.")] = "brief",
     source: Annotated[
         str, typer.Option("--from", help="play: a bad player's answers; own: its own that hold a legal action.")
     ] = "play",
-    words: Annotated[bool, typer.Option(" /--no-words", help="Answers are nothing but actions.")] = True,
+    words: Annotated[
+        bool, typer.Option(" /--no-words", help="Answers are nothing but actions.", show_default=False)
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Warm a base up for a game: the form of the answers, from bad play on it. The result is a base for `train`."""
+    """Teach a base the form of the answers in a game, from bad play. The result is a base for `train`."""
     with needs("msgrpo teach", "train"):
         from msgrpo.train.nano.teach import STEPS
         from msgrpo.train.nano.teach import teach as run

@@ -237,7 +237,7 @@ class TrainConfig(BaseModel):
         None, description="what is compared beside the return: fixed(brevity=0.2)"
     )
     teacher: Annotated[Teacher, *_named("teacher")] | None = Field(
-        None, description="who says more of a turn than its return: optimal(weight=0.3), model(of=adapter:DIR)"
+        None, description="a training signal beside the return: optimal(weight=0.3), model(of=adapter:DIR)"
     )
     explore: Annotated[Explore, *_named("explore")] | None = Field(
         None, description="what rollouts try beyond G episodes: branch(episodes=8), entropy(target=0.1)"
@@ -336,7 +336,9 @@ class TrainConfig(BaseModel):
             raise ValueError(f"opponent is {self.opponent!r}, and shard=true leaves no room for a second base")
         for chosen in self.choices:
             if chosen.asks_policy:
-                raise ValueError(f"{chosen} asks the base on each rank for itself: not with shard")
+                raise ValueError(
+                    f"{chosen} computes with the policy on each rank by itself; shard=true cannot"
+                )
 
     def _check_remote(self) -> None:
         """What cannot be where the weights are at a service that speaks Tinker's protocol."""

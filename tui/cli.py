@@ -44,19 +44,19 @@ def view(
 @commands.command()
 def play(
     scenario: Annotated[
-        str | None, typer.Argument(help="A scenario of `msgrpo games`; without one: the first screen.")
+        str | None, typer.Argument(help="A scenario of `msgrpo games`; default: the start screen.")
     ] = None,
     agent: Annotated[
         str | None,
         typer.Option(
-            help="nano (without), nano:SCENARIO, random, optimal, human, adapter:DIR, base:DIR, dqn:DIR, "
-            "endpoint:URL#model. With --replay: who plays on where you hand a seat on."
+            help="nano (the default), nano:SCENARIO, random, optimal, human, adapter:DIR, base:DIR, dqn:DIR, "
+            "endpoint:URL#model. With --replay: who plays on when you leave a seat."
         ),
     ] = None,
     against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the start, the luck and the sampling.")] = 0,
     speed: Annotated[
-        float | None, typer.Option(min=0.1, max=60, help="Steps a second: 4, and 2 in real time, without it.")
+        float | None, typer.Option(min=0.1, max=60, help="Steps a second; default: 4, and 2 in real time.")
     ] = None,
     step: Annotated[bool, typer.Option("--step", help="Stop before and after every answer.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Play in real time: the game does not wait for you.")] = False,

@@ -26,7 +26,7 @@ from msgrpo.train.rivals.optimal import ActionTeacher, Advice
 
 
 class OwnWords(ActionTeacher):
-    """Somebody who acts on the policy's words as well as can be."""
+    """The actions that follow from what the policy has just said."""
 
     name = "own-words"
 

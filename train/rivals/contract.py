@@ -4,7 +4,7 @@
     select       which episodes of a group the update sees
     gate         which whole groups the update sees
     objectives   what else than the return is compared
-    teacher      who says more of a turn than its return does
+    teacher      a training signal beside the return
     explore      which starts the rollouts play, and what they try beyond G episodes from each
     loss         the loss of a micro-batch
 
@@ -195,7 +195,7 @@ class Objectives(Choice):
 
 
 class Teacher(Choice):
-    """Somebody who says more of a turn than its return does: on-policy distillation.
+    """A training signal for each turn beside its return: on-policy distillation.
 
     The policy plays, and the teacher speaks of the states that it came to. What is learnt from a teacher who knows
     the best moves is no evidence of what reinforcement can learn.

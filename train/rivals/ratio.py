@@ -93,7 +93,7 @@ class Cispo(_Surrogate):
 
 
 class Dual(_Clipped):
-    """The paper's clip, and a bound on what one token with a negative advantage may say."""
+    """The paper's clip, and a bound on the loss of a token whose advantage is negative."""
 
     name = "dual"
     most: float = Field(3.0, gt=1, description="c: the largest weight of a token whose advantage is negative")
