@@ -336,9 +336,7 @@ class TrainConfig(BaseModel):
             raise ValueError(f"opponent is {self.opponent!r}, and shard=true leaves no room for a second base")
         for chosen in self.choices:
             if chosen.asks_policy:
-                raise ValueError(
-                    f"{chosen} computes with the policy on each rank by itself; shard=true cannot"
-                )
+                raise ValueError(f"{chosen} computes with the policy on each rank by itself; shard=true cannot")
 
     def _check_remote(self) -> None:
         """What cannot be where the weights are at a service that speaks Tinker's protocol."""
