@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -59,7 +60,7 @@ def settings_of(config: TrainConfig) -> list[Setting]:
 
 
 def settings_table(config: TrainConfig) -> Table:
-    """One line a setting, and one for each of its choices; text is never read as markup."""
+    """A line for each setting, choice, and name in parentheses; text is never read as markup."""
     table = Table(box=None, pad_edge=False)
     for column in ("setting", "here", ""):
         table.add_column(column, overflow="fold")
@@ -67,7 +68,21 @@ def settings_table(config: TrainConfig) -> Table:
         table.add_row(Text(setting.name, "bold"), Text(setting.value or "–"), Text(setting.about))
         for option in setting.options:
             table.add_row("", Text(f"  {option.written}", "dim"), Text(option.about, "dim"))
+        for name, about in _explained(setting.options):
+            table.add_row("", Text(f"    {name}", "dim italic"), Text(about, "dim italic"))
     return table
+
+
+def _explained(options: Sequence[Option]) -> list[tuple[str, str]]:
+    """What the names in parentheses mean, each once; one that means several things, with the choices that take it."""
+    takers: dict[tuple[str, str], list[str]] = {}
+    for option in options:
+        for part in option.takes:
+            takers.setdefault((part.name, part.about), []).append(option.name)
+    meanings = Counter(name for name, _ in takers)
+    return [
+        (name if meanings[name] == 1 else f"{name} ({', '.join(of)})", about) for (name, about), of in takers.items()
+    ]
 
 
 def _value(value: object) -> str | None:

@@ -37,7 +37,7 @@ class Critic(Credit):
     one_game = True
     asks_policy = True
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of returns to go")
-    lam: float = Field(0.95, ge=0, le=1, description="λ")
+    lam: float = Field(0.95, ge=0, le=1, description="λ of GAE; 1: the return to go, 0: reward and next value")
     memory: float = Field(1.0, ge=1, le=1e6, description="m, updates that the head is fitted on; 1: this one alone")
 
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:

@@ -14,7 +14,7 @@ class Lambda(Discounted):
     """V(s) is the mean return to go of the group's turns in s."""
 
     name = "lambda"
-    lam: float = Field(0.95, ge=0, le=1, description="λ")
+    lam: float = Field(0.95, ge=0, le=1, description="λ of GAE; 1: the return to go, 0: reward and next value")
 
     def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
         returns = returns_to_go(trajectories, self.gamma)

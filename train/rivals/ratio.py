@@ -49,7 +49,7 @@ Surrogate = tuple[Tensor, Tensor, Tensor]
 
 class _Clipped(_Surrogate):
     low: float = Field(0.2, gt=0, lt=1, description="ε_low")
-    high: float = Field(0.28, gt=0, description="ε_up")
+    high: float = Field(0.28, gt=0, description="ε_up; larger than ε_low keeps rare tokens alive (DAPO)")
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Surrogate:
         whole = ratio * advantages
@@ -63,7 +63,7 @@ class Gspo(_Clipped):
     name = "gspo"
     by_token = False
     low: float = Field(3e-4, gt=0, lt=1, description="ε_low")
-    high: float = Field(4e-4, gt=0, description="ε_up")
+    high: float = Field(4e-4, gt=0, description="ε_up; larger than ε_low keeps rare tokens alive (DAPO)")
 
     def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
         mean = log_w_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True)
