@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
 from msgrpo.episode import observation_of
@@ -126,15 +126,15 @@ class Teaching:
         self.scenario, self.base, self.seed, self.steps = scenario, base, seed, steps
         self.template, self.answers = template, answers
         self.model, self.tokenizer = load_base(base)
-        self.pad_id = pad_id(self.model, self.tokenizer)
         self.whole = sum(parameter.numel() for parameter in self.model.parameters()) <= SMALL
-        self.dtype = torch.float32 if self.whole else self.model.dtype  # of a LoRA's base; the LoRA has float32
-        self.model.to(self.dtype)
+        if self.whole and self.model.dtype != torch.float32:
+            self.model, self.tokenizer = load_base(base, dtype="float32")
+        self.dtype = self.model.dtype  # of a LoRA's base; the LoRA has float32
+        self.pad_id = pad_id(self.model, self.tokenizer)
         self.batch, self.peak, self.warm_up = (48, 3e-3, 20) if self.whole else (24, 2e-3, 10)
         self._untaught = copy.deepcopy(self.model) if self.whole and answers == "own" else self.model
         if not self.whole:
-            lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-            self.model = self._untaught = get_peft_model(self.model, lora)
+            self.model = self._untaught = _with_lora(self.model)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=self.peak, weight_decay=0.0)
         self.step, self.rows, self.judged, self.best, self.seconds = 0, 0, 0, 0, 0.0
         self.losses: list[float] = []
@@ -227,11 +227,27 @@ class Teaching:
         }
 
     def write(self, out: Path) -> None:
-        """The taught model as a folder that is a base like any other."""
-        plain = self.model if self.whole else self.model.float().merge_and_unload()  # in bfloat16 part would be lost
+        """The taught model as a folder that is a base like any other. It is the last that is done."""
+        plain = self.model if self.whole else self._merged()
         plain.set_attn_implementation("sdpa")
         plain.save_pretrained(out)
         self.tokenizer.save_pretrained(out)
+
+    def _merged(self) -> Any:
+        """The base's own weights and what was learned, added up in float32: bfloat16 would lose a part of either."""
+        if self.dtype == torch.float32:
+            return self.model.merge_and_unload()
+        learned = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        self.model = self._untaught = None  # room for the base in float32
+        model = _with_lora(load_base(self.base, device=torch.device("cpu"), dtype="float32")[0])
+        set_peft_model_state_dict(model, learned)
+        return model.merge_and_unload()
+
+
+def _with_lora(base: Any) -> Any:
+    return get_peft_model(
+        base, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
 
 
 COUNTS = ("step", "rows", "judged", "best", "seconds", "losses")
