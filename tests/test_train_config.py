@@ -79,13 +79,54 @@ def test_every_setting_is_listed_with_its_choices_and_what_they_take(monkeypatch
     assert re.search(r"^ +high \(icepop\) +the largest one *$", shown, re.MULTILINE)
 
 
-def test_what_is_listed_is_written_as_a_setting_is_given() -> None:
-    given = {"scenario": "snake", "chat": '{"enable_thinking": false}'}
-    whole = make_config(settings=["explore=refill", "micro_batch=9(checkpointing=true)"], given=given)
-    for setting in settings_of(whole):
-        if setting.value is not None:
-            again = make_config(settings=[f"{setting.name}={setting.value}"], given={"scenario": "snake"})
-            assert getattr(again, setting.name) == getattr(whole, setting.name)
+PLAYED: list[list[str]] = [  # what computes and what plays
+    [],
+    ["rollouts=hf(ahead=1)"],
+    ["rollouts=vllm(servers=2, max_model_len=99, ahead=2)", "trainers=2-4", "shard=true"],
+    ["rollouts=servers(at=http://a:1 http://b:2, adapters=runs/my versions)", "dtype=bfloat16"],
+    ["engine=tinker(prefill=1, sample=2, train=3, max_cost=5)", "base=org/model"],
+]
+CHOSEN_HERE = [  # and what is learned
+    "explore=refill",
+    "micro_batch=9(checkpointing=true)",
+    "gate=widest",
+    "teacher=optimal(divergence=reverse-kl, whole=true)",
+    'chat={"enable_thinking": false, "tools": ["a, b", null]}',
+    "prompt=none",
+]
+
+
+@pytest.mark.parametrize("scenario", [*SCENARIOS, "snake@0.7,frozen-lake@0.3"])
+@pytest.mark.parametrize("chosen", [*PLAYED, CHOSEN_HERE], ids=str)
+def test_what_is_listed_is_written_as_a_setting_is_given(scenario: str, chosen: list[str]) -> None:
+    """Each alone beside what was given, and all of them alone."""
+    if "gate=widest" in chosen and "," in scenario:
+        chosen = [one for one in chosen if one != "gate=widest"]  # it compares the returns of one game
+    whole = make_config(settings=chosen, given={"scenario": scenario})
+    listed = [f"{setting.name}={setting.value}" for setting in settings_of(whole) if setting.value is not None]
+    assert make_config(settings=listed) == whole
+    for setting in listed:
+        assert make_config(settings=[f"scenario={scenario}", *chosen, setting]) == whole
+
+
+NAMED = {  # for what has no value of its own
+    "episodes": "4", "target": "0.1", "of": "adapter:runs/x", "at": "http://a:1", "adapters": "runs/versions",
+}  # fmt: skip
+
+
+def test_a_choice_with_all_that_it_takes_is_given_as_it_is_listed() -> None:
+    """max_model_len=none was refused, and so were the prices of a service."""
+    nothing_given = 0
+    for setting in settings_of(make_config()):
+        for option in setting.options:
+            beside = ["base=org/model"] if option.name == "tinker" else []
+            listed = re.sub(r"(\w+)=…", lambda part: f"{part[1]}={NAMED[part[1]]}", option.written)
+            given = make_config(settings=[*beside, f"{setting.name}={listed}"])
+            shorter = re.sub(r"(, )?\w+=none", "", listed).replace("()", "").replace("(, ", "(")
+            less = make_config(settings=[*beside, f"{setting.name}={shorter}"])
+            assert (given.played, given.service) == (less.played, less.service)
+            nothing_given += listed != shorter
+    assert nothing_given == 2
 
 
 def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:

@@ -44,14 +44,17 @@ OPPONENTS = ("base", "random", "optimal", "nano")
 
 
 def _setting(key: str, value: str, kind_of: Callable[[str], type[Kind]]) -> Kind:
-    """What `name(key=value, …)` makes. Raises ValueError, which names the setting and what it takes."""
+    """What `name(key=value, …)` makes; `none` is nothing, as `--settings` lists it. Raises ValueError, which names
+    the setting and what it takes.
+    """
     try:
         name, given = parsed(value)
         kind = kind_of(name)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
+    nothing = {part for part, field in kind.model_fields.items() if field.default is None}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate({k: None if k in nothing and v == "none" else v for k, v in given.items()})
     except ValidationError as error:
         takes = ", ".join(kind.model_fields) or "nothing"
         raise ValueError(f"{key}={name}: {first_fault(error, 'its settings')}; it takes {takes}") from error
