@@ -32,6 +32,18 @@ def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
         return best
 
 
+def known_best(scenario: Scenario, game: Game, player: str) -> Sequence[str] | None:
+    """The best actions; None without a reference player, and where it fails. A fatal fault is raised."""
+    if scenario.reference is None:
+        return None
+    try:
+        return best_actions(scenario, game, player)
+    except GameFaultError as fault:
+        if fault.fatal:
+            raise
+        return None
+
+
 @dataclass
 class RandomAgent:
     """Each action that is legal now with the same probability, seeded by the turn."""

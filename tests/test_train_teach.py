@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from msgrpo.agent import Completion, parse_action
 from msgrpo.cli import make_app
-from msgrpo.errors import RunError, UsageError
+from msgrpo.errors import GameFaultError, RunError, UsageError
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import loading
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
@@ -35,6 +36,13 @@ from msgrpo.train.nano.teach import ANSWERS, BEGUN, rows_of, teach
 from msgrpo.train.nano.words import Words
 
 LAKE = get_scenario("frozen-lake")
+
+
+def failing(game: Any, player: str) -> list[str]:
+    """A reference player who knows the first move alone."""
+    if game.steps:
+        raise ValueError("it cannot tell")
+    return ["right"]
 
 
 class CutOffError(Exception):
@@ -76,6 +84,37 @@ def test_a_prompt_with_a_history_tells_of_the_turns_before() -> None:
         game_says = re.findall(r"Step (\d+) of", state)
         assert game_says == sorted(game_says)
     assert most == 2
+
+
+def test_play_goes_on_where_the_reference_player_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command ended there again and again, since it came to the same state."""
+    monkeypatch.setattr(teaching, "has_words", lambda scenario: False)
+    lake = replace(LAKE, reference=failing)
+    turns = [row for row, *_ in itertools.islice(rows_of(lake, 0), 60)]
+    assert {row.best is None for row in turns} == {True, False}
+    assert {parse_action(row.answer, LAKE.actions).failure for row in turns} == {None}
+
+
+def test_a_games_own_fault_ends_that_game_and_no_more() -> None:
+    class Broken(FrozenLake):
+        def observe(self, player: str) -> str:
+            if self.steps:
+                raise ValueError("it cannot be seen")
+            return super().observe(player)
+
+    def broken(every: int) -> Scenario:
+        def make(start_seed: int, chance_seed: int) -> FrozenLake:
+            whole = LAKE.make(start_seed, chance_seed)
+            assert isinstance(whole, FrozenLake)
+            kind = FrozenLake if start_seed % every else Broken
+            return kind(whole.desc, whole.slippery, whole.step_limit, chance_seed)
+
+        return replace(LAKE, make=make)
+
+    steps = [int(row.prompt.state.split()[1]) for (row,) in itertools.islice(rows_of(broken(every=2), 0), 40)]
+    assert max(steps) > 1
+    with pytest.raises(GameFaultError, match="it cannot be seen"):
+        list(rows_of(broken(every=1), 0))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -163,11 +202,6 @@ def test_own_answers_are_rows_where_nobody_knows_the_best_actions(monkeypatch: p
     """A reference player that failed ended the teaching; without one every game was played again for nothing."""
     monkeypatch.setattr(sampled, "AT_ONCE", 4)
     model = LocalModel("nano", *load_base("nano"))
-
-    def failing(game: Any, player: str) -> list[str]:
-        if game.steps:
-            raise ValueError("it cannot tell")
-        return ["right"]
 
     def rows(lake: Scenario) -> list[Row]:
         return [row for (row,) in itertools.islice(own_rows(lake, model, nullcontext, 0, make_template("brief")), 8)]

@@ -19,7 +19,7 @@ from msgrpo.game import Scenario
 from msgrpo.judge import decided
 from msgrpo.models.local import LocalModel
 from msgrpo.prompt import Past, PromptTemplate
-from msgrpo.references import best_actions
+from msgrpo.references import known_best
 from msgrpo.train.nano.build import Row
 
 AT_ONCE = 64  # episodes
@@ -80,7 +80,7 @@ def _legal(scenario: Scenario, episode: Episode, template: PromptTemplate) -> It
 
 
 def _best(scenario: Scenario, episode: Episode) -> dict[int, Sequence[str]]:
-    """The best actions of each turn, by its `id`; none where nobody knows them, or from where on that fails.
+    """The best actions of each turn, by its `id`; none where nobody knows them, or from where on the game fails.
 
     Without a reference player no game is played again: a server's need not go the same way twice.
     """
@@ -89,7 +89,8 @@ def _best(scenario: Scenario, episode: Episode) -> dict[int, Sequence[str]]:
         return best
     try:
         for turn, game in decided(scenario, episode):
-            best[id(turn)] = best_actions(scenario, game, turn.player)
+            if (known := known_best(scenario, game, turn.player)) is not None:
+                best[id(turn)] = known
     except GameFaultError as fault:  # only the figure of best actions needs them
         if fault.fatal:
             raise

@@ -27,7 +27,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from torch import nn
 
 from msgrpo.episode import observation_of
-from msgrpo.errors import UsageError
+from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
@@ -35,7 +35,7 @@ from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
 from msgrpo.prompt import Past, PromptTemplate
-from msgrpo.references import best_actions
+from msgrpo.references import known_best
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
 from msgrpo.train.nano.sampled import own_rows
@@ -43,6 +43,7 @@ from msgrpo.train.nano.words import has_words, look
 
 SKILL = 0.4  # of the actions in a game that nano has no words for are the reference player's
 STEPS = 250
+LOST = 20  # games in a row that their own faults end, before it is given up
 ANSWERS = 4  # to one prompt, where an answer is nothing but an action
 USUAL = PromptTemplate()
 Answers = Literal["words", "actions", "own"]
@@ -74,7 +75,8 @@ def rows_of(
     """Turns on training starts, without end, as somebody would play who knows the rules and seldom what is best.
 
     Each turn is a list of answers to one prompt: with words one, without `ANSWERS` of them, since a model reads a
-    prompt once for all its answers and an action alone is short.
+    prompt once for all its answers and an action alone is short. A game's own fault ends that game and no more;
+    raises GameFaultError where `LOST` in a row are.
     """
     generator = stream(seed, f"teach-{scenario.id}")
     known = has_words(scenario)
@@ -82,20 +84,23 @@ def rows_of(
     def chosen(game: Game, player: str, skill: float, bad: float) -> str:
         if known:
             return pick(scenario, game, player, generator, skill, bad)
-        best = scenario.reference is not None and generator.random() < skill
-        return str(generator.choice(list(best_actions(scenario, game, player) if best else game.legal(player))))
+        wanted = scenario.reference is not None and generator.random() < skill
+        best = known_best(scenario, game, player) if wanted else None
+        return str(generator.choice(list(game.legal(player) if best is None else best)))
 
     answering = PLAY[scenario.family] if known else (SKILL, 0.0)
     walking = TOUR if known else (SKILL, 0.0)
-    for start in scenario.starts("train", first_seed=seed * 10_007):
+
+    def played(start: int) -> Iterator[list[Row]]:
         game = scenario.new(start, int(generator.integers(2**31)))
         past: dict[str, list[Past]] = {player: [] for player in game.players}
         while game.outcome is Outcome.PLAYING:
-            seen = {player: observation_of(game, player) for player in game.to_move}
+            with games_code(scenario.id):
+                seen = {player: observation_of(game, player) for player in game.to_move}
             for player in game.to_move:
                 prompt = template.render(scenario, seen[player], past[player])
                 thought = _words(scenario, game, player) if words else ""
-                best = None if scenario.reference is None else best_actions(scenario, game, player)
+                best = known_best(scenario, game, player)
                 actions = [chosen(game, player, *answering) for _ in range(1 if thought else ANSWERS)]
                 yield [
                     Row(prompt, f"{thought}<action>{action}</action>", None if best is None else action in best)
@@ -106,6 +111,16 @@ def rows_of(
                 past[player].append(Past(seen[player], move))
             with games_code(scenario.id):
                 game.step(moves)
+
+    lost = 0
+    for start in scenario.starts("train", first_seed=seed * 10_007):
+        try:
+            yield from played(start)
+            lost = 0
+        except GameFaultError as fault:
+            lost += 1
+            if fault.fatal or lost == LOST:
+                raise
 
 
 def _words(scenario: Scenario, game: Game, player: str) -> str:
