@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from msgrpo.agent import Completion, parse_action
+from msgrpo.agent import Completion, Sampling, parse_action
 from msgrpo.cli import make_app
 from msgrpo.errors import GameFaultError, RunError, UsageError
 from msgrpo.game import Scenario
@@ -210,6 +211,91 @@ def test_own_answers_are_rows_where_nobody_knows_the_best_actions(monkeypatch: p
     assert {row.best is None for row in known} == {True, False}
     monkeypatch.setattr(sampled, "decided", None)
     assert rows(replace(LAKE, reference=None)) == [replace(row, best=None) for row in known]
+
+
+class Scripted:
+    """Says in each batch of episodes what it is told to say there."""
+
+    name = "scripted"
+
+    def __init__(self, says: Callable[[int, int], Completion]) -> None:
+        self.extra_settings: dict[str, Any] = {}
+        self._says, self.batch, self.asked = says, 0, list[tuple[int, int]]()  # in which batch, with which seed
+
+    async def complete(self, prompt: Prompt, sampling: Sampling, seed: int, **more: Any) -> Completion:
+        self.asked.append((self.batch, seed))
+        return self._says(self.batch, seed)
+
+    async def close(self) -> None:
+        self.batch += 1
+
+
+@pytest.fixture
+def lake(near: None, monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    """The near one, two episodes at once."""
+    monkeypatch.setattr(sampled, "AT_ONCE", 2)
+    return get_scenario("frozen-lake")
+
+
+def sampled_rows(lake: Scenario, model: Scripted, seed: int = 0) -> Iterator[Row]:
+    return (row for (row,) in own_rows(lake, model, nullcontext, seed, make_template("brief")))
+
+
+RIGHT = "so <action>right</action>"
+
+
+def test_an_answer_that_was_cut_off_is_no_row(lake: Scenario) -> None:
+    """It may hold a legal action: learnt with an end behind it, it would end where it was cut."""
+
+    def says(batch: int, seed: int) -> Completion:
+        return Completion("cut: " + RIGHT, "length") if seed % 2 else Completion(RIGHT, "stop")
+
+    model = Scripted(says)
+    assert {row.answer for row in itertools.islice(sampled_rows(lake, model), 12)} == {RIGHT}
+    assert {seed % 2 for _, seed in model.asked} == {0, 1}
+
+
+def test_only_batches_in_a_row_without_a_row_end_it(lake: Scenario) -> None:
+    def says(batch: int, seed: int) -> Completion:
+        return Completion(RIGHT if batch % sampled.TRIES == sampled.TRIES - 1 and batch < 10 else "hm", "stop")
+
+    model, rows = Scripted(says), list[Row]()
+    with pytest.raises(UsageError, match=f"no legal action in {2 * sampled.TRIES} episodes of frozen-lake\n"):
+        rows.extend(sampled_rows(lake, model))
+    assert [row.answer for row in rows] == [RIGHT] * len(rows) != []
+    assert model.batch == 8 + sampled.TRIES  # the last that it answered, and so many more
+
+
+def test_games_that_fail_are_named_where_there_is_no_row(lake: Scenario) -> None:
+    class Broken(FrozenLake):
+        def step(self, actions: Any) -> Any:
+            raise ValueError("it stands still")
+
+    def make(start_seed: int, chance_seed: int) -> FrozenLake:
+        whole = lake.make(start_seed, chance_seed)
+        assert isinstance(whole, FrozenLake)
+        return Broken(whole.desc, whole.slippery, whole.step_limit, chance_seed)
+
+    model = Scripted(lambda batch, seed: Completion(RIGHT, "stop"))
+    with pytest.raises(UsageError, match=r"2 of the last 2 failed: .*it stands still"):
+        list(sampled_rows(replace(lake, make=make), model))
+
+
+def test_every_batch_has_starts_and_luck_of_its_own(lake: Scenario) -> None:
+    """The batches of a scenario with one start differ by their luck alone."""
+
+    def played(seed: int) -> tuple[list[tuple[int, int]], list[str]]:
+        model = Scripted(lambda batch, seed: Completion(RIGHT, "stop"))
+        rows = list(itertools.islice(sampled_rows(lake, model, seed), 24))
+        return model.asked, [row.prompt.state for row in rows]
+
+    asked, states = played(0)
+    assert len({batch for batch, _ in asked}) > 2
+    assert len({seed for _, seed in asked}) == len(asked)
+    assert played(0) == (asked, states)
+    other_asked, other_states = played(1)
+    assert not {seed for _, seed in other_asked} & {seed for _, seed in asked}
+    assert set(other_states) != set(states)
 
 
 @pytest.mark.usefixtures("near")

@@ -12,12 +12,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from msgrpo.agent import Agent, LanguageAgent, Sampling
+from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
 from msgrpo.episode import Episode, derive_seed, few_collections, play_episode
 from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.game import Scenario
 from msgrpo.judge import decided
-from msgrpo.models.local import LocalModel
 from msgrpo.prompt import Past, PromptTemplate
 from msgrpo.references import known_best
 from msgrpo.train.nano.build import Row
@@ -29,7 +28,7 @@ TRIES = 4  # times AT_ONCE episodes without a row, before it is given up
 
 def own_rows(
     scenario: Scenario,
-    model: LocalModel,
+    model: LanguageModel,
     untaught: Callable[[], AbstractContextManager[object]],
     seed: int,
     template: PromptTemplate,
@@ -47,8 +46,10 @@ def own_rows(
         yield from ([row] for row in rows)
         barren = 0 if rows else barren + 1
         if barren == TRIES:
+            failed = [episode.error_message for episode in episodes if episode.error is not None]
+            why = f"; {len(failed)} of the last {AT_ONCE} failed: {failed[-1]}" if failed else ""
             raise UsageError(
-                f"the base gave no legal action in {TRIES * AT_ONCE} episodes of {scenario.id}",
+                f"the base gave no legal action in {TRIES * AT_ONCE} episodes of {scenario.id}{why}",
                 fix="leave --from own out, which takes the answers of a bad player; or try another --prompt",
             )
 
