@@ -237,6 +237,16 @@ class _GamesCode:
 
 
 @contextmanager
+def passing_faults() -> Iterator[None]:
+    """A game's own fault ends what is within, and no more; a fatal one is raised."""
+    try:
+        yield
+    except GameFaultError as fault:
+        if fault.fatal:
+            raise
+
+
+@contextmanager
 def unmoved() -> Iterator[None]:
     """Put back the working directory, and what Ctrl-C and other signals do, where somebody's code within changes
     them: files would be written elsewhere, and nobody could end the program.

@@ -12,7 +12,7 @@ from typing import Any
 from msgrpo.agent import Decision, OnText, View
 from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.game import Game, Scenario, stream
-from msgrpo.limits import games_code
+from msgrpo.limits import games_code, passing_faults
 
 
 def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
@@ -36,12 +36,9 @@ def known_best(scenario: Scenario, game: Game, player: str) -> Sequence[str] | N
     """The best actions; None without a reference player, and where it fails. A fatal fault is raised."""
     if scenario.reference is None:
         return None
-    try:
+    with passing_faults():
         return best_actions(scenario, game, player)
-    except GameFaultError as fault:
-        if fault.fatal:
-            raise
-        return None
+    return None
 
 
 @dataclass

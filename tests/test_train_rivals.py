@@ -3,6 +3,7 @@ weights of tokens, temperature, mixtures. Each by hand, and each in a short run 
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from msgrpo.episode import Turn, replay
 from msgrpo.errors import EndpointError, GameError, UsageError
 from msgrpo.game import Board, Game, Outcome, Remote
 from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.prompt import Prompt
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
@@ -233,6 +235,25 @@ def test_branches_go_on_from_the_disputed_state() -> None:
     assert [[t.answer for t in one.turns] for one in again] == [
         [t.answer for t in one.turns] for one in further.episodes
     ]
+
+
+def test_a_branch_that_cannot_begin_is_lost_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The game's own fault ended the run."""
+    settings = config("group_size=8", "explore=branch(episodes=3)")
+    playing, episodes = played(settings, Policy(settings))
+    draw, drawn = FrozenLake.with_luck, itertools.count()
+
+    def with_luck(game: FrozenLake, seed: int) -> Game:
+        if next(drawn) == 0:
+            raise ValueError("no luck")
+        return draw(game, seed)
+
+    monkeypatch.setattr(FrozenLake, "with_luck", with_luck)
+    assert settings.explore is not None
+    further = settings.explore.further(playing, episodes)
+    (lost,) = [episode for episode in further.episodes if episode.error is not None]
+    assert "no luck" in str(lost.error_message)
+    assert sum(len(group.turns) for group in further.groups) == len(further.episodes) - 1
 
 
 def test_a_replay_stands_where_the_episode_stood() -> None:

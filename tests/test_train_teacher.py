@@ -17,6 +17,7 @@ from msgrpo.agent import parse_action
 from msgrpo.errors import GameFaultError, ModelError, RunError, UsageError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.judge import decided
 from msgrpo.references import best_actions
 from msgrpo.run_log import read_rows
@@ -276,6 +277,38 @@ def test_a_reference_player_that_fails_costs_its_turn_and_nothing_else(
     for lesson in later:
         (own,) = [sample for sample in samples if sample.completion is lesson.sample.completion]
         assert own.advantages == pytest.approx([0.5 * value for value in lesson.sample.advantages])
+
+
+def test_a_game_that_cannot_be_played_again_costs_the_turns_after_that_and_nothing_else(
+    turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the game itself failed, the fault ended the run as that of a reference player had."""
+    all_turns, learner = turns
+
+    def step(game: Game, actions: object) -> dict[str, float]:
+        raise GameFaultError("it took too long")
+
+    monkeypatch.setattr(FrozenLake, "step", step)
+    _, figures = _teacher("optimal").taught(all_turns, learner)
+    later = [lesson for lesson in all_turns if lesson.turn.step]
+    assert figures["teacher/failed"] == len(later) > 0
+
+
+def test_a_reference_player_that_always_fails_ends_a_run_of_nothing_else(
+    turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It taught nothing for hours, in silence."""
+    all_turns, learner = turns
+
+    def best(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
+        raise GameFaultError("it cannot tell")
+
+    monkeypatch.setattr(optimal, "best_actions", best)
+    with pytest.raises(RunError, match=f"the reference player failed in all {len(all_turns)} turns"):
+        _teacher("optimal(returns=0)").taught(all_turns, learner)
+    samples, _ = _teacher("optimal").taught(all_turns, learner)
+    assert len(samples) == len(all_turns)
+    assert _teacher("optimal(returns=0)").taught([], learner)[0] == []
 
 
 DOWN_OR_RIGHT = "at (0,3) up edge down (0,2) free left edge right (1,3) free. goal (3,0) right down."

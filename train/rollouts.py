@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
-from msgrpo.episode import GAME_FAULT, Episode, Turn, derive_seed, new_episode, play_episode, play_on
-from msgrpo.errors import RunError
+from msgrpo.episode import GAME_FAULT, Episode, Turn, derive_seed, lost_by, new_episode, play_episode, play_on
+from msgrpo.errors import GameFaultError, RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.specs import make_agent
@@ -212,9 +212,13 @@ class Playing:
         chance, sampling = derive_seed("chance", *parts), derive_seed("sampling", *parts)
         agents = self.players.seated(scenario, seats, agent)
         episode = new_episode(scenario, agents, start, chance, sampling)
-        with games_code(scenario.id):
-            copy = game.with_luck(chance)
-        await play_on(copy, episode, scenario, agents, self.config.format_penalty)
+        try:
+            with games_code(scenario.id):
+                copy = game.with_luck(chance)
+        except GameFaultError as fault:
+            lost_by(episode, fault)
+        else:
+            await play_on(copy, episode, scenario, agents, self.config.format_penalty)
         return episode
 
     def gathered(self, begins: Sequence[Callable[[LanguageAgent], Coroutine[Any, Any, Episode]]]) -> list[Episode]:

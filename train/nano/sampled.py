@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager
 
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
 from msgrpo.episode import Episode, derive_seed, few_collections, play_episode
-from msgrpo.errors import GameFaultError, UsageError
+from msgrpo.errors import UsageError
 from msgrpo.game import Scenario
 from msgrpo.judge import decided
+from msgrpo.limits import passing_faults
 from msgrpo.prompt import Past, PromptTemplate
 from msgrpo.references import known_best
 from msgrpo.train.nano.build import Row
@@ -88,11 +89,8 @@ def _best(scenario: Scenario, episode: Episode) -> dict[int, Sequence[str]]:
     best = dict[int, Sequence[str]]()
     if scenario.reference is None:
         return best
-    try:
+    with passing_faults():  # only the figure of best actions needs them
         for turn, game in decided(scenario, episode):
             if (known := known_best(scenario, game, turn.player)) is not None:
                 best[id(turn)] = known
-    except GameFaultError as fault:  # only the figure of best actions needs them
-        if fault.fatal:
-            raise
     return best

@@ -32,11 +32,11 @@ from pydantic import Field
 
 from msgrpo.agent import Completion, action_span
 from msgrpo.episode import Episode
-from msgrpo.errors import GameFaultError
+from msgrpo.errors import RunError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.judge import decided
-from msgrpo.limits import games_code
+from msgrpo.limits import games_code, passing_faults
 from msgrpo.references import best_actions
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.rivals.actfocus import token_weights
@@ -178,7 +178,14 @@ class Optimal(ActionTeacher):
             )
 
     def advice(self, lessons: Sequence[Lesson]) -> dict[int, Advice]:
-        return advised(lessons, self.soft)
+        advice = advised(lessons, self.soft)
+        if lessons and not advice and not self.returns:
+            raise RunError(
+                f"teacher={self.name}: the reference player failed in all {len(lessons)} turns of this update, and "
+                "with returns=0 nothing else is taught",
+                fix="find its fault with: msgrpo games check SCENARIO; or leave returns=0 out",
+            )
+        return advice
 
 
 def _log_chance(lesson: Lesson, of_action: Sequence[float]) -> float:
@@ -216,16 +223,14 @@ def advised(lessons: Sequence[Lesson], soft: float = 0.0) -> dict[int, Advice]:
 
 
 def _of_episode(episode: Episode, turns: Container[int], soft: float) -> dict[int, Advice]:
-    """Of those turns in which the reference player does not fail. Raises GameFaultError where that is fatal."""
+    """Of those turns in which neither reference player nor game fails. Raises GameFaultError where that is fatal."""
     scenario, advice = get_scenario(episode.scenario), dict[int, Advice]()
-    for turn, game in decided(scenario, episode):
-        if id(turn) in turns:
-            try:
-                chances = _chances(scenario, game, turn.player, soft)
-                advice[id(turn)] = Advice(chances, len(game.legal(turn.player)))
-            except GameFaultError as fault:
-                if fault.fatal:
-                    raise
+    with passing_faults():
+        for turn, game in decided(scenario, episode):
+            with passing_faults():
+                if id(turn) in turns:
+                    chances = _chances(scenario, game, turn.player, soft)
+                    advice[id(turn)] = Advice(chances, len(game.legal(turn.player)))
     return advice
 
 
