@@ -63,6 +63,18 @@ def test_the_merged_folder_is_the_adapted_model(tmp_path: Path, plain: tuple[Any
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
+def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -> None:
+    """The files hold weights alone, and `base:DIR` is asked as any base is."""
+    shutil.copytree(RUN, tmp_path / "run")
+    held = json.loads((tmp_path / "run" / "config.json").read_text())
+    held |= {"prompt": {"name": "few", "system": "You play."}, "chat": {"enable_thinking": False}}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(held))
+    *_, said, command = export_run(tmp_path / "run", "hub", tmp_path / "out")
+    assert "the prompt 'few' and the chat template's arguments {\"enable_thinking\": false}" in said
+    assert command.startswith("upload it")
+    assert not any("trained with" in note for note in export_run(RUN, "hub", tmp_path / "usual"))
+
+
 @pytest.mark.parametrize("to", ["merged", "gguf", "hub"])
 def test_an_adapter_whose_weights_are_no_numbers_is_not_handed_on(to: str, tmp_path: Path) -> None:
     """The fault: eval refused it, and the three exports wrote it (nan% of the change was lost)."""

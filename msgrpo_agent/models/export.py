@@ -19,8 +19,10 @@ from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.models.card import card, shown_base
+from msgrpo.models.loading import chat_of, template_of
 from msgrpo.models.merged import Adapter, merged, write_merged
 from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
+from msgrpo.prompt import PromptTemplate
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
 MUCH = 0.1  # of the adapter's change, lost in rounding
@@ -48,13 +50,14 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out} is there already", fix="choose another --out")
     read_adapter_config(run)
+    asked = _asked(run)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}", fix="choose another --out") from error
     try:
-        notes = WRITERS[to](Order(run, part, run.resolve().name, dtype))
+        *notes, command = WRITERS[to](Order(run, part, run.resolve().name, dtype))
         part.chmod(0o755)
         os.replace(part, out)
     except MsgrpoError:
@@ -64,7 +67,15 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         raise ModelError(f"{run} could not be written to {out}: {reason}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return [note.replace(str(part), str(out)) for note in notes]
+    return [note.replace(str(part), str(out)) for note in (*notes, *asked, command)]
+
+
+def _asked(run: Path) -> list[str]:
+    """How the run was asked in training, where that was not as usual: what is written does not hold it."""
+    template, chat = template_of(run) or PromptTemplate(), chat_of(run)
+    how = [f"the prompt {template.name!r}"] if template.hash != PromptTemplate().hash else []
+    how += [f"the chat template's arguments {json.dumps(chat)}"] if chat else []
+    return [f"it was trained with {' and '.join(how)}; elsewhere it has to be asked so, too"] if how else []
 
 
 def _merged(order: Order) -> list[str]:

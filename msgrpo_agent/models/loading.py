@@ -282,7 +282,7 @@ def weights_of(base: str) -> str:
 def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:
     """A trained run's model, named after its folder; without `chat`, with the arguments that it was trained with."""
     trained_with = _settings_of(folder)
-    chat = _object(trained_with.get("chat")) if chat is None else chat
+    chat = chat_of(folder) if chat is None else chat
     model = LocalModel(folder.resolve().name, *load_adapted(folder), chat=chat)
     model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **({"chat": chat} if chat else {})}
     if isinstance(teacher := trained_with.get("teacher"), str):  # a table must not take its score for reinforcement's
@@ -296,6 +296,11 @@ def template_of(folder: Path) -> PromptTemplate | None:
         return PromptTemplate.model_validate(_object(_settings_of(folder).get("prompt")))
     except ValidationError:
         return None
+
+
+def chat_of(folder: Path) -> dict[str, Any]:
+    """The arguments of the chat template that an adapter was trained with."""
+    return _object(_settings_of(folder).get("chat"))
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
