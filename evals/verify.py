@@ -285,16 +285,21 @@ def _late_left(turn: Turn | None) -> Iterator[str]:
 
 @dataclass
 class Asked:
-    """How often an agent, asked again, chose the recorded action; `temperature` is the recorded one."""
+    """How often an agent, asked again, chose the recorded action; `temperature` is the recorded one.
+
+    `other_chat`: the record's prompts were made with other arguments of the chat template.
+    """
 
     turns: int = 0
     agree: int = 0
     temperature: float | None = None
+    other_chat: bool = False
 
     @property
     def summary(self) -> str:
         warm = self.temperature not in (None, 0)
         why = f"; recorded at temperature {self.temperature:g}, at which answers differ by themselves" if warm else ""
+        why += "; recorded with other arguments of the chat template" if self.other_chat else ""
         return f"asked again, the agent chose the recorded action in {self.agree} of {self.turns} turns{why}"
 
 
@@ -317,6 +322,7 @@ async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
         if isinstance(agent, LanguageAgent):
             agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0})
             agent.template = recorded_template(settings) or agent.template
+            asked.other_chat |= settings.get("chat", {}) != agent.settings().get("chat", {})
         sampling = settings.get("sampling")
         asked.temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
         asked.turns += 1

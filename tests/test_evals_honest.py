@@ -283,6 +283,11 @@ def test_asking_again_asks_whom_a_person_names(tmp_path: Path) -> None:
     other = asyncio.run(ask_again(file, scripted("nano", answer("down")), 5))
     assert (same.turns, same.agree, other.agree) == (5, 5, 0)
     assert "asked again, the agent chose the recorded action in 5 of 5 turns" in same.summary
+    recorded = file.read_text().replace('"settings":{"player":{', '"settings":{"player":{"chat":{"thinking":false},')
+    file.write_text(recorded)
+    thoughtful = asyncio.run(ask_again(file, scripted("nano", answer("up")), 5))
+    assert thoughtful.summary.endswith("recorded with other arguments of the chat template")
+    assert "chat template" not in same.summary
     refused = cli("verify", str(file), "--ask", "3")
     assert "a record's own agent is never asked" in str(refused.exception)
 
