@@ -12,14 +12,14 @@ import torch
 from msgrpo.train.config import make_config
 from msgrpo.train.groups import Sample
 from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import ALONE, Ranks
+from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals import decoupled as rivals_decoupled
 from msgrpo.train.rivals.contract import Learner, Loss
 from msgrpo.train.rivals.decoupled import logprobs_now
 from msgrpo.train.update import lessons, pick
 from tests.test_train_msgrpo import random_inputs
-from tests.train_helpers import played
+from tests.train_helpers import learner, played
 
 NAMES = ("gspo", "turn", "cispo", "dual", "icepop", "icepop of turns")
 LOW, HIGH, MOST, BETA = 0.2, 0.28, 1.5, 0.1
@@ -141,11 +141,11 @@ def turned() -> tuple[Learner, list[Sample]]:
     chosen = make_config(settings=settings)
     policy = Policy(chosen)
     playing, episodes = played(chosen, policy)
-    learner = Learner(policy, ALONE, torch.Generator().manual_seed(0))
-    samples, _ = lessons(pick(playing.groups(episodes), chosen, learner), chosen, learner)
+    context = learner(policy=policy)
+    samples, _ = lessons(pick(playing.groups(episodes), chosen, context), chosen, context)
     first, second, *others = samples
     logprobs = (math.nan, *second.old_logprobs[1:])
-    return learner, [first, replace(second, completion=replace(second.completion, logprobs=logprobs)), *others]
+    return context, [first, replace(second, completion=replace(second.completion, logprobs=logprobs)), *others]
 
 
 def decoupled(learner: Learner, samples: list[Sample], tokens: int) -> tuple[list[Sample], dict[str, float]]:

@@ -31,11 +31,9 @@ from msgrpo.train.groups import Advantages, Group, Step
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
 from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.branch import Branch, disputed
-from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values, sums_of
 from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
@@ -43,7 +41,7 @@ from msgrpo.train.rivals.skip import key_of
 from msgrpo.train.rivals.widest import Widest
 from msgrpo.train.rollouts import LostError, Players, Rollouts, RolloutSource
 from msgrpo.train.sinks import Measured
-from tests.train_helpers import played
+from tests.train_helpers import learner, played
 
 LAKE = get_scenario("frozen-lake")
 TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "evaluation=4(film=0)", "steps=2"]
@@ -103,13 +101,13 @@ def test_a_head_remembers_earlier_updates_less_and_less() -> None:
     The slow way: least squares over all rows, each row times the root of its weight.
     """
     policy = Policy(config())
-    learner = Learner(policy, ALONE, torch.Generator())
+    context = learner(policy=policy)
     rows, returns, weights = [], [], []
     for update, seed in enumerate((0, 1, 2)):
         settings = config("group_size=4").model_copy(update={"seed": seed})
         playing, episodes = played(settings, policy)
         groups = playing.groups(episodes)
-        values = critic_values(learner, groups, 1.0, memory=2)
+        values = critic_values(context, groups, 1.0, memory=2)
         for group in groups:
             prompts = [turn.completion.prompt_ids for one in group.turns for turn in one if turn.completion]
             states = hidden_states(policy, prompts)
@@ -140,7 +138,7 @@ def test_every_turn_of_a_rollout_has_a_value() -> None:
     policy = Policy(settings)
     playing, episodes = played(settings, policy)
     groups = playing.groups(episodes)
-    values = critic_values(Learner(policy, ALONE, torch.Generator()), groups, 1.0)
+    values = critic_values(learner(policy=policy), groups, 1.0)
     assert [[len(one) for one in group.turns] for group in groups] == [[len(one) for one in of] for of in values]
     same = [values[0][j][0] for j in range(6)]
     assert same == pytest.approx([same[0]] * 6)  # one prompt, one value

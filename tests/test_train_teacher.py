@@ -34,7 +34,7 @@ from msgrpo.train.rivals.contract import Learner, Teacher
 from msgrpo.train.rivals.distilled import loaded
 from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens, advised
 from msgrpo.train.update import _accumulate, pick
-from tests.train_helpers import played
+from tests.train_helpers import learner, played
 
 SMALL = ["groups=3", "group_size=4", "select=all", "minibatches=1", "evaluation=4(film=0)", "loss=clip(kl=0)"]
 LAKE = get_scenario("frozen-lake")
@@ -48,9 +48,9 @@ def config(*settings: str, scenario: str | None = None) -> TrainConfig:
 def lessons(chosen: TrainConfig, policy: Policy) -> tuple[list[Lesson], Learner]:
     """The first update's kept turns."""
     playing, episodes = played(chosen, policy)
-    learner = Learner(policy, ALONE, torch.Generator().manual_seed(0))
-    picked = pick(playing.groups(episodes), chosen, learner)
-    return [lesson for one in picked for lesson in one.lessons(chosen, policy.tokenizer)], learner
+    context = learner(policy=policy)
+    picked = pick(playing.groups(episodes), chosen, context)
+    return [lesson for one in picked for lesson in one.lessons(chosen, policy.tokenizer)], context
 
 
 @pytest.fixture(scope="module")
@@ -442,11 +442,10 @@ def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:
     for episode in episodes:
         for turn in episode.turns:
             turn.reward = turn.late = turn.shaping = 0.0
-    learner = Learner(policy, ALONE, torch.Generator().manual_seed(0))
     flat = playing.groups(episodes)
     assert all(group.is_flat for group in flat)
-    assert pick(flat, config(), learner) == []
-    assert len(pick(flat, chosen, learner)) == len(flat)
+    assert pick(flat, config(), learner(policy=policy)) == []
+    assert len(pick(flat, chosen, learner(policy=policy))) == len(flat)
 
 
 @pytest.mark.parametrize(
