@@ -80,7 +80,7 @@ class Follower:
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         sight = Sight(view.game, view.player)
-        prompt = self.model.template.render(view.scenario, view.observation)
+        prompt = self.model.template.render(view.scenario, view.observation, view.past)
         answer = await self.model.answer(prompt, view.seed)
         words = Words.read(answer.text)
         if self.further and words is not None and not words.looks_ahead:
