@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,7 @@ def test_the_card_has_the_runs_own_results_and_no_path(tmp_path: Path) -> None:
     assert "Change: +0.625 [+0.555, +0.695]" in text
     assert "| learning_rate | 0.001 |" in text
     assert "base_model" not in text
+    assert "    You are playing a text game. Look at the state, think briefly" in text
     run = tmp_path / "run"
     run.mkdir()
     (run / "adapter_model.safetensors").write_bytes((RUN / "adapter_model.safetensors").read_bytes())
@@ -243,6 +245,26 @@ def test_the_card_has_the_runs_own_results_and_no_path(tmp_path: Path) -> None:
         assert "secret" not in text
         assert "has not ended" in text
         assert r"cards.py:scenario \| x" in text
+
+
+def test_the_card_says_how_the_run_was_asked(tmp_path: Path) -> None:
+    """Asked in another way, a small model gives no legal action."""
+    run, out = tmp_path / "run", tmp_path / "hub"
+    shutil.copytree(RUN, run)
+    example = {"state": "A hole is right of you.", "answer": "# Up\n<action>up</action>"}
+    prompt = {"name": "mine", "instructions": "Act!\n{rules}\n# {actions}", "system": "Be brief.", "history": 3}
+    settings = {"prompt": prompt | {"examples": [example]}, "chat": {"enable_thinking": False}}
+    (run / "config.json").write_text(json.dumps(settings))
+    assert any(note.endswith("README.md has it") for note in export_run(run, "hub", out))
+    text = (out / "README.md").read_text()
+    assert '| chat | {"enable_thinking": false} |' in text
+    asked = text.partition("## How it was asked\n\n")[2]
+    assert re.findall("^    (.*)$", asked, re.MULTILINE) == [
+        *("Be brief.", "Act!", "{rules}", "# {actions}"),
+        *("State: A hole is right of you.", "# Up", "<action>up</action>"),
+    ]
+    assert not re.search("^#", asked, re.MULTILINE)  # nothing of it is a heading of the card
+    assert "the last 3 turns" in asked
 
 
 @pytest.mark.parametrize(

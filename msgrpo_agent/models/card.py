@@ -6,15 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import from_json
 
 from msgrpo.files import read_regular
 from msgrpo.models.paths import NANO, NANO_DIR, read_adapter_config
+from msgrpo.prompt import PromptTemplate
 from msgrpo.text import as_json, counted, interval_text, printable
 
 SHOWN = (
     "scenario", "steps", "groups", "group_size", "credit", "select", "gate", "objectives", "teacher", "loss",
     "opponent", "format_penalty", "temperature", "max_tokens", "learning_rate", "minibatches", "lora_rank", "seed",
+    "chat",
 )  # fmt: skip
 # An address; or a path with two slashes or more, of which the last part is shown.
 PATH = re.compile(r"https?://[^\s|,]+|(?<![^\s|,:=(@'\"])[^\s/|,:=(@'\"]*(?:/[^\s/|,]+)+/(?P<last>[^\s/|,]+)")
@@ -52,8 +55,9 @@ def card(run: Path, name: str, *, merged: bool) -> str:
         "",
         "| setting | value |",
         "|---|---|",
-        *(f"| {key} | {_cell(settings[key])} |" for key in SHOWN if settings.get(key) is not None),
+        *(f"| {key} | {_cell(settings[key])} |" for key in SHOWN if settings.get(key) not in (None, {})),
         "",
+        *_asked(settings),
     ]
     return "\n".join(lines)
 
@@ -90,6 +94,28 @@ def _results(summary: dict[str, Any]) -> list[str]:
         f"Change: {_number(change.get('mean'), '+.3f')} {interval_text(change.get('low'), change.get('high'))}, "
         f"paired over the starts; one training run (seed {_cell(summary.get('seed'))}), others may end elsewhere.",
     ]
+
+
+def _asked(settings: dict[str, Any]) -> list[str]:
+    """The prompt of its training: asked in another way, the model may answer worse."""
+    try:
+        prompt = PromptTemplate.model_validate(settings["prompt"])
+    except (KeyError, ValidationError):
+        return []
+    parts = [("The system message:", prompt.system)] if prompt.system else []
+    parts.append(("{rules}, {actions} and {example} are the scenario's; the state comes last:", prompt.instructions))
+    parts += [
+        (f"Example {n}, before the state:", f"State: {one.state}\n{one.answer}")
+        for n, one in enumerate(prompt.examples, 1)
+    ]
+    shown = [line for about, text in parts for line in (about, "", *_block(text), "")]
+    history = [f"Before the state stand the last {prompt.history} turns.", ""] if prompt.history else []
+    return ["## How it was asked", "", *shown, *history]
+
+
+def _block(text: str) -> list[str]:
+    """Text from a file as a block in which nothing is markup."""
+    return [f"    {printable(line)}" for line in text[: MOST * 10].splitlines()]
 
 
 def _after(steps: Any) -> str:

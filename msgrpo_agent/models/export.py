@@ -71,11 +71,11 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
 
 
 def _asked(run: Path) -> list[str]:
-    """How the run was asked in training, where that was not as usual: what is written does not hold it."""
+    """How the run was asked in training, where that was not as usual: the weights do not hold it, the card does."""
     template, chat = template_of(run) or PromptTemplate(), chat_of(run)
     how = [f"the prompt {template.name!r}"] if template.hash != PromptTemplate().hash else []
     how += [f"the chat template's arguments {json.dumps(chat)}"] if chat else []
-    return [f"it was trained with {' and '.join(how)}; elsewhere it has to be asked so, too"] if how else []
+    return [f"it was trained with {' and '.join(how)}; ask it so elsewhere too: README.md has it"] if how else []
 
 
 def _merged(order: Order) -> list[str]:
