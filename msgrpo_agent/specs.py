@@ -14,7 +14,7 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent, Sampling
 from msgrpo.errors import UsageError, nearest
 from msgrpo.extras import needs
-from msgrpo.models.paths import shipped_adapters
+from msgrpo.models.paths import shipped_adapters, taught_template
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 
@@ -87,7 +87,7 @@ def make_agent(
     """The agent that `spec` names; `endpoint` are further arguments of EndpointModel (headers, body, price, …).
 
     `template` is how a language model is asked, and `chat` are the arguments of its chat template; without them an
-    adapter is asked as it was in its training, anything else as usual.
+    adapter is asked as it was in its training and a taught base as it was taught, anything else as usual.
 
     Raises UsageError for a wrong spec, MissingExtraError for missing packages.
     """
@@ -102,12 +102,13 @@ def make_agent(
         folder = shipped(rest) if kind == "nano" and rest else Path(rest)
         with needs(f"the agent {spec!r}", "train"):
             from msgrpo.models import loading
-        if kind == "base":
-            model = loading.based(rest, chat)
+        if spec == "nano":
+            model, own = loading.nano(), None
+        elif kind == "base":
+            model, own = loading.based(rest, chat), taught_template(rest)
         else:
-            model = loading.nano() if spec == "nano" else loading.adapted(folder, chat)
-            template = template or (loading.template_of(folder) if spec != "nano" else None)
-        return LanguageAgent(spec, model, sampling, template or USUAL, show_probabilities)
+            model, own = loading.adapted(folder, chat), loading.template_of(folder)
+        return LanguageAgent(spec, model, sampling, template or own or USUAL, show_probabilities)
     if kind == "endpoint":
         if "#" not in rest:
             raise UsageError(

@@ -16,17 +16,18 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from msgrpo.agent import Completion, Sampling, parse_action
+from msgrpo.agent import Completion, LanguageAgent, Sampling, parse_action
 from msgrpo.cli import make_app
-from msgrpo.errors import GameFaultError, RunError, UsageError
+from msgrpo.errors import GameFaultError, ModelError, RunError, UsageError
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import loading
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.prompt import Prompt, make_template
+from msgrpo.prompt import Prompt, PromptTemplate, make_template
 from msgrpo.run_log import alone
+from msgrpo.specs import make_agent
 from msgrpo.train import config as settings
 from msgrpo.train.config import PRESETS, make_config, preset_for
 from msgrpo.train.nano import sampled
@@ -330,6 +331,34 @@ def test_a_base_in_bfloat16_loses_nothing_of_what_it_learned(
     change = written[f"{name}.weight"] - own[f"{name}.weight"]
     assert change.abs().max() > 0
     torch.testing.assert_close(change, 2 * b @ a, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("near")
+def test_a_taught_base_is_asked_as_it_was_taught(tmp_path: Path) -> None:
+    """Asked with another prompt than it was taught, it gives no legal action, and nobody had said so."""
+    lake, out, brief = get_scenario("frozen-lake"), tmp_path / "taught", make_template("brief")
+    template = make_template("none").model_copy(update={"history": 2})
+    teach(lake, out, steps=1, template=template)
+
+    def asked(given: PromptTemplate | None) -> PromptTemplate:
+        agent = make_agent(f"base:{out}", template=given)
+        assert isinstance(agent, LanguageAgent)
+        return agent.template
+
+    assert asked(None) == template
+    assert asked(brief) == brief
+    assert make_config(given={"base": str(out)}).prompt == template
+    assert make_config("nano", given={"base": str(out)}, settings=["prompt=brief"]).prompt == brief
+    assert make_config(given={"base": "nano"}).prompt == brief
+    held = make_config(given={"base": str(out)}, settings=["prompt=brief"])
+    assert make_config("nano", held=held, given={"steps": 7}).prompt == brief  # a run that goes on keeps its own
+    file = out / "taught.json"
+    for damage in ("{", "[]", "{}", '{"prompt": {"name": 3}}'):
+        file.write_text(damage)
+        with pytest.raises(ModelError, match="nobody knows how the base was asked"):
+            make_config(given={"base": str(out)})
+    file.unlink()
+    assert asked(None) == brief
 
 
 @pytest.mark.usefixtures("near")

@@ -75,7 +75,7 @@ def train(
     if watch and sys.stdout.isatty():  # torch alone takes seconds to load
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
-        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO
+        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO, taught_template
         from msgrpo.train.beside import train_and_watch
         from msgrpo.train.config import make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter
@@ -124,6 +124,8 @@ def train(
             report.note(
                 f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"
             )
+        if held is None and taught_template(config.base) == config.prompt:
+            report.note(f"asked with the prompt {config.prompt.name!r}, as its base was when it was taught")
         try:
             if ray is not None:
                 with needs("msgrpo train --ray", "ray"):
@@ -371,8 +373,7 @@ def teach(
         highlight=False,
         soft_wrap=True,
     )
-    asked = prompt != "brief"
-    evaluation = ["eval", f"base:{out_dir}", "--scenario", scenario, *(("--prompt", prompt) if asked else ())]
-    training = ["train", scenario, "--base", str(out_dir), *(("--set", f"prompt={prompt}") if asked else ())]
+    evaluation = ["eval", f"base:{out_dir}", "--scenario", scenario]
+    training = ["train", scenario, "--base", str(out_dir)]
     say(f"what it plays like: msgrpo {shlex.join(evaluation)}")
     say(f"train it: msgrpo {shlex.join(training)}")

@@ -6,12 +6,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
-from msgrpo.errors import ModelError
+from msgrpo.errors import ModelError, first_fault
 from msgrpo.files import check_regular, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
+from msgrpo.prompt import PromptTemplate
 
 NANO_SIZED = 20_000_000  # parameters up to which a base counts as small as nano
 Shapes = dict[str, tuple[int, ...]]
@@ -20,6 +22,7 @@ LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
 NANO = "nano"
 NANO_DIR = Path(__file__).parents[1] / "nano"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TAUGHT = "taught.json"  # beside a base that `msgrpo teach` wrote: how
 
 
 def base_path(base: str) -> str:
@@ -53,6 +56,24 @@ def is_folder(name: str | Path) -> bool:
         return Path(name).is_dir()
     except OSError:
         return False
+
+
+def taught_template(base: str) -> PromptTemplate | None:
+    """The prompt with which a base was taught; None for one that `msgrpo teach` did not write.
+
+    Raises ModelError where nobody knows, since the file is damaged.
+    """
+    file = Path(base).expanduser() / TAUGHT
+    if base == NANO or not is_folder(base_path(base)) or not file.exists():
+        return None
+    try:
+        return PromptTemplate.model_validate(from_json(_small(file))["prompt"])
+    except (OSError, ValueError, TypeError, KeyError) as error:  # ValidationError is a ValueError
+        reason = first_fault(error, TAUGHT) if isinstance(error, ValidationError) else error
+        raise ModelError(
+            f"{file} is damaged, so nobody knows how the base was asked when it was taught: {reason}",
+            fix="copy the folder again; or remove the file to have the base asked as usual",
+        ) from error
 
 
 def _small(file: Path) -> bytes:

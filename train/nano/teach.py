@@ -33,6 +33,7 @@ from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
+from msgrpo.models.paths import TAUGHT
 from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
 from msgrpo.prompt import Past, PromptTemplate
 from msgrpo.references import known_best
@@ -52,7 +53,7 @@ BLOCK = 25  # steps whose rows are one stretch of play
 SMALL = 20_000_000  # parameters up to which all weights are trained
 RANK = 32
 SAVE_S = 30.0  # between two times that what was learned is written down
-BEGUN, DONE = "teach.pt", "taught.json"
+BEGUN = "teach.pt"
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ def teach(
         _go_on(teaching, out / BEGUN, progress)
         facts = teaching.facts()
         teaching.write(out)
-        replace_text(out / DONE, json.dumps(facts, indent=2) + "\n")
+        replace_text(out / TAUGHT, json.dumps(facts, indent=2) + "\n")
     return facts
 
 
