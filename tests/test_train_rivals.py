@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msgrpo.agent import Completion, ParseFailure, Sampling
-from msgrpo.episode import Turn, replay
-from msgrpo.errors import EndpointError, GameError, UsageError
-from msgrpo.game import Board, Game, Outcome, Remote
+from msgrpo.episode import Episode, Turn, replay
+from msgrpo.errors import EndpointError, GameError, GameFaultError, UsageError
+from msgrpo.game import Board, Game, Outcome, Remote, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.prompt import Prompt
@@ -32,6 +32,7 @@ from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
 from msgrpo.train.policy import Policy
 from msgrpo.train.rivals import RIVALS, choose
+from msgrpo.train.rivals import branch as branching
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.branch import Branch, disputed
 from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values, sums_of
@@ -225,10 +226,11 @@ def test_branches_go_on_from_the_disputed_state() -> None:
     further = branch.further(playing, episodes)
     assert [len(group.turns) for group in further.groups] == [3] * len(forks)
     for fork, group in zip(forks, further.groups, strict=True):
-        assert fork.game.steps > 0
+        game = fork.game()
+        assert game.steps > 0
         first = {one[0].state for one in group.turns}
-        assert first == {fork.game.observe("player")}
-        assert {one[0].step for one in group.turns} == {fork.game.steps}
+        assert first == {game.observe("player")}
+        assert {one[0].step for one in group.turns} == {game.steps}
     again = branch.further(playing, episodes).episodes
     assert [[t.answer for t in one.turns] for one in again] == [
         [t.answer for t in one.turns] for one in further.episodes
@@ -252,6 +254,26 @@ def test_a_branch_that_cannot_begin_is_lost_and_nothing_else(monkeypatch: pytest
     (lost,) = [episode for episode in further.episodes if episode.error is not None]
     assert "no luck" in str(lost.error_message)
     assert sum(len(group.turns) for group in further.groups) == len(further.episodes) - 1
+
+
+def test_a_state_that_cannot_be_reached_again_loses_its_branches_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The game's own fault ended the run, as that of a copy had."""
+    settings = config("group_size=8", "explore=branch(episodes=3)")
+    playing, episodes = played(settings, Policy(settings))
+    again, numbers = branching.replay, itertools.count()
+
+    def replayed(scenario: Scenario, episode: Episode, steps: int) -> Game:
+        if next(numbers) < 2:
+            raise GameFaultError("it does not go the same way")
+        return again(scenario, episode, steps)
+
+    monkeypatch.setattr(branching, "replay", replayed)
+    assert settings.explore is not None
+    further = settings.explore.further(playing, episodes)
+    why = "it does not go the same way"
+    assert [episode.error_message for episode in further.episodes] == [why, why, None]
 
 
 def test_a_replay_stands_where_the_episode_stood() -> None:

@@ -203,7 +203,7 @@ class Playing:
         self,
         agent: LanguageAgent,
         scenario: Scenario,
-        game: Game,
+        game: Callable[[], Game],
         seats: Sequence[str],
         start: int,
         parts: Sequence[object],
@@ -213,8 +213,9 @@ class Playing:
         agents = self.players.seated(scenario, seats, agent)
         episode = new_episode(scenario, agents, start, chance, sampling)
         try:
+            begun = game()
             with games_code(scenario.id):
-                copy = game.with_luck(chance)
+                copy = begun.with_luck(chance)
         except GameFaultError as fault:
             lost_by(episode, fault)
         else:

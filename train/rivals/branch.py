@@ -12,9 +12,9 @@ of their own, credited like any other. They cost answers: equal budget means equ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from pydantic import Field
 
@@ -31,7 +31,7 @@ class Fork:
 
     scenario: Scenario
     start_seed: int
-    game: Game
+    game: Callable[[], Game]  # its episode played again up to there; raises GameFaultError
     place: int
     seats: tuple[str, ...]  # the policy's
 
@@ -85,7 +85,8 @@ class Branch(Explore):
                 _, j, t, i = max(states)
                 turn = groups[i].turns[j][t]
                 episode = next(candidate for candidate in of_start if any(turn is other for other in candidate.turns))
-                forks.append(Fork(scenario, start_seed, replay(scenario, episode, turn.step), place, seats))
+                game = cache(partial(replay, scenario, episode, turn.step))
+                forks.append(Fork(scenario, start_seed, game, place, seats))
         return forks
 
 
@@ -102,4 +103,4 @@ def disputed(trajectories: Trajectories, gamma: float) -> tuple[float, int, int]
 
 def _state_of(fork: Fork, episode: Episode) -> Game:
     """The state from which an episode went on."""
-    return fork.game
+    return fork.game()

@@ -92,7 +92,7 @@ class Playing(Protocol):
         self,
         agent: LanguageAgent,
         scenario: Scenario,
-        game: Game,
+        game: Callable[[], Game],
         seats: Sequence[str],
         start: int,
         parts: Sequence[object],
