@@ -22,7 +22,7 @@ from typer.testing import CliRunner  # noqa: E402
 from msgrpo.cli import make_app  # noqa: E402
 from msgrpo.errors import ModelError, UsageError  # noqa: E402
 from msgrpo.models import gguf_writer  # noqa: E402
-from msgrpo.models.card import shown_setting  # noqa: E402
+from msgrpo.models.card import card, shown_setting  # noqa: E402
 from msgrpo.models.export import export_run  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
@@ -261,10 +261,24 @@ def test_the_card_says_how_the_run_was_asked(tmp_path: Path) -> None:
     asked = text.partition("## How it was asked\n\n")[2]
     assert re.findall("^    (.*)$", asked, re.MULTILINE) == [
         *("Be brief.", "Act!", "{rules}", "# {actions}"),
-        *("State: A hole is right of you.", "# Up", "<action>up</action>"),
+        *("A hole is right of you.", "# Up", "<action>up</action>"),
     ]
     assert not re.search("^#", asked, re.MULTILINE)  # nothing of it is a heading of the card
     assert "the last 3 turns" in asked
+    assert "the state comes last" in asked
+
+
+def test_the_card_says_where_the_state_is_and_what_examples_are(tmp_path: Path) -> None:
+    """The faults: a state in the middle was said to come last, and examples to begin with `State: `."""
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    prompt = {"instructions": "Now: {state}\nAct!", "history": 1, "examples": [{"state": "A", "answer": "B"}]}
+    (run / "config.json").write_text(json.dumps({"prompt": prompt}))
+    asked = card(run, "run", merged=False).partition("## How it was asked\n\n")[2]
+    assert "the state comes last" not in asked
+    assert "the state stands at {state}" in asked
+    assert re.findall("^    (.*)$", asked, re.MULTILINE) == ["Now: {state}", "Act!", "A", "B"]
+    assert "the last 1 turn." in asked
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,14 @@ def _asked(settings: dict[str, Any]) -> list[str]:
     except (KeyError, ValidationError):
         return []
     parts = [("The system message:", prompt.system)] if prompt.system else []
-    parts.append(("{rules}, {actions} and {example} are the scenario's; the state comes last:", prompt.instructions))
+    where = "the state stands at {state}" if "{state}" in prompt.instructions else "the state comes last"
+    parts.append((f"{{rules}}, {{actions}} and {{example}} are the scenario's; {where}:", prompt.instructions))
     parts += [
-        (f"Example {n}, before the state:", f"State: {one.state}\n{one.answer}")
+        (f"Example {n}, before the state and introduced like it:", f"{one.state}\n{one.answer}")
         for n, one in enumerate(prompt.examples, 1)
     ]
     shown = [line for about, text in parts for line in (about, "", *_block(text), "")]
-    history = [f"Before the state stand the last {prompt.history} turns.", ""] if prompt.history else []
+    history = [f"Before the state: the last {counted(prompt.history, 'turn')}.", ""] if prompt.history else []
     return ["## How it was asked", "", *shown, *history]
 
 
