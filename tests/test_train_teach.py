@@ -359,6 +359,10 @@ def test_a_taught_base_is_asked_as_it_was_taught(tmp_path: Path) -> None:
             make_config(given={"base": str(out)})
     file.unlink()
     assert asked(None) == brief
+    for elsewhere in ("a/node's.gguf", "~no-such-user/base", "~no-such-user/base.gguf"):  # only its loading fails
+        assert make_config("nano", given={"base": elsewhere}).prompt == brief
+    with pytest.raises(ModelError, match="is no folder"):
+        preset_for("~no-such-user/base.gguf")
 
 
 @pytest.mark.usefixtures("near")

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError, first_fault
-from msgrpo.files import check_regular, read_regular
+from msgrpo.files import check_regular, is_file, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
 from msgrpo.prompt import PromptTemplate
 
@@ -32,11 +32,15 @@ def base_path(base: str) -> str:
     """
     if base == NANO:
         return str(NANO_DIR)
+    path = _expanded(base)
+    return str(folder_of(Path(path))) if is_gguf(path) and not is_folder(path) else path
+
+
+def _expanded(base: str) -> str:
     try:
-        path = str(Path(base).expanduser()) if base.startswith("~") else base
+        return str(Path(base).expanduser()) if base.startswith("~") else base
     except RuntimeError as error:  # ~nobody
         raise ModelError(f"the base model {base!r} is no folder: {error}") from error
-    return str(folder_of(Path(path))) if is_gguf(path) and not is_folder(path) else path
 
 
 def absolute(base: str) -> str:
@@ -63,11 +67,11 @@ def taught_template(base: str) -> PromptTemplate | None:
 
     Raises ModelError where nobody knows, since the file is damaged.
     """
-    file = Path(base).expanduser() / TAUGHT
-    if base == NANO or not is_folder(base_path(base)) or not file.exists():
+    file = Path(base) / TAUGHT
+    if base == NANO or not is_file(file):
         return None
     try:
-        return PromptTemplate.model_validate(from_json(_small(file))["prompt"])
+        return PromptTemplate.model_validate(from_json(_small(file.expanduser()))["prompt"])
     except (OSError, ValueError, TypeError, KeyError) as error:  # ValidationError is a ValueError
         reason = first_fault(error, TAUGHT) if isinstance(error, ValidationError) else error
         raise ModelError(
@@ -120,7 +124,7 @@ def parameters_of(base: str) -> int | None:
     Nothing is loaded or converted: of a GGUF file, its own list of tensors is read.
     """
     if is_gguf(base):
-        return parameters(Path(base).expanduser())
+        return parameters(Path(_expanded(base)))
     folder = Path(base_path(base))
     files = sorted(folder.glob("*.safetensors")) if is_folder(folder) else []
     shapes = [shape for file in files for shape in tensor_shapes(file).values()]
