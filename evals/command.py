@@ -145,7 +145,7 @@ class Options(Given):
             raise UsageError(first_fault(error, "sampling")) from error
 
     def template(self) -> PromptTemplate | None:
-        """How language models are asked; None where an adapter is asked as in its training, others as usual."""
+        """How language models are asked; None: adapters and taught bases as in training, others as usual."""
         return None if self.prompt is None else make_template(self.prompt)
 
     def chat_arguments(self) -> dict[str, Any] | None:
