@@ -21,7 +21,7 @@ from msgrpo.files import replace_text
 from msgrpo.models.card import card, shown_base
 from msgrpo.models.loading import chat_of, template_of
 from msgrpo.models.merged import Adapter, merged, write_merged
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAUGHT, read_adapter_config
 from msgrpo.prompt import PromptTemplate
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
@@ -81,6 +81,9 @@ def _asked(run: Path) -> list[str]:
 def _merged(order: Order) -> list[str]:
     dtype = getattr(torch, order.dtype) if order.dtype else None
     chosen, lost = write_merged(order.run, order.folder, dtype)
+    asked = template_of(order.run) or PromptTemplate()
+    taught = {"prompt": asked.model_dump(exclude_defaults=True)}  # base:DIR is asked as the run was
+    replace_text(order.folder / TAUGHT, json.dumps(taught, indent=2) + "\n")
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
     written = str(chosen).removeprefix("torch.")
     rounded = f"{lost:.1%} of the adapter's change was lost in rounding to {written}"

@@ -22,7 +22,7 @@ LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
 NANO = "nano"
 NANO_DIR = Path(__file__).parents[1] / "nano"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TAUGHT = "taught.json"  # beside a base that `msgrpo teach` wrote: how
+TAUGHT = "taught.json"  # beside a base that `teach` or `export` wrote: how it is asked, and how it was taught
 
 
 def base_path(base: str) -> str:
