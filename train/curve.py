@@ -12,6 +12,7 @@ from msgrpo.run_log import read_rows
 def draw_curve(run: Path, title: str, score: str) -> Path:
     """`curve.png`: the training return of every update, and the evaluations with their intervals."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     rows = read_rows(run)
     updates = [row for row in rows if row["kind"] == "train"]
@@ -29,6 +30,7 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
     steps = [r["step"] for r in evaluations]
     axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"{score}, 95 %")
     axes.set(xlabel="update", ylabel=score)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
