@@ -296,7 +296,7 @@ def nano_build(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: 6000.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half the steps: it reads worse.")] = False,
     scenarios: Annotated[
-        list[str] | None, typer.Option("--scenario", help="What it reads of; may repeat. Without: every scenario.")
+        list[str] | None, typer.Option("--scenario", help="What it reads of; may repeat. Default: every scenario.")
     ] = None,
     as_json: Json = False,
 ) -> None:

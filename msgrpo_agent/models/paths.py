@@ -63,7 +63,7 @@ def is_folder(name: str | Path) -> bool:
 
 
 def taught_template(base: str) -> PromptTemplate | None:
-    """The prompt with which a base was taught; None for one that `msgrpo teach` did not write.
+    """How a base is to be asked that `msgrpo teach` or a merged export wrote; None for any other.
 
     Raises ModelError where nobody knows, since the file is damaged.
     """
