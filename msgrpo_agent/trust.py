@@ -18,7 +18,7 @@ from msgrpo.prompt import PRESETS
 _allowed: set[str] = set()
 # Settings of a run, or of a study, that can name code or a server.
 CHOICES = ("credit", "select", "gate")  # of `msgrpo.train.rivals`, which a function outside may make
-SETTINGS = ("scenario", *CHOICES, "teacher", "engine", "rollouts", "opponent", "test_opponent", "prompt")
+SETTINGS = ("scenario", *CHOICES, "teacher", "backend", "rollouts", "opponent", "test_opponent", "prompt")
 
 
 def allow(names: Iterable[str]) -> None:
@@ -52,8 +52,8 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             names = [] if re.fullmatch(r"\s*(hf|vllm)\s*(\(.*\))?\s*", value, re.DOTALL) else [value]
         elif key == "prompt":
             names = [value] if value not in PRESETS else []  # a file that would be read into every prompt
-        elif key == "engine":
-            names = [value] if value != "here" else []  # it sends the run to a service, with a person's key
+        elif key == "backend":
+            names = [value] if value != "local" else []  # it sends the run to a service, with a person's key
         else:
             names = [value] if ":" in value else []
         yield from ((key, name) for name in names)

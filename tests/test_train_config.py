@@ -17,8 +17,8 @@ from msgrpo.games import SCENARIOS
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import CONFIG
 from msgrpo.train.config import (
+    BACKENDS,
     CHOSEN,
-    ENGINES,
     MANY,
     NUMBERED,
     PRESETS,
@@ -64,7 +64,7 @@ def test_every_setting_is_listed_with_its_choices_and_what_they_take(monkeypatch
     assert settings["steps"]["value"] == "7"
     assert settings["select"]["value"] == "aaw(keep=12)"  # the preset's for Snake
     assert all(setting["about"] for setting in settings.values())
-    for kind, names in {**RIVALS, "rollouts": ROLLOUTS, "engine": ENGINES}.items():
+    for kind, names in {**RIVALS, "rollouts": ROLLOUTS, "backend": BACKENDS}.items():
         assert [option["name"] for option in settings[kind]["options"]] == list(names)
         assert all(option["about"] for option in settings[kind]["options"])
         assert all(part["about"] for option in settings[kind]["options"] for part in option["takes"])
@@ -84,7 +84,7 @@ PLAYED: list[list[str]] = [  # what computes and what plays
     ["rollouts=hf(ahead=1)"],
     ["rollouts=vllm(servers=2, max_model_len=99, ahead=2)", "trainers=2-4", "shard=true"],
     ["rollouts=servers(at=http://a:1 http://b:2, adapters=runs/my versions)", "dtype=bfloat16"],
-    ["engine=tinker(prefill=1, sample=2, train=3, max_cost=5)", "base=org/model"],
+    ["backend=tinker(prefill=1, sample=2, train=3, max_cost=5)", "base=org/model"],
 ]
 CHOSEN_HERE = [  # and what is learned
     "explore=refill",
@@ -152,9 +152,9 @@ def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:
         ({"rollouts": "vllm(gpu=2)"}, "it takes ahead, gpu_share, max_model_len, servers, tensor_parallel"),
         ({"rollouts": "servers(at=http://a:1,http://b:1, adapters=x)"}, "no value holds a comma"),
         ({"rollouts": "http://a:1"}, "servers(at=http://host:port, adapters=DIR)"),
-        ({"engine": "tinker(cost=2)"}, "it takes prefill, sample, train, max_cost"),
-        ({"engine": "here(cost=2)"}, "it takes nothing"),
-        ({"engine": "there"}, "'there' is not here, or tinker"),
+        ({"backend": "tinker(cost=2)"}, "it takes prefill, sample, train, max_cost"),
+        ({"backend": "local(cost=2)"}, "it takes nothing"),
+        ({"backend": "there"}, "'there' is not local, or tinker"),
     ],
 )
 def test_what_is_no_choice_is_one_sentence(settings: dict[str, object], reason: str) -> None:

@@ -236,4 +236,4 @@ def plain_logprobs(sample: Sample, plain: Sequence[Sample]) -> tuple[float, ...]
 
 def test_a_service_cannot_and_says_so() -> None:
     with pytest.raises(Exception, match="echo must be 0"):
-        config("clip(kl=0, echo=0.1)", "engine=tinker", "base=some/model")
+        config("clip(kl=0, echo=0.1)", "backend=tinker", "base=some/model")

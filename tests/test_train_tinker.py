@@ -50,7 +50,7 @@ LIMITED = "tinker(prefill=1, sample=2, train=3, max_cost=0.05)"
 
 
 def settings(*more: str, steps: int = 1, **given: Any) -> TrainConfig:
-    return make_config(settings=[*SMALL, *more], given={"engine": "tinker", "base": "nano", "steps": steps} | given)
+    return make_config(settings=[*SMALL, *more], given={"backend": "tinker", "base": "nano", "steps": steps} | given)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,7 +128,7 @@ def test_an_update_there_is_the_update_here(fake: Fake, tmp_path: Path, over: st
 @pytest.mark.usefixtures("near")
 def test_a_run_trains_there_and_its_adapter_comes_home(fake: Fake, tmp_path: Path) -> None:
     told, out = Told(), tmp_path / "run"
-    summary = train(settings("evaluation=2(film=1)", engine=PRICED), out, report=told)
+    summary = train(settings("evaluation=2(film=1)", backend=PRICED), out, report=told)
     assert fake.steps == 2  # two minibatches
     assert fake.keys == {KEY}
     assert summary["service"] == fake.url.removeprefix("http://")
@@ -195,14 +195,14 @@ def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
 def test_max_cost_stops_before_it_is_passed(fake: Fake, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(LimitReachedError, match=r"max_cost is \$0\.05"):
-        train(settings(steps=50, engine=LIMITED), out, report=Told())
+        train(settings(steps=50, backend=LIMITED), out, report=Told())
     spent = json.loads((out / "cost.json").read_text())
     assert 0.025 < spent["usd_at_most"] <= 0.05
     steps = fake.steps
     assert bool(saved(out)) == (steps > 0)  # what was learned is kept
     with pytest.raises(LimitReachedError):  # what was spent stays spent
         train(
-            settings(steps=50, engine=LIMITED),
+            settings(steps=50, backend=LIMITED),
             out,
             resume=True,
             report=Told(),
@@ -268,35 +268,35 @@ def test_a_wrong_key_is_told_and_not_repeated(fake: Fake, tmp_path: Path, monkey
         ("rollouts=vllm", "which also plays"),
         ("temperature=0.7", "temperature 1"),
         ("explore=entropy(target=0.1)", "temperature 1"),
-        ("engine=tinker(prefill=1, sample=2)", "a price has three parts"),
-        ("engine=tinker(prefill=-1, sample=2, train=3)", "prefill"),
-        ("engine=tinkr", "is not here, or tinker"),
-        ("engine=here(max_cost=1)", "it takes nothing"),
+        ("backend=tinker(prefill=1, sample=2)", "a price has three parts"),
+        ("backend=tinker(prefill=-1, sample=2, train=3)", "prefill"),
+        ("backend=tinkr", "is not local, or tinker"),
+        ("backend=local(max_cost=1)", "it takes nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(wrong: str, said: str) -> None:
-    engine = [] if wrong.startswith("engine") else ["engine=tinker"]
+    backend = [] if wrong.startswith("backend") else ["backend=tinker"]
     with pytest.raises(UsageError, match=said):
-        make_config(settings=[*SMALL, *engine, wrong])
+        make_config(settings=[*SMALL, *backend, wrong])
 
 
 def test_a_gguf_file_and_opponent_base_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="as the service does"):
-        make_config("small", given={"engine": "tinker", "base": str(tmp_path / "model.gguf")})
+        make_config("small", given={"backend": "tinker", "base": str(tmp_path / "model.gguf")})
     with pytest.raises(UsageError, match="the base's too"):
-        make_config(settings=["opponent=base"], given={"engine": "tinker", "scenario": "snake-duel"})
+        make_config(settings=["opponent=base"], given={"backend": "tinker", "scenario": "snake-duel"})
 
 
 def test_a_price_is_known_given_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-    known = price_of(make_config(given={"engine": "tinker", "base": "Qwen/Qwen3-8B"}))
+    known = price_of(make_config(given={"backend": "tinker", "base": "Qwen/Qwen3-8B"}))
     assert known.of({"prefill": 10**6, "sample": 10**6, "train": 10**6}) == pytest.approx(0.195 + 0.60 + 0.44)
     with pytest.raises(UsageError, match="no price of 'some/model'"):
-        price_of(make_config(given={"engine": "tinker", "base": "some/model"}))
+        price_of(make_config(given={"backend": "tinker", "base": "some/model"}))
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:8000")
-    assert price_of(make_config(given={"engine": "tinker", "base": "some/model"})).of({"train": 10**9}) == 0
+    assert price_of(make_config(given={"backend": "tinker", "base": "some/model"})).of({"train": 10**9}) == 0
     with pytest.raises(UsageError, match="needs a price"):
-        price_of(make_config(given={"engine": "tinker(max_cost=1)", "base": "some/model"}))
+        price_of(make_config(given={"backend": "tinker(max_cost=1)", "base": "some/model"}))
 
 
 def test_a_meter_never_passes_its_limit() -> None:
@@ -319,7 +319,7 @@ def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch:
     command = [
         "train",
         "frozen-lake",
-        "--engine",
+        "--backend",
         PRICED,
         "--dry-run",
         "--base",
@@ -341,10 +341,10 @@ def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch:
         sum(found["tokens"][k] * p for k, p in zip(("prefill", "sample", "train"), (1, 2, 3), strict=True)) / 1e6
     )
     assert fake.asked == []
-    told = CliRunner().invoke(make_app(), ["train", "--engine", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])
+    told = CliRunner().invoke(make_app(), ["train", "--backend", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])
     assert "nothing was sent" in told.stdout
     monkeypatch.delenv("TINKER_BASE_URL")
-    told = CliRunner().invoke(make_app(), ["train", "--engine", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])
+    told = CliRunner().invoke(make_app(), ["train", "--backend", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])
     assert "2026-10-07" in told.stdout
     with pytest.raises(MsgrpoError, match="takes nothing"):
         CliRunner().invoke(make_app(), ["train", "--dry-run"], catch_exceptions=False)
@@ -354,7 +354,7 @@ def test_a_runs_folder_sends_nothing_anywhere_unless_a_person_says_so(fake: Fake
     from msgrpo.train.run_folder import config_of, resume_command
 
     (tmp_path / "config.json").write_text(settings().model_dump_json())
-    with pytest.raises(UsageError, match="engine 'tinker'"):
+    with pytest.raises(UsageError, match="backend 'tinker'"):
         config_of(tmp_path, {})
-    assert config_of(tmp_path, {"engine": "tinker"}) is not None
+    assert config_of(tmp_path, {"backend": "tinker"}) is not None
     assert "--allow tinker" in resume_command(tmp_path)

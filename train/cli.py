@@ -50,9 +50,9 @@ def train(
         str | None,
         typer.Option(help="What plays: hf (this process), vllm (a child), or servers(at=URL URL, adapters=DIR)."),
     ] = None,
-    engine: Annotated[
+    backend: Annotated[
         str | None,
-        typer.Option(help="What computes: here, or tinker(max_cost=20), a service: see TINKER_BASE_URL."),
+        typer.Option(help="What computes: local, or tinker(max_cost=20), a service: see TINKER_BASE_URL."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the run would cost at that service, and end.")
@@ -84,7 +84,7 @@ def train(
         from msgrpo.train.sinks import check_logs
 
     given: dict[str, Any] = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
-    given |= {"engine": engine}
+    given |= {"backend": backend}
     check_logs(log or ())
 
     def configured(held: TrainConfig | None) -> TrainConfig:
@@ -166,7 +166,9 @@ def _show_cost(config: TrainConfig, as_json: bool) -> None:
     from msgrpo.train.tinker.estimate import estimate, lines
 
     if config.service is None:
-        raise UsageError("--dry-run says what a service takes, and this machine takes nothing", fix="--engine tinker")
+        raise UsageError(
+            "--dry-run says what a service takes, and this machine takes nothing", fix="--backend tinker"
+        )
     price = price_of(config)
     expected = estimate(config, local_tokenizer(config.base))
     if as_json:

@@ -73,15 +73,19 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(read), PlainSerializer(str, return_type=str)
 
 
-class Here(BaseModel):
-    """This process plays. Every kind of rollouts takes `ahead`."""
+class Playing(BaseModel):
+    """What every kind of rollouts takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ahead: int = Field(0, ge=0, le=4, description="updates that they run ahead, while the trainer learns")
 
 
-class Vllm(Here):
+class Hf(Playing):
+    """This process plays."""
+
+
+class Vllm(Playing):
     """vLLM plays: a child of this process, or servers that --ray starts."""
 
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
@@ -96,7 +100,7 @@ class Vllm(Here):
         return self
 
 
-class Servers(Here):
+class Servers(Playing):
     """vLLM servers play that run already."""
 
     at: Clean = Field(
@@ -121,7 +125,7 @@ class Servers(Here):
         return self
 
 
-ROLLOUTS: dict[str, type[Here]] = {"hf": Here, "vllm": Vllm, "servers": Servers}
+ROLLOUTS: dict[str, type[Playing]] = {"hf": Hf, "vllm": Vllm, "servers": Servers}
 
 
 class Tinker(BaseModel):
@@ -151,13 +155,13 @@ class Tinker(BaseModel):
         return None if prefill is None or sample is None or train is None else (prefill, sample, train)
 
 
-class Nothing(BaseModel):
+class Local(BaseModel):
     """This machine computes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-ENGINES: dict[str, type[Nothing | Tinker]] = {"here": Nothing, "tinker": Tinker}
+BACKENDS: dict[str, type[Local | Tinker]] = {"local": Local, "tinker": Tinker}
 
 
 class Numbered(BaseModel):
@@ -261,8 +265,9 @@ class TrainConfig(BaseModel):
     minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps an update")
     lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P]; alpha is twice this")
 
-    engine: Clean = Field(
-        "here", description="what computes: here; or tinker(max_cost=20), a service that TINKER_BASE_URL names"
+    backend: Clean = Field(
+        "local",
+        description="what computes: local, or tinker(max_cost=20), the service that TINKER_BASE_URL names",
     )
     rollouts: Clean = Field(
         "hf",
@@ -343,7 +348,7 @@ class TrainConfig(BaseModel):
 
     def _check_remote(self) -> None:
         """What cannot be where the weights are at a service that speaks Tinker's protocol."""
-        at = "engine=tinker keeps the weights at a service"
+        at = "backend=tinker keeps the weights at a service"
         if not isinstance(self.loss, Clip):
             raise ValueError(f"loss is {self.loss}, and {at}, whose loss is that of clip: --set 'loss=clip(kl=0)'")
         if self.loss.kl > 0:
@@ -399,10 +404,10 @@ class TrainConfig(BaseModel):
         return weights_of(self.scenario)
 
     @property
-    def played(self) -> Here:
+    def played(self) -> Playing:
         """The settings of `rollouts`: what plays, and with what."""
 
-        def kind_of(name: str) -> type[Here]:
+        def kind_of(name: str) -> type[Playing]:
             if name not in ROLLOUTS:
                 raise ValueError(f"{self.rollouts!r} is not hf, vllm or servers(at=http://host:port, adapters=DIR)")
             return ROLLOUTS[name]
@@ -424,7 +429,7 @@ class TrainConfig(BaseModel):
     @property
     def plays_here(self) -> bool:
         """Whether the trainer's own process plays."""
-        return type(self.played) is Here
+        return isinstance(self.played, Hf)
 
     @property
     def ahead(self) -> int:
@@ -438,15 +443,15 @@ class TrainConfig(BaseModel):
 
     @property
     def service(self) -> Tinker | None:
-        """The settings of `engine=tinker`; None where this machine computes."""
+        """The settings of `backend=tinker`; None where this machine computes."""
 
-        def kind_of(name: str) -> type[Nothing | Tinker]:
-            if name not in ENGINES:
-                raise ValueError(f"{name!r} is not here, or tinker(max_cost=…)")
-            return ENGINES[name]
+        def kind_of(name: str) -> type[Local | Tinker]:
+            if name not in BACKENDS:
+                raise ValueError(f"{name!r} is not local, or tinker(max_cost=…)")
+            return BACKENDS[name]
 
-        engine = _setting("engine", self.engine, kind_of)
-        return engine if isinstance(engine, Tinker) else None
+        backend = _setting("backend", self.backend, kind_of)
+        return backend if isinstance(backend, Tinker) else None
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -585,7 +590,7 @@ def make_config(
         if held is None and (taught := taught_template(base)) is not None:
             values["prompt"] = taught
     values |= _carried(values, by_person)
-    if str(values.get("engine")).strip().startswith("tinker") and held is None and "loss" not in by_person:
+    if str(values.get("backend")).strip().startswith("tinker") and held is None and "loss" not in by_person:
         values["loss"] = "clip(kl=0)"  # a service has no reference model
     for key in values:
         if key not in TrainConfig.model_fields:

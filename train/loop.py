@@ -199,7 +199,7 @@ class Trainer:
         return picked, stats
 
 
-class Here:
+class LocalWeights:
     """The policy and AdamW in this process, or in each of its ranks."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks, report: Reporter) -> None:
@@ -244,10 +244,10 @@ class Here:
 
 
 def open_weights(config: TrainConfig, out: Path, ranks: Ranks, report: Reporter) -> Weights:
-    """The policy's weights as they begin, where `config.engine` says that they are."""
+    """The policy's weights as they begin, where `config.backend` says that they are."""
     if config.service is None:
-        return Here(config, ranks, report)
-    with needs("--engine tinker", "tinker"):
+        return LocalWeights(config, ranks, report)
+    with needs("--backend tinker", "tinker"):
         import tinker  # noqa: F401
 
     from msgrpo.train.tinker.weights import TinkerWeights

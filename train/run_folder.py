@@ -27,7 +27,7 @@ MAY_CHANGE = (
     "rollouts",
     "trainers",
     "shard",
-    "engine",
+    "backend",
 )
 BEFORE_A_RUN = (
     "vllm.log",
@@ -55,7 +55,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
     fixed, asked = _fixed(recorded), _fixed(config)
     differing = [key for key in wanted if key not in MAY_CHANGE and fixed[key] != asked[key]]
     if (recorded.service is None) != (config.service is None):  # only its price and limit may change
-        differing.append("engine")
+        differing.append("backend")
     if differing:
         differences = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
         raise UsageError(

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from msgrpo.prompt import PromptTemplate
-from msgrpo.train.config import ENGINES, NUMBERED, ROLLOUTS, TrainConfig
+from msgrpo.train.config import BACKENDS, NUMBERED, ROLLOUTS, TrainConfig
 from msgrpo.train.rivals import RIVALS, rival
 
 
@@ -92,7 +92,7 @@ def _value(value: object) -> str | None:
 def _options(name: str) -> list[Option]:
     if name in RIVALS:
         return [_option(choice, rival(name, choice)) for choice in RIVALS[name]]
-    kinds: Mapping[str, Mapping[str, type[BaseModel]]] = {"rollouts": ROLLOUTS, "engine": ENGINES}
+    kinds: Mapping[str, Mapping[str, type[BaseModel]]] = {"rollouts": ROLLOUTS, "backend": BACKENDS}
     if name in NUMBERED:
         number, *parts = _parts(NUMBERED[name])
         return [Option(str(number.default), number.about, parts)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """The policy's weights and their optimizer, wherever they are: in this process (`loop.Here`), or at a service
+    """The policy's weights and their optimizer: in this process (`loop.LocalWeights`), or at a service
     (`tinker.weights.TinkerWeights`).
     """
 

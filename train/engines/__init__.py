@@ -1,6 +1,6 @@
 """What plays rollouts, by the setting `rollouts`: `hf.py` in this process, or `vllm.py` with servers.
 
-The setting `engine` says what computes, update included: with `engine=tinker` a service does, and `tinker.py` plays
+The setting `backend` says what computes, update included: with `backend=tinker` a service does, and `tinker.py` plays
 there; `train/tinker/weights.py` opens it.
 """
 

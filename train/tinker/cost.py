@@ -1,6 +1,6 @@
 """What a service takes for training: prices, and what a run has spent.
 
-The prices are a table, each with its day and its source; those in `engine=tinker(prefill=…)` go before it. A service
+The prices are a table, each with its day and its source; those in `backend=tinker(prefill=…)` go before it. A service
 that a person runs themselves (TINKER_BASE_URL names another host than Tinker's own) costs nothing without them.
 """
 
@@ -25,7 +25,7 @@ HOST = "tinker.thinkingmachines.dev"  # where the SDK goes unless TINKER_BASE_UR
 LEDGER = "cost.json"
 WRITE_S = 5.0  # between two writings of the ledger: what a kill can make it forget
 KINDS = ("prefill", "sample", "train")
-PRICED = "--engine 'tinker(prefill=…, sample=…, train=…)'"
+PRICED = "--backend 'tinker(prefill=…, sample=…, train=…)'"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def price_of(config: TrainConfig) -> Price:
     """The price that the settings name, else the table's. Raises UsageError where nobody knows one."""
     assert config.service is not None
     if config.service.prices is not None:
-        return Price(*config.service.prices, source="--engine")
+        return Price(*config.service.prices, source="--backend")
     if not is_hosted():
         if config.service.max_cost is not None:
             raise UsageError(
@@ -124,7 +124,7 @@ class Meter:
             raise LimitReachedError(
                 f"max_cost is ${self.limit:g}, ${self.spent:.4f} are spent, and the next request could cost "
                 f"${after - self.spent:.4f}",
-                fix="what was learned is saved; go on with --resume and --engine 'tinker(max_cost=…)'",
+                fix="what was learned is saved; go on with --resume and --backend 'tinker(max_cost=…)'",
             )
         self._add(tokens, 1)
 

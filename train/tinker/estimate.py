@@ -1,4 +1,4 @@
-"""What a run at a service will cost, before anything is asked of it: `msgrpo train --engine tinker --dry-run`."""
+"""What a run at a service will cost, before anything is asked of it: `msgrpo train --backend tinker --dry-run`."""
 
 from __future__ import annotations
 

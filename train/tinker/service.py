@@ -63,7 +63,7 @@ class Service:
         self.host = urlsplit(self.url).netloc or HOST
         if not os.environ.get(KEY):
             raise UsageError(
-                f"engine=tinker needs the key of {self.host}, and {KEY} is not set",
+                f"backend=tinker needs the key of {self.host}, and {KEY} is not set",
                 fix=f"export {KEY}=tml-…   (a server of your own says which keys it takes)",
             )
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # errors are told here, and to nobody else

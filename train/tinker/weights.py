@@ -40,7 +40,7 @@ class TinkerWeights:
     def __init__(self, config: TrainConfig, out: Path, ranks: Ranks, report: Reporter) -> None:
         if ranks.count > 1:
             raise UsageError(
-                f"engine=tinker needs one process, and {ranks.count} were started", fix="without torchrun"
+                f"backend=tinker needs one process, and {ranks.count} were started", fix="without torchrun"
             )
         assert isinstance(config.loss, Clip)  # the settings were checked
         self._config, self._loss, self._report = config, config.loss, report
@@ -128,7 +128,7 @@ class TinkerWeights:
         return replace(state, optimizer={"path": self.service.save(f"step-{state.progress.step:06d}")})
 
     def restore(self, state: State) -> None:
-        path = state.optimizer["path"]  # KeyError where the checkpoint is of another engine
+        path = state.optimizer["path"]  # KeyError where the checkpoint is of another backend
         self.service.load(str(path))
 
     def write(self, out: Path, state: State) -> None:
@@ -146,11 +146,11 @@ class TinkerWeights:
             self._report.note(f"the adapter is at the service, {there}, and not here: {error.message}")
         self._report.note(f"cost: at most ${meter.spent:.4f} ({meter.price.source})")
         remote = {"service": self.service.host, "adapter_there": there, "adapter_here": here, "cost": meter.summary()}
-        return {"engine": "tinker"} | remote
+        return {"backend": "tinker"} | remote
 
 
 def _away() -> UsageError:
-    return UsageError("a choice asks the policy's own layers, and engine=tinker keeps them at a service")
+    return UsageError("a choice asks the policy's own layers, and backend=tinker keeps them at a service")
 
 
 def rows(part: Sequence[Sample], over: str) -> list[Row]:
