@@ -32,9 +32,6 @@ from msgrpo.text import as_json
 
 RESAMPLES = 1000
 ELO = 400 / math.log(10)
-Points = NDArray[
-    np.float64
-]  # the first agent's points for each start: the mean over both seats, 1 for a win and ½ for a draw
 Done = Callable[[int, int], None]  # (episodes played, episodes planned)
 
 

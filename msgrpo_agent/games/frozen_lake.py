@@ -18,7 +18,6 @@ GYM_ACTION = {"left": 0, "down": 1, "right": 2, "up": 3}
 GLYPH = {"S": "_", "F": "_", "H": "O", "G": "G"}
 LEGEND = {"P": "you", "_": "frozen", "O": "hole", "G": "goal"}
 ROLES: dict[str, Role] = {"P": "own", "_": "ice", "O": "hole", "G": "goal"}
-MOVE = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}  # (row, column), row 0 on top
 
 
 @lru_cache(maxsize=1024)
