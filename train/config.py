@@ -481,7 +481,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "micro_batch": "2048",
     },
     # The same on a GPU, where many rows cost what a few do. All values ours; a 0.5B learned with them on one seed
-    # (docs/results/qwen-0.5b.md), no others were compared but a rate of 3e-4 without `explore`, which lost its entropy.
+    # (docs/results/qwen-0.5b.md); the only others, a rate of 3e-4 without `explore`, lost their entropy.
     "small-gpu": {
         "groups": 32,
         "group_size": 16,
