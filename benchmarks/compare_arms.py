@@ -4,7 +4,7 @@
     python benchmarks/compare_arms.py benchmarks/results/lab-credit-snake.json critic lambda \\
         --other-file benchmarks/results/lab-credit-snake-rest.json
 
-Prints the mean difference of the test scores with its 95 % interval (bootstrap over seeds and starts) as JSON. The
+Prints the mean difference of the test scores with its 95 % interval (over seeds and starts, `crossed_interval`) as JSON. The
 other arm may stand in another file if both studies have the same starts; compared are the seeds that both have.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from machine import facts
 
-from msgrpo.evals.stats import crossed_bootstrap
+from msgrpo.evals.stats import crossed_interval
 
 
 def arm_values(file: Path, arm: str) -> np.ndarray:
@@ -39,7 +39,7 @@ if __name__ == "__main__":
         "machine": facts(),
         "difference": f"{given.arm} - {given.other}",
         "mean": differences.mean(),
-        "interval": crossed_bootstrap(differences.tolist(), seed=0),
+        "interval": crossed_interval(differences.tolist(), seed=0),
         "seeds": seeds,
     }
     print(json.dumps(result, indent=2))

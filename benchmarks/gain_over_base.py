@@ -5,7 +5,7 @@
         runs/eval-slip200/nano/frozen-lake-slippery.jsonl
 
 The file is the report of a study that measures success, the arm one of it, the record that of the untrained model.
-Prints the mean difference of success with its 95 % interval (bootstrap over seeds and starts) as JSON.
+Prints the mean difference of success with its 95 % interval (over seeds and starts, `crossed_interval`) as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compare_arms import arm_values
 from machine import facts
 
 from msgrpo.episode import read_episodes
-from msgrpo.evals.stats import crossed_bootstrap
+from msgrpo.evals.stats import crossed_interval
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.games import recorded_scenario
 
@@ -42,7 +42,7 @@ if __name__ == "__main__":
     result = {
         "machine": facts(),
         "mean": gains.mean(),
-        "interval": crossed_bootstrap(gains.tolist(), seed=0),
+        "interval": crossed_interval(gains.tolist(), seed=0),
         "seeds": len(gains),
     }
     print(json.dumps(result, indent=2))
