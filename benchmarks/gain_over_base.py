@@ -1,10 +1,11 @@
-"""What training brought: a study's adapters against the model that they began from, on the same test starts.
+"""What training brought: adapters of several seeds against the model that they began from, on the same test starts.
 
     msgrpo eval nano --scenario frozen-lake-slippery --episodes 200 --max-tokens 48 --out runs/eval-slip200
-    python benchmarks/gain_over_base.py benchmarks/results/lab-frozen-lake-slippery.json critic \\
-        runs/eval-slip200/nano/frozen-lake-slippery.jsonl
+    python benchmarks/gain_over_base.py runs/eval-slip200/nano/frozen-lake-slippery.jsonl \\
+        --study benchmarks/results/lab-frozen-lake-slippery.json critic
 
-The file is the report of a study that measures success, the arm one of it, the record that of the untrained model.
+The record is that of the untrained model. The adapters are a study's, by its report and an arm of it, or those of the
+records after `--records`, one a training seed. Measured is success.
 Prints the mean difference of success with its 95 % interval (over seeds and starts, `crossed_interval`) as JSON.
 """
 
@@ -34,13 +35,21 @@ def success_in_suite_order(record: Path) -> np.ndarray:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("arm")
     parser.add_argument("record", type=Path)
+    of = parser.add_mutually_exclusive_group(required=True)
+    of.add_argument("--study", nargs=2, metavar=("REPORT", "ARM"))
+    of.add_argument("--records", nargs="+", type=Path)
     given = parser.parse_args()
-    gains = arm_values(given.file, given.arm) - success_in_suite_order(given.record)
+    if given.study:
+        scores_SN = arm_values(Path(given.study[0]), given.study[1])
+    else:
+        scores_SN = np.array([success_in_suite_order(record) for record in given.records])
+    gains = scores_SN - success_in_suite_order(given.record)
     result = {
         "machine": facts(),
+        "success": scores_SN.mean(),
+        "success_interval": crossed_interval(scores_SN.tolist(), seed=0),
+        "by_seed": scores_SN.mean(axis=1).tolist(),
         "mean": gains.mean(),
         "interval": crossed_interval(gains.tolist(), seed=0),
         "seeds": len(gains),
