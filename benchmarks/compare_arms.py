@@ -5,7 +5,8 @@
         --other-file benchmarks/results/lab-credit-snake-rest.json
 
 Prints the mean difference of the test scores with its 95 % interval (over seeds and starts, `crossed_interval`) as
-JSON. The other arm may stand in another file if both studies have the same starts; compared are the seeds that both have.
+JSON. The other arm may stand in another file if both studies have the same starts; compared are the seeds that both
+have.
 """
 
 from __future__ import annotations

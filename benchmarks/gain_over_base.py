@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,11 @@ def success_in_suite_order(record: Path) -> np.ndarray:
     return np.array([episode.success for episode in in_order], dtype=float)
 
 
+def of_records(records: Sequence[Path]) -> np.ndarray:
+    """One row a record and one column a start."""
+    return np.array([success_in_suite_order(record) for record in records])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path)
@@ -40,16 +46,13 @@ if __name__ == "__main__":
     of.add_argument("--study", nargs=2, metavar=("REPORT", "ARM"))
     of.add_argument("--records", nargs="+", type=Path)
     given = parser.parse_args()
-    if given.study:
-        scores_SN = arm_values(Path(given.study[0]), given.study[1])
-    else:
-        scores_SN = np.array([success_in_suite_order(record) for record in given.records])
-    gains = scores_SN - success_in_suite_order(given.record)
+    scores = arm_values(Path(given.study[0]), given.study[1]) if given.study else of_records(given.records)
+    gains = scores - success_in_suite_order(given.record)
     result = {
         "machine": facts(),
-        "success": scores_SN.mean(),
-        "success_interval": crossed_interval(scores_SN.tolist(), seed=0),
-        "by_seed": scores_SN.mean(axis=1).tolist(),
+        "success": scores.mean(),
+        "success_interval": crossed_interval(scores.tolist(), seed=0),
+        "by_seed": scores.mean(axis=1).tolist(),
         "mean": gains.mean(),
         "interval": crossed_interval(gains.tolist(), seed=0),
         "seeds": len(gains),

@@ -222,7 +222,7 @@ def few_seeds_interval(values_SN: NDArray[np.float64], *, level: float = 0.95) -
 
     MS are the mean squares of the two-way table without replication, whose expectations give Var(mean) =
     (E MS_seeds + E MS_starts − E MS_rest) / (S n). Each part has the quantile of its own degrees of freedom: the few
-    seeds that there are do not pretend to know how far seeds lie apart. `docs/evaluation.md` has its coverage.
+    seeds that there are do not pretend to know how far seeds lie apart. `docs/results/intervals.md` has its coverage.
     """
     seeds, n = values_SN.shape
     mean = float(values_SN.mean())
