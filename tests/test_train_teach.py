@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from msgrpo.agent import Completion, LanguageAgent, Sampling, parse_action
 from msgrpo.cli import make_app
 from msgrpo.errors import GameFaultError, ModelError, RunError, UsageError
-from msgrpo.game import Scenario
+from msgrpo.game import Outcome, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import loading
@@ -97,12 +97,37 @@ def test_play_goes_on_where_the_reference_player_fails(monkeypatch: pytest.Monke
     assert {parse_action(row.answer, LAKE.actions).failure for row in turns} == {None}
 
 
-def test_a_games_own_fault_ends_that_game_and_no_more() -> None:
+@pytest.mark.parametrize("what", ["observe", "outcome", "legal", "describe"])
+def test_a_games_own_fault_ends_that_game_and_no_more(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of it fails: a fault of `outcome`, or of `legal` as an action is drawn, was a traceback, and what
+    `describe` gave was taught as it was: `None<action>right</action>`.
+    """
+    monkeypatch.setattr(teaching, "has_words", lambda scenario: False)
+
     class Broken(FrozenLake):
-        def observe(self, player: str) -> str:
-            if self.steps:
+        asked = 0
+
+        def fail(self, part: str) -> None:
+            if part == what and self.steps:
                 raise ValueError("it cannot be seen")
+
+        def observe(self, player: str) -> str:
+            self.fail("observe")
             return super().observe(player)
+
+        @property
+        def outcome(self) -> Outcome:
+            self.fail("outcome")
+            return super().outcome
+
+        def legal(self, player: str) -> tuple[str, ...]:
+            self.asked += self.steps
+            if self.asked > 1:  # as the action is drawn
+                self.fail("legal")
+            return super().legal(player)
+
+    def describe(game: FrozenLake, player: str) -> Any:
+        return None if what == "describe" and isinstance(game, Broken) and game.steps else "so "
 
     def broken(every: int) -> Scenario:
         def make(start_seed: int, chance_seed: int) -> FrozenLake:
@@ -111,11 +136,12 @@ def test_a_games_own_fault_ends_that_game_and_no_more() -> None:
             kind = FrozenLake if start_seed % every else Broken
             return kind(whole.desc, whole.slippery, whole.step_limit, chance_seed)
 
-        return replace(LAKE, make=make)
+        return replace(LAKE, make=make, reference=None, describe=describe)
 
-    steps = [int(row.prompt.state.split()[1]) for (row,) in itertools.islice(rows_of(broken(every=2), 0), 40)]
-    assert max(steps) > 1
-    with pytest.raises(GameFaultError, match="it cannot be seen"):
+    rows = [row for (row,) in itertools.islice(rows_of(broken(every=2), 0), 40)]
+    assert max(int(row.prompt.state.split()[1]) for row in rows) > 1
+    assert all(row.answer.startswith("so <action>") for row in rows)
+    with pytest.raises(GameFaultError, match=r"it cannot be seen|describe\(\) gave a NoneType, no text"):
         list(rows_of(broken(every=1), 0))
 
 

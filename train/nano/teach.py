@@ -16,6 +16,7 @@ import copy
 import itertools
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
-from msgrpo.episode import observation_of
+from msgrpo.episode import observation_of, outcome_of
 from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
@@ -87,19 +88,22 @@ def rows_of(
             return pick(scenario, game, player, generator, skill, bad)
         wanted = scenario.reference is not None and generator.random() < skill
         best = known_best(scenario, game, player) if wanted else None
-        return str(generator.choice(list(game.legal(player) if best is None else best)))
+        with games_code(scenario.id):
+            return str(generator.choice(list(game.legal(player) if best is None else best)))
 
     answering = PLAY[scenario.family] if known else (SKILL, 0.0)
     walking = TOUR if known else (SKILL, 0.0)
 
     def played(start: int) -> Iterator[list[Row]]:
         game = scenario.new(start, int(generator.integers(2**31)))
-        past: dict[str, list[Past]] = {player: [] for player in game.players}
-        while game.outcome is Outcome.PLAYING:
+        past = defaultdict[str, list[Past]](list)
+        while True:
             with games_code(scenario.id):
+                if outcome_of(game) is not Outcome.PLAYING:
+                    return
                 seen = {player: observation_of(game, player) for player in game.to_move}
-            for player in game.to_move:
-                prompt = template.render(scenario, seen[player], past[player])
+            for player, state in seen.items():
+                prompt = template.render(scenario, state, past[player])
                 thought = _words(scenario, game, player) if words else ""
                 best = known_best(scenario, game, player)
                 actions = [chosen(game, player, *answering) for _ in range(1 if thought else ANSWERS)]
@@ -107,7 +111,7 @@ def rows_of(
                     Row(prompt, f"{thought}<action>{action}</action>", None if best is None else action in best)
                     for action in actions
                 ]
-            moves = {player: chosen(game, player, *walking) for player in game.to_move}
+            moves = {player: chosen(game, player, *walking) for player in seen}
             for player, move in moves.items():
                 past[player].append(Past(seen[player], move))
             with games_code(scenario.id):
@@ -128,7 +132,10 @@ def _words(scenario: Scenario, game: Game, player: str) -> str:
     """Something true about the state: the game's own words, or nano's; nothing where there are none."""
     if scenario.describe is not None:
         with games_code(scenario.id):
-            return scenario.describe(game, player)
+            words: object = scenario.describe(game, player)
+            if not isinstance(words, str):
+                raise GameFaultError(f"describe() gave a {type(words).__name__}, no text", rule="describe")
+            return words
     return look(game, player) if has_words(scenario) else ""
 
 
