@@ -15,7 +15,7 @@ from torch import Tensor
 
 from msgrpo.agent import parse_action
 from msgrpo.errors import GameFaultError, ModelError, RunError, UsageError
-from msgrpo.game import Game, Scenario
+from msgrpo.game import Game, Judgement, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.judge import decided
@@ -294,6 +294,19 @@ def test_a_game_that_cannot_be_played_again_costs_the_turns_after_that_and_nothi
     assert figures["teacher/failed"] == len(later) > 0
 
 
+def test_a_judge_that_names_no_action_costs_its_turn_and_nothing_else(
+    turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback, as was a list of moves that failed where the best ones were known."""
+    all_turns, learner = turns
+    silent = replace(LAKE, judge=lambda game, player: Judgement({None: 0.0}))
+    monkeypatch.setattr(optimal, "get_scenario", lambda name: silent)
+    samples, figures = _teacher("optimal(soft=0.1)").taught(all_turns, learner)
+    assert figures["teacher/failed"] == len(samples) == len(all_turns)
+    with pytest.raises(RunError, match="the judge, or the game itself, failed"):
+        _teacher("optimal(soft=0.1, returns=0)").taught(all_turns, learner)
+
+
 def test_a_reference_player_that_always_fails_ends_a_run_of_nothing_else(
     turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +317,9 @@ def test_a_reference_player_that_always_fails_ends_a_run_of_nothing_else(
         raise GameFaultError("it cannot tell")
 
     monkeypatch.setattr(optimal, "best_actions", best)
-    with pytest.raises(RunError, match=f"the reference player failed in all {len(all_turns)} turns"):
+    with pytest.raises(
+        RunError, match=f"the reference player, or the game itself, failed in all {len(all_turns)} turns"
+    ):
         _teacher("optimal(returns=0)").taught(all_turns, learner)
     samples, _ = _teacher("optimal").taught(all_turns, learner)
     assert len(samples) == len(all_turns)

@@ -13,7 +13,7 @@ judge instead: moves that are worth nearly the same are taught nearly alike; cha
 Taught are the tokens of the action. With reverse-kl and whole=true the words before it are taught too: all tokens get
 w (log q(a|s) − log p(a|s, x) − b), b the mean over the update's turns. That is the gradient of the expectation over
 the words, −E_x KL(p(·|s, x) ‖ q(·|s)). An answer without a tag teaches nothing; one whose tag names no legal action
-is taught by cross-entropy alone. A turn in which the reference player itself fails keeps what the returns say.
+is taught by cross-entropy alone. A turn in which reference player, judge or game fails keeps what the returns say.
 
 The rows that the teacher adds count in the mean of the loss, so the returns weigh less beside them.
 Sources: on-policy distillation as in GKD (arXiv 2306.13649); states from the learner and actions from the expert as
@@ -180,10 +180,11 @@ class Optimal(ActionTeacher):
     def advice(self, lessons: Sequence[Lesson]) -> dict[int, Advice]:
         advice = advised(lessons, self.soft)
         if lessons and not advice and not self.returns:
+            who = "judge" if self.soft else "reference player"
             raise RunError(
-                f"teacher={self.name}: the reference player failed in all {len(lessons)} turns of this update, and "
-                "with returns=0 nothing else is taught",
-                fix="find its fault with: msgrpo games check SCENARIO; or leave returns=0 out",
+                f"teacher={self.name}: the {who}, or the game itself, failed in all {len(lessons)} turns of this "
+                "update, and with returns=0 nothing else is taught",
+                fix="find the fault with: msgrpo games check SCENARIO; or leave returns=0 out",
             )
         return advice
 
@@ -227,8 +228,8 @@ def _of_episode(episode: Episode, turns: Container[int], soft: float) -> dict[in
     scenario, advice = get_scenario(episode.scenario), dict[int, Advice]()
     with passing_faults():
         for turn, game in decided(scenario, episode):
-            with passing_faults():
-                if id(turn) in turns:
+            if id(turn) in turns:
+                with passing_faults(), games_code(scenario.id):
                     chances = _chances(scenario, game, turn.player, soft)
                     advice[id(turn)] = Advice(chances, len(game.legal(turn.player)))
     return advice
@@ -240,8 +241,7 @@ def _chances(scenario: Scenario, game: Game, player: str, soft: float) -> dict[s
         best = best_actions(scenario, game, player)
         return dict.fromkeys(best, 1 / len(best))
     assert scenario.judge is not None
-    with games_code(scenario.id):
-        judgement = scenario.judge(game, player)
+    judgement = scenario.judge(game, player)
     most = max(q for action, q in judgement.values.items() if action is not None)
     worth = {a: math.exp((q - most) / soft) for a, q in judgement.values.items() if a is not None}
     taught = {action: x for action, x in worth.items() if x >= LEAST * math.fsum(worth.values())}
