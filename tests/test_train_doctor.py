@@ -59,12 +59,14 @@ def test_no_healthy_run_is_called_sick_and_one_sick_run_is_missed() -> None:
     """The reward of `sway-lake` pays for something else than the goal, and after 12 updates nothing shows it."""
     assert [run["name"] for run in RUNS if not run["right"]] == ["sway-lake"]
     shown = {run["wanted"] for run in RUNS if run["right"]} - {None}
-    assert len(shown) == len(CAUSES) - 2  # for the gate and entropy collapse there are made-up rows only
+    assert len(shown) == len(CAUSES) - 3  # for gate, teacher and entropy collapse there are made-up rows only
 
 
 def test_bounds_are_crossed_one_by_one() -> None:
     assert causes({}) == []
     assert causes({"rollout/gated_groups": 1.0}) == ["gate"]
+    assert causes({"teacher/failed": 40.0, "update/kept_turns": 50.0}) == ["teacher fails"]
+    assert causes({"teacher/failed": 20.0, "update/kept_turns": 50.0}) == []
     assert causes({"rollout/invalid": 0.6}) == []  # half a dozen updates in, it may still learn the form
     assert causes({"rollout/invalid": 0.6}, rows=12) == ["no legal action"]
     assert causes({"rollout/invalid": 0.6, "rollout/truncated": 0.5}, rows=12) == ["truncation"]

@@ -192,6 +192,21 @@ def gate(run: History) -> Finding | None:
     )
 
 
+def teacher_fails(run: History) -> Finding | None:
+    """The teacher says nothing of most turns, so that the returns alone teach."""
+    failed, kept = run.now("teacher/failed") or 0.0, run.now("update/kept_turns") or 0.0
+    if failed <= MANY * kept:
+        return None
+    teacher = str(run.settings.get("teacher"))
+    return Finding(
+        "teacher fails",
+        f"teacher={teacher} had nothing to say of {failed:.0f} turns an update; {kept:.0f} were learnt from",
+        f"Teach the base the form of thought that it reads: {run.teach}"
+        if teacher.startswith("own-words")
+        else f"Find the fault of reference player, judge or game: msgrpo games check {shlex.quote(run.game)}",
+    )
+
+
 def too_easy(run: History) -> Finding | None:
     """Nothing is left to learn."""
     success, flat = run.first("rollout/success"), run.first("rollout/flat_groups") or 0.0
@@ -264,8 +279,8 @@ def flat_groups(run: History) -> Finding | None:
 
 # Those that explain others come first.
 CAUSES: Sequence[Cause] = (
-    engine_mismatch, fast_learning, truncation, no_legal_action, gate, too_easy, template_collapse, entropy_collapse,
-    too_hard, flat_groups,
+    engine_mismatch, fast_learning, truncation, no_legal_action, gate, teacher_fails, too_easy, template_collapse,
+    entropy_collapse, too_hard, flat_groups,
 )  # fmt: skip
 
 
