@@ -24,7 +24,7 @@ from msgrpo.errors import ModelError, UsageError  # noqa: E402
 from msgrpo.models import gguf_writer  # noqa: E402
 from msgrpo.models.card import card, shown_setting  # noqa: E402
 from msgrpo.models.export import export_run  # noqa: E402
-from msgrpo.models.loading import load_adapted  # noqa: E402
+from msgrpo.models.loading import load_adapted, template_of  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
 from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters, taught_template  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
@@ -66,7 +66,7 @@ def test_the_merged_folder_is_the_adapted_model(tmp_path: Path, plain: tuple[Any
 
 
 def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -> None:
-    """Weights alone do not hold it; of a merged folder `base:DIR` is asked as the run was."""
+    """Weights alone do not hold it; what is exported is asked here as the run was: merged, as GGUF, or an adapter."""
     shutil.copytree(RUN, tmp_path / "run")
     held = json.loads((tmp_path / "run" / "config.json").read_text())
     held |= {"prompt": {"name": "few", "system": "You play."}, "chat": {"enable_thinking": False}}
@@ -74,8 +74,12 @@ def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -
     *_, said, command = export_run(tmp_path / "run", "hub", tmp_path / "out")
     assert "the prompt 'few' and the chat template's arguments {\"enable_thinking\": false}" in said
     assert command.startswith("upload it")
-    export_run(tmp_path / "run", "merged", tmp_path / "merged")
-    assert taught_template(str(tmp_path / "merged")) == PromptTemplate(name="few", system="You play.")
+    for to in ("merged", "gguf"):
+        export_run(tmp_path / "run", to, tmp_path / to)
+    (file,) = (tmp_path / "gguf").glob("run-float16.gguf")
+    for base in (tmp_path / "merged", file):
+        assert taught_template(str(base)) == PromptTemplate(name="few", system="You play.")
+    assert template_of(tmp_path / "out") == PromptTemplate(name="few", system="You play.")
     export_run(RUN, "merged", tmp_path / "brief")
     assert taught_template(str(tmp_path / "brief")) == PromptTemplate()
     assert not any("trained with" in note for note in export_run(RUN, "hub", tmp_path / "usual"))

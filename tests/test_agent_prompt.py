@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from msgrpo.agent import Completion, LanguageAgent, OnText, Sampling
 from msgrpo.cli import make_app
 from msgrpo.episode import Episode, play_episode
-from msgrpo.errors import UsageError
+from msgrpo.errors import ModelError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.prompt import (
     PRESETS,
@@ -166,6 +166,9 @@ def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_p
     assert config.prompt == make_template("none")
     (tmp_path / "config.json").write_text(config.model_dump_json())
     assert template_of(tmp_path) == make_template("none")
+    (tmp_path / "config.json").write_text('{"prompt": {"of a later version": 1}}')
+    with pytest.raises(ModelError, match="nobody knows how the adapter was asked"):  # it was asked as usual
+        template_of(tmp_path)
     file = tmp_path / "h.toml"
     file.write_text("history = 1")
     with pytest.raises(UsageError, match="history"):

@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out} is there already", fix="choose another --out")
     read_adapter_config(run)
-    asked = _asked(run)
+    template = template_of(run) or PromptTemplate()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
@@ -58,6 +59,8 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         raise UsageError(f"{out} cannot be written: {error.strerror}", fix="choose another --out") from error
     try:
         *notes, command = WRITERS[to](Order(run, part, run.resolve().name, dtype))
+        taught = {"prompt": template.model_dump(exclude_defaults=True)}  # what is written is asked as the run was
+        replace_text(part / TAUGHT, json.dumps(taught, indent=2) + "\n")
         part.chmod(0o755)
         os.replace(part, out)
     except MsgrpoError:
@@ -67,12 +70,11 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         raise ModelError(f"{run} could not be written to {out}: {reason}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return [note.replace(str(part), str(out)) for note in (*notes, *asked, command)]
+    return [note.replace(str(part), str(out)) for note in (*notes, *_asked(template, chat_of(run)), command)]
 
 
-def _asked(run: Path) -> list[str]:
+def _asked(template: PromptTemplate, chat: Mapping[str, Any]) -> list[str]:
     """How the run was asked in training, where that was not as usual: the weights do not hold it, the card does."""
-    template, chat = template_of(run) or PromptTemplate(), chat_of(run)
     how = [f"the prompt {template.name!r}"] if template.hash != PromptTemplate().hash else []
     how += [f"the chat template's arguments {json.dumps(chat)}"] if chat else []
     return [f"it was trained with {' and '.join(how)}; ask it so elsewhere too: README.md has it"] if how else []
@@ -81,9 +83,6 @@ def _asked(run: Path) -> list[str]:
 def _merged(order: Order) -> list[str]:
     dtype = getattr(torch, order.dtype) if order.dtype else None
     chosen, lost = write_merged(order.run, order.folder, dtype)
-    asked = template_of(order.run) or PromptTemplate()
-    taught = {"prompt": asked.model_dump(exclude_defaults=True)}  # base:DIR is asked as the run was
-    replace_text(order.folder / TAUGHT, json.dumps(taught, indent=2) + "\n")
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
     written = str(chosen).removeprefix("torch.")
     rounded = f"{lost:.1%} of the adapter's change was lost in rounding to {written}"

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
+from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, first_fault, no_memory
 from msgrpo.files import digest, read_regular
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
@@ -29,7 +29,15 @@ from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
 from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO as NANO
 from msgrpo.models.paths import NANO_DIR as NANO_DIR
-from msgrpo.models.paths import NANO_SIZED, check_base, is_folder, own_code, parameters_of, tensor_shapes
+from msgrpo.models.paths import (
+    NANO_SIZED,
+    check_base,
+    is_folder,
+    own_code,
+    parameters_of,
+    taught_template,
+    tensor_shapes,
+)
 from msgrpo.models.paths import base_path as base_path
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.proof import prepare
@@ -292,10 +300,13 @@ def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:
 
 def template_of(folder: Path) -> PromptTemplate | None:
     """The prompt that an adapter was trained with; None for one that was trained elsewhere."""
+    prompt = _settings_of(folder).get("prompt")
+    if prompt is None:
+        return taught_template(str(folder))
     try:
-        return PromptTemplate.model_validate(_object(_settings_of(folder).get("prompt")))
-    except ValidationError:
-        return None
+        return PromptTemplate.model_validate(prompt)
+    except ValidationError as error:
+        raise _damaged(folder, first_fault(error, "prompt")) from error
 
 
 def chat_of(folder: Path) -> dict[str, Any]:
@@ -310,11 +321,15 @@ def _settings_of(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {error}",
-            fix="copy the run again; or remove the file to have it asked as usual",
-        ) from error
+        raise _damaged(folder, error) from error
     return _object(config)
+
+
+def _damaged(folder: Path, why: object) -> ModelError:
+    return ModelError(
+        f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {why}",
+        fix="copy the run again; or remove the file to have it asked as usual",
+    )
 
 
 def _object(value: Any) -> dict[str, Any]:

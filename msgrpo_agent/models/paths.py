@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
@@ -22,7 +22,7 @@ LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
 NANO = "nano"
 NANO_DIR = Path(__file__).parents[1] / "nano"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TAUGHT = "taught.json"  # beside a base that `teach` or `export` wrote: how it is asked, and how it was taught
+TAUGHT = "taught.json"  # beside what `teach` or `export` wrote: how it is asked, and how it was taught
 
 
 def base_path(base: str) -> str:
@@ -62,18 +62,24 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
+class _Taught(BaseModel):
+    """What of a TAUGHT file is read."""
+
+    prompt: PromptTemplate
+
+
 def taught_template(base: str) -> PromptTemplate | None:
-    """How a base is to be asked that `msgrpo teach` or a merged export wrote; None for any other.
+    """How a folder or GGUF file is to be asked that `msgrpo teach` or `export` wrote; None for any other.
 
     Raises ModelError where nobody knows, since the file is damaged.
     """
-    file = Path(base) / TAUGHT
+    file = (Path(base).parent if is_file(base) else Path(base)) / TAUGHT
     if base == NANO or not is_file(file):
         return None
     try:
-        return PromptTemplate.model_validate(from_json(_small(file.expanduser()))["prompt"])
-    except (OSError, ValueError, TypeError, KeyError) as error:  # ValidationError is a ValueError
-        reason = first_fault(error, TAUGHT) if isinstance(error, ValidationError) else error
+        return _Taught.model_validate_json(_small(file.expanduser())).prompt
+    except (OSError, ValidationError) as error:
+        reason = first_fault(error, "the file") if isinstance(error, ValidationError) else error
         raise ModelError(
             f"{file} is damaged, so nobody knows how the base was asked when it was taught: {reason}",
             fix="copy the folder again; or remove the file to have the base asked as usual",
