@@ -99,11 +99,11 @@ CHOSEN_HERE = [  # and what is learned
 @pytest.mark.parametrize("scenario", [*SCENARIOS, "snake@0.7,frozen-lake@0.3"])
 @pytest.mark.parametrize("chosen", [*PLAYED, CHOSEN_HERE], ids=str)
 def test_what_is_listed_is_written_as_a_setting_is_given(scenario: str, chosen: list[str]) -> None:
-    """Each alone beside what was given, and all of them alone."""
+    """Each alone beside what was given, and all of them alone; nothing was listed as –, and `none` refused."""
     if "gate=widest" in chosen and "," in scenario:
         chosen = [one for one in chosen if one != "gate=widest"]  # it compares the returns of one game
     whole = make_config(settings=chosen, given={"scenario": scenario})
-    listed = [f"{setting.name}={setting.value}" for setting in settings_of(whole) if setting.value is not None]
+    listed = [f"{setting.name}={setting.value}" for setting in settings_of(whole)]
     assert make_config(settings=listed) == whole
     for setting in listed:
         assert make_config(settings=[f"scenario={scenario}", *chosen, setting]) == whole
@@ -137,6 +137,7 @@ def test_a_choice_keeps_what_the_preset_has_and_it_takes_too() -> None:
     assert (changed.loss.kl, changed.loss.over) == (0.05, "turn")
     assert str(make_config(settings=["select=uniform(keep=3)"], given=snake).select) == "uniform(keep=3)"
     assert str(make_config(settings=["select=all"], given=snake).select) == "all"
+    assert make_config("small-gpu", settings=["explore=none"]).explore is None  # the preset's, taken away
     held = make_config(settings=["loss=clip(kl=0.4)"], given=snake)
     assert make_config(settings=["loss=clip"], held=held).loss.kl == 0.4  # by the same command with --resume, too
 

@@ -291,6 +291,11 @@ class TrainConfig(BaseModel):
     )
     shard: bool = Field(False, description="share the base out among the ranks: for one that a GPU cannot hold")
 
+    @field_validator("gate", "objectives", "teacher", "explore", "opponent", mode="before")
+    @classmethod
+    def _read_none(cls, value: Any) -> Any:
+        return None if value == "none" else value
+
     @field_validator("chat", mode="before")
     @classmethod
     def _read_json(cls, value: Any) -> Any:

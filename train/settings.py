@@ -46,7 +46,7 @@ class Setting:
     """`value` is what a run would have."""
 
     name: str
-    value: str | None
+    value: str
     about: str
     options: list[Option]
 
@@ -65,7 +65,7 @@ def settings_table(config: TrainConfig) -> Table:
     for column in ("setting", "here", ""):
         table.add_column(column, overflow="fold")
     for setting in settings_of(config):
-        table.add_row(Text(setting.name, "bold"), Text(setting.value or "–"), Text(setting.about))
+        table.add_row(Text(setting.name, "bold"), Text(setting.value), Text(setting.about))
         for option in setting.options:
             table.add_row("", Text(f"  {option.written}", "dim"), Text(option.about, "dim"))
         for name, about in _explained(setting.options):
@@ -85,7 +85,7 @@ def _explained(options: Sequence[Option]) -> list[tuple[str, str]]:
     ]
 
 
-def _value(value: object) -> str | None:
+def _value(value: object) -> str:
     return value.name if isinstance(value, PromptTemplate) else _text(value)
 
 
@@ -108,17 +108,17 @@ def _parts(kind: type[BaseModel]) -> list[Part]:
     return [
         Part(
             name,
-            None if field.default is PydanticUndefined else _text(field.default) or "none",
+            None if field.default is PydanticUndefined else _text(field.default),
             field.description or "",
         )
         for name, field in kind.model_fields.items()
     ]
 
 
-def _text(value: object) -> str | None:
-    """As it is written on the command line; None for nothing."""
-    if value is None or value == {}:
-        return None
+def _text(value: object) -> str:
+    """As it is written on the command line."""
+    if value is None:
+        return "none"
     if isinstance(value, dict):
         return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
