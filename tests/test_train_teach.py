@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from msgrpo.train.nano.teach import ANSWERS, BEGUN, rows_of, teach
 from msgrpo.train.nano.words import Words
 
 LAKE = get_scenario("frozen-lake")
+ROOT = Path(__file__).parents[1]
 
 
 def failing(game: Any, player: str) -> list[str]:
@@ -389,6 +391,22 @@ def test_a_taught_base_is_asked_as_it_was_taught(tmp_path: Path) -> None:
         assert make_config("nano", given={"base": elsewhere}).prompt == brief
     with pytest.raises(ModelError, match="is no folder"):
         preset_for("~no-such-user/base.gguf")
+
+
+def test_the_study_of_words_asks_as_the_model_was_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked a taught base and an adapter as usual, and left the system message out."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "studies"))
+    words = import_module("words")
+    template = PromptTemplate(system="You play.")
+    (tmp_path / "taught.json").write_text(json.dumps({"prompt": template.model_dump()}))
+    assert words.asked(str(tmp_path)) == template
+    assert words.asked("nano") == PromptTemplate()
+    asked = template.render(LAKE, "Step 1 of 8.")
+    (ids,) = LocalModel("nano", *load_base("nano")).chat.ids([asked])
+    model = words.Continued("nano", template)
+    begun = replace(asked, state=asked.state + model._tail)
+    assert model._ids([begun]) == [ids]
 
 
 @pytest.mark.usefixtures("near")

@@ -28,13 +28,15 @@ from msgrpo.evals.stats import bootstrap_mean, wilson
 from msgrpo.evals.suites import HeldOut, episode_seeds
 from msgrpo.game import Scenario, stream
 from msgrpo.games import SCENARIOS
-from msgrpo.models.loading import adapted, load_base, nano
+from msgrpo.models.loading import adapted, load_base, nano, template_of
 from msgrpo.models.local import LocalModel
+from msgrpo.models.paths import taught_template
 from msgrpo.prompt import Prompt, PromptTemplate, make_template
 from msgrpo.references import OptimalAgent
 from msgrpo.train.nano.words import Sight, Words, follow, truth
 
 SAMPLING = Sampling(max_tokens=64)
+MARK = "\u241fcontent\u241f"
 
 
 def load(name: str) -> LocalModel:
@@ -44,13 +46,19 @@ def load(name: str) -> LocalModel:
     return adapted(Path(name[8:])) if name.startswith("adapter:") else LocalModel(name, *load_base(name))
 
 
+def asked(name: str) -> PromptTemplate:
+    """The prompt with which an adapter was trained or a base taught; of any other the usual one."""
+    own = template_of(Path(name[8:])) if name.startswith("adapter:") else taught_template(name)
+    return own or PromptTemplate()
+
+
 class Continued:
     """A model whose answers begin with words that are put into its mouth."""
 
     def __init__(self, name: str, template: PromptTemplate | None = None) -> None:
         self.name, self.template, self._model = name, template or PromptTemplate(), load(name)
         chat = self._model.chat
-        self._head, self._tail = chat._head, chat._tail
+        self._head, _, self._tail = chat._rendered(Prompt("", MARK, self.template.system)).partition(MARK)
         chat.ids = self._ids  # type: ignore[method-assign]
 
     def _ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -163,12 +171,12 @@ def main() -> None:
     parser.add_argument("--scenario", action="append", default=[], help="default: all")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--split", choices=["val", "test"], default="test")
-    parser.add_argument("--prompt", default="brief", help="how it is asked: brief, none, free, or a file")
+    parser.add_argument("--prompt", help="brief, none, free, or a file; default: as it was trained or taught")
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
-    model = Continued(given.model, make_template(given.prompt))
+    model = Continued(given.model, make_template(given.prompt) if given.prompt else asked(given.model))
     result: dict[str, Any] = {"machine": facts(), "model": given.model, "episodes": given.episodes}
-    result |= {"split": given.split, "prompt": given.prompt, "scenarios": {}}
+    result |= {"split": given.split, "prompt": model.template.name, "scenarios": {}}
     for name in given.scenario or SCENARIOS:
         found = measured(model, SCENARIOS[name], given.episodes, given.split)
         result["scenarios"][name] = found
