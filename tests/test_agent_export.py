@@ -290,6 +290,16 @@ def test_the_card_says_where_the_state_is_and_what_examples_are(tmp_path: Path) 
     assert "the last 1 turn." in asked
 
 
+def test_the_card_says_what_is_cut(tmp_path: Path) -> None:
+    """A reader took the beginning for the whole."""
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    (run / "config.json").write_text(json.dumps({"prompt": {"instructions": "x" * 12_345}, "loss": "y" * 2000}))
+    text = card(run, "run", merged=False)
+    assert f"    {'x' * 10_000}\n\nCut here: 10,000 of 12,345 characters.\n" in text
+    assert f"| loss | {'y' * 1000}… |" in text
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -22,6 +22,7 @@ SHOWN = (
 # An address; or a path with two slashes or more, of which the last part is shown.
 PATH = re.compile(r"https?://[^\s|,]+|(?<![^\s|,:=(@'\"])[^\s/|,:=(@'\"]*(?:/[^\s/|,]+)+/(?P<last>[^\s/|,]+)")
 MOST = 1000  # characters of a name or a setting
+LONGEST = 10_000  # characters of a prompt's text
 
 
 def card(run: Path, name: str, *, merged: bool) -> str:
@@ -116,7 +117,8 @@ def _asked(settings: dict[str, Any]) -> list[str]:
 
 def _block(text: str) -> list[str]:
     """Text from a file as a block in which nothing is markup."""
-    return [f"    {printable(line)}" for line in text[: MOST * 10].splitlines()]
+    lines = [f"    {printable(line)}" for line in text[:LONGEST].splitlines()]
+    return lines if len(text) <= LONGEST else [*lines, "", f"Cut here: {LONGEST:,} of {len(text):,} characters."]
 
 
 def _after(steps: Any) -> str:
@@ -143,6 +145,6 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _cell(value: Any) -> str:
     """Text from a file as a table's cell: one line, no markup of its own, nothing of this machine's paths."""
-    text = printable(value if isinstance(value, str) else as_json(value))[:MOST]
-    text = shown_setting(text)
+    text = printable(value if isinstance(value, str) else as_json(value))
+    text = shown_setting(text if len(text) <= MOST else f"{text[:MOST]}…")
     return re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;").replace("`", "'")
