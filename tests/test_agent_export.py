@@ -29,6 +29,7 @@ from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
 from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters, taught_template  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
 from msgrpo.prompt import PromptTemplate  # noqa: E402
+from msgrpo.specs import make_agent  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
 PROMPTS = [list(gguf_writer.probes())[i] for i in (0, 25, 90)]
@@ -83,6 +84,25 @@ def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -
     export_run(RUN, "merged", tmp_path / "brief")
     assert taught_template(str(tmp_path / "brief")) == PromptTemplate()
     assert not any("trained with" in note for note in export_run(RUN, "hub", tmp_path / "usual"))
+
+
+def test_a_teacher_is_named_of_what_is_exported_and_trained_further(tmp_path: Path) -> None:
+    """A table said of the run that its score is no evidence of what returns reach, and of the merged run nothing."""
+    for name, held in (("run", {"teacher": "model(of=adapter:/home/me/fl)"}), ("later", {})):
+        shutil.copytree(RUN, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(held))
+    for to in ("merged", "hub"):
+        export_run(tmp_path / "run", to, tmp_path / to)
+    config = json.loads((RUN / "adapter_config.json").read_text())
+    config |= {"base_model_name_or_path": str(tmp_path / "merged")}
+    (tmp_path / "later" / "adapter_config.json").write_text(json.dumps(config))
+    shutil.copy(RUN / "adapter_config.json", tmp_path / "hub")
+    agents = [
+        f"{kind}:{tmp_path / name}" for kind, name in (("base", "merged"), ("adapter", "hub"), ("adapter", "later"))
+    ]
+    for agent in map(make_agent, agents):
+        assert agent.settings()["teacher"] == "model(of=adapter:fl)"
+    assert "teacher" not in make_agent(f"adapter:{RUN}").settings()
 
 
 @pytest.mark.parametrize("to", ["merged", "gguf", "hub"])

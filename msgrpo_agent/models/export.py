@@ -19,8 +19,8 @@ import torch
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
-from msgrpo.models.card import card, shown_base
-from msgrpo.models.loading import chat_of, template_of
+from msgrpo.models.card import card, shown_base, shown_setting
+from msgrpo.models.loading import chat_of, teacher_of, template_of
 from msgrpo.models.merged import Adapter, merged, write_merged
 from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAUGHT, read_adapter_config
 from msgrpo.prompt import PromptTemplate
@@ -59,7 +59,8 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         raise UsageError(f"{out} cannot be written: {error.strerror}", fix="choose another --out") from error
     try:
         *notes, command = WRITERS[to](Order(run, part, run.resolve().name, dtype))
-        taught = {"prompt": template.model_dump(exclude_defaults=True)}  # what is written is asked as the run was
+        teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}
+        taught = {"prompt": template.model_dump(exclude_defaults=True)} | teacher  # it is asked as the run was
         replace_text(part / TAUGHT, json.dumps(taught, indent=2) + "\n")
         part.chmod(0o755)
         os.replace(part, out)

@@ -35,6 +35,7 @@ from msgrpo.models.paths import (
     is_folder,
     own_code,
     parameters_of,
+    taught,
     taught_template,
     tensor_shapes,
 )
@@ -275,7 +276,7 @@ def based(base: str, chat: Mapping[str, Any] | None = None) -> LocalModel:
     if base == NANO:
         return nano()
     model = LocalModel(Path(base).name if is_gguf(base) else base, *load_base(base), chat=chat)
-    model.extra_settings = {"weights": weights_of(base), **({"chat": chat} if chat else {})}
+    model.extra_settings = {"weights": weights_of(base), **({"chat": chat} if chat else {}), **_taught_by(base)}
     return model
 
 
@@ -289,13 +290,26 @@ def weights_of(base: str) -> str:
 
 def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:
     """A trained run's model, named after its folder; without `chat`, with the arguments that it was trained with."""
-    trained_with = _settings_of(folder)
     chat = chat_of(folder) if chat is None else chat
     model = LocalModel(folder.resolve().name, *load_adapted(folder), chat=chat)
-    model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **({"chat": chat} if chat else {})}
-    if isinstance(teacher := trained_with.get("teacher"), str):  # a table must not take its score for reinforcement's
-        model.extra_settings["teacher"] = printable(teacher)[:200]
+    chat_given = {"chat": chat} if chat else {}
+    model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **chat_given, **teacher_of(folder)}
     return model
+
+
+def teacher_of(folder: Path) -> dict[str, str]:
+    """Who taught an adapter, or the base that it was trained from; nobody where the returns alone did.
+
+    A table must not take the score for that of reinforcement.
+    """
+    if isinstance(teacher := _settings_of(folder).get("teacher"), str):
+        return {"teacher": printable(teacher)[:200]}
+    return _taught_by(str(folder)) or _taught_by(read_adapter_config(folder)["base_model_name_or_path"])
+
+
+def _taught_by(base: str) -> dict[str, str]:
+    known = taught(base)
+    return {} if known is None or known.teacher is None else {"teacher": printable(known.teacher)[:200]}
 
 
 def template_of(folder: Path) -> PromptTemplate | None:

@@ -62,22 +62,29 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
-class _Taught(BaseModel):
-    """What of a TAUGHT file is read."""
+class Taught(BaseModel):
+    """What of a TAUGHT file is read: how it is asked, and the teacher beside the returns, where there was one."""
 
     prompt: PromptTemplate
+    teacher: str | None = None
 
 
 def taught_template(base: str) -> PromptTemplate | None:
-    """How a folder or GGUF file is to be asked that `msgrpo teach` or `export` wrote; None for any other.
+    """How to ask what `taught` knows; None for anything else."""
+    known = taught(base)
+    return None if known is None else known.prompt
 
-    Raises ModelError where nobody knows, since the file is damaged.
+
+def taught(base: str) -> Taught | None:
+    """What is known of a folder or GGUF file that `msgrpo teach` or `export` wrote; None for any other.
+
+    Raises ModelError where nobody knows how it is to be asked, since the file is damaged.
     """
     file = (Path(base).parent if is_file(base) else Path(base)) / TAUGHT
     if base == NANO or not is_file(file):
         return None
     try:
-        return _Taught.model_validate_json(_small(file.expanduser())).prompt
+        return Taught.model_validate_json(_small(file.expanduser()))
     except (OSError, ValidationError) as error:
         reason = first_fault(error, "the file") if isinstance(error, ValidationError) else error
         raise ModelError(
