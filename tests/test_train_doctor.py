@@ -85,6 +85,14 @@ def test_bounds_are_crossed_one_by_one() -> None:
     assert causes({"rollout/flat_groups": math.nan, "update/kl": math.nan}) == []
 
 
+@pytest.mark.parametrize(("prompt", "asked"), [("brief", ""), ("none", " --prompt none"), ("mine", " --prompt FILE")])
+def test_a_base_is_to_be_taught_with_the_prompt_of_its_run(prompt: str, asked: str) -> None:
+    """It was to be taught with the usual one, and then gave no legal action where it was asked with the run's."""
+    run = History(SETTINGS | {"prompt": {"name": prompt}}, [{"kind": "train", **WELL, "rollout/invalid": 1.0}])
+    (finding,) = diagnose(run)
+    assert f"msgrpo teach frozen-lake{asked} --out runs/taught, then" in finding.change
+
+
 def test_one_update_that_stands_out_is_no_trend() -> None:
     assert causes({}, {"update/grad_norm": 50.0}, {}, rows=1) == []
     assert causes({}, {"update/grad_norm": 50.0}, {"update/grad_norm": 1.2}) == ["learning rate too high"]

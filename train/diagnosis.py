@@ -17,6 +17,7 @@ from typing import Any
 
 from msgrpo.evals.stats import Difference, paired_difference
 from msgrpo.models.paths import NANO
+from msgrpo.prompt import PRESETS
 from msgrpo.train.mixture import names_of
 
 Row = Mapping[str, Any]
@@ -29,6 +30,7 @@ HARDLY_ANY = 0.02
 # and 0.2, one of a 0.5B 0.048, 0 and 0.94.
 FAST_CLIP, FAST_KL, FAST_GRADIENT = 0.05, 0.5, 1.0
 HALF_PRECISION = 0.01  # a bound of engine and trainer from here on is that of bfloat16
+USUAL = "brief"  # prompt
 USUAL_TOKENS = 48  # of an answer, as a run allows them unless told otherwise
 WARM = 1.5  # a temperature above which answers fall apart
 COLLAPSED = 0.1  # of what it was in the beginning
@@ -106,10 +108,12 @@ class History:
 
     @property
     def teach(self) -> str:
-        """The command that teaches this base the form of an answer."""
-        base = str(self.settings.get("base", NANO))
+        """The command that teaches this base the form of an answer, with the prompt of this run."""
+        base, prompt = str(self.settings.get("base", NANO)), self.settings.get("prompt")
         named = "" if base == NANO else f" --base {shlex.quote(base)}"
-        return f"msgrpo teach {shlex.quote(self.game)}{named} --out runs/taught, then --base runs/taught"
+        name = prompt.get("name", USUAL) if isinstance(prompt, dict) else USUAL
+        asked = "" if name == USUAL else f" --prompt {name if name in PRESETS else 'FILE'}"
+        return f"msgrpo teach {shlex.quote(self.game)}{named}{asked} --out runs/taught, then --base runs/taught"
 
     def setting(self, name: str) -> float:
         value = self.settings.get(name)
