@@ -585,6 +585,42 @@ async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unas
         assert "compare" in text_of(app, "#ways")
 
 
+@pytest.mark.parametrize("fails", ["reference", "board"])
+async def test_a_game_of_ones_own_that_fails_on_the_start_screen_does_not_end_the_app(
+    fails: str, tmp_path: Path
+) -> None:
+    """Once it was loaded, the start screen plays its reference player's moves: a fault of it ended the app."""
+    name, clock = f"{tmp_path / 'my_game.py'}:scenario", ManualClock()
+    (tmp_path / "my_game.py").write_text(
+        "from dataclasses import replace\n"
+        "from msgrpo.games.frozen_lake import FrozenLake\n"
+        "from msgrpo.games import get_scenario\n"
+        "lake = get_scenario('frozen-lake')\n"
+        "class Mine(FrozenLake):\n"
+        "    def board(self):\n"
+        f"        return 1 / 0 if {fails == 'board'} else super().board()\n"
+        "def make(start, chance):\n"
+        "    game = lake.make(start, chance)\n"
+        "    game.__class__ = Mine\n"
+        "    return game\n"
+        "scenario = replace(lake, id='mine', make=make, reference=lambda game, player: [1 / 0])\n"
+    )
+    get_scenario(name)  # as if it had been played
+    memory = tmp_path / "memory.json"
+    remember(memory, {"recent": name, "games": name})
+    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, memory=memory)
+    async with app.run_test(size=(120, 60)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, StartScreen)
+        assert screen.chosen("games") == name
+        assert ("division by zero" in text_of(app, "#rules")) == (fails == "board")
+        for _ in range(4):
+            clock.tick(1.0)
+            await settle(pilot)
+        assert app.screen is screen
+
+
 async def test_the_start_screen_prints_no_command_that_does_not_work_and_keeps_help_in_sight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,11 @@ from textual.widgets import Static
 from textual.widgets.option_list import Option
 
 from msgrpo.episode import observation_of
-from msgrpo.errors import MsgrpoError
+from msgrpo.errors import GameFaultError, MsgrpoError
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
+from msgrpo.limits import games_code
 from msgrpo.text import printable
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.choices import (
@@ -215,10 +216,12 @@ class StartScreen(Screen[None]):
         name, board, rules = self.chosen("games"), self.query_one(BoardView), self.query_one("#rules", Static)
         self._previewed = self._preview = None
         try:
-            scenario = None if name == YOURS or runs_code(name) else get_scenario(name)
-            game = scenario.new(self.seed, self.seed) if scenario is not None else None
-            shown = game.board() if game is not None else None
-            seen = game.observe(game.to_move[0]) if game is not None else ""
+            scenario, game, shown, seen = None, None, None, ""
+            if name != YOURS and not runs_code(name):
+                scenario = get_scenario(name)
+                game = scenario.new(self.seed, self.seed)
+                with games_code(name):
+                    shown, seen = game.board(), game.observe(game.to_move[0])
         except MsgrpoError as error:
             board.display = False
             rules.update(Content(str(error)))
@@ -358,12 +361,17 @@ class StartScreen(Screen[None]):
         game, scenario = self._preview, self._previewed
         moving = self.query_one(BoardView).display and self.app.animation_level != "none"
         if moving and game is not None and scenario is not None and scenario.reference is not None:
-            if game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
-                game = self._preview = scenario.new(self.seed, self.seed)
-            else:
-                reference = scenario.reference
-                game.step({player: reference(game, player)[0] for player in game.to_move})
-            self.query_one(BoardView).show(game.board(), observation_of(game, (game.to_move or game.players)[0]))
+            try:
+                with games_code(scenario.id):
+                    if game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
+                        game = self._preview = scenario.new(self.seed, self.seed)
+                    else:
+                        reference = scenario.reference
+                        game.step({player: reference(game, player)[0] for player in game.to_move})
+                    shown, seen = game.board(), observation_of(game, (game.to_move or game.players)[0])
+                self.query_one(BoardView).show(shown, seen)
+            except GameFaultError:  # of somebody's game: its board stands still
+                self._preview = None
         self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
 
     def on_unmount(self) -> None:
