@@ -140,6 +140,28 @@ class PromptTemplate(BaseModel):
         return {"template": self.hash, **whole}
 
 
+class Asked(BaseModel):
+    """How a model is asked: its prompt, and the arguments of its chat template. Files that say so hold more."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt: PromptTemplate
+    chat: dict[str, Any] = {}
+
+    def but(self, prompt: PromptTemplate | None, chat: Mapping[str, Any] | None) -> Asked:
+        """The same with what a person gives."""
+        return Asked(prompt=prompt or self.prompt, chat=self.chat if chat is None else dict(chat))
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        arguments = f" and the chat template's arguments {json.dumps(self.chat)}" if self.chat else ""
+        return f"the prompt {self.prompt.name!r}{arguments}"
+
+
+USUAL = Asked(prompt=PromptTemplate())
+
+
 def recorded_template(settings: dict[str, Any]) -> PromptTemplate | None:
     """The template that a record's settings name; None if the record lacks it and it is not the default one."""
     try:
@@ -147,6 +169,28 @@ def recorded_template(settings: dict[str, Any]) -> PromptTemplate | None:
     except ValidationError:
         return None
     return template if template.hash == settings.get("template") else None
+
+
+def json_object(option: str, text: str, example: str) -> dict[str, Any]:
+    """The JSON object that an option holds. Raises UsageError for anything else."""
+    fix = f"{option} '{example}'"
+    try:
+        value = json.loads(text, parse_constant=_no_json)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{option} is no JSON: {error}", fix=fix) from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} {text} is no JSON object", fix=fix)
+    return value
+
+
+def _no_json(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def chat_arguments(text: str | None) -> dict[str, Any] | None:
+    """What `--chat` gives; None where it is not given."""
+    return None if text is None else json_object("--chat", text, '{"enable_thinking": false}')
 
 
 def make_template(name: str) -> PromptTemplate:
@@ -303,5 +347,9 @@ class ChatFormat:
         return text
 
     def _unusable(self, why: str) -> ModelError:
-        fix = f"its arguments are {self.arguments}: change them with --set chat=JSON" if self.arguments else None
+        fix = (
+            f"its arguments are {self.arguments}: change them with --chat JSON, in training with --set chat=JSON"
+            if self.arguments
+            else None
+        )
         return ModelError(f"the chat template of {self.tokenizer.name_or_path!r} cannot be used: {why}", fix=fix)

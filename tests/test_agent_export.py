@@ -26,9 +26,9 @@ from msgrpo.models.card import card, shown_setting  # noqa: E402
 from msgrpo.models.export import export_run  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
-from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters, taught_template  # noqa: E402
+from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters, taught_as  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
-from msgrpo.prompt import PromptTemplate  # noqa: E402
+from msgrpo.prompt import USUAL, Asked, PromptTemplate  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
 PROMPTS = [list(gguf_writer.probes())[i] for i in (0, 25, 90)]
@@ -75,9 +75,10 @@ def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -
     assert "the prompt 'few' and the chat template's arguments {\"enable_thinking\": false}" in said
     assert command.startswith("upload it")
     export_run(tmp_path / "run", "merged", tmp_path / "merged")
-    assert taught_template(str(tmp_path / "merged")) == PromptTemplate(name="few", system="You play.")
+    few = PromptTemplate(name="few", system="You play.")
+    assert taught_as(str(tmp_path / "merged")) == Asked(prompt=few, chat={"enable_thinking": False})
     export_run(RUN, "merged", tmp_path / "brief")
-    assert taught_template(str(tmp_path / "brief")) == PromptTemplate()
+    assert taught_as(str(tmp_path / "brief")) == USUAL
     assert not any("trained with" in note for note in export_run(RUN, "hub", tmp_path / "usual"))
 
 

@@ -26,6 +26,7 @@ from msgrpo.prompt import (
     make_template,
     recorded_template,
 )
+from msgrpo.specs import make_agent
 from msgrpo.train.config import make_config
 
 LAKE = get_scenario("frozen-lake")
@@ -160,12 +161,12 @@ def test_a_record_holds_the_template_and_verify_asks_again_with_it(tmp_path: Pat
 def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     assert torch is not None
-    from msgrpo.models.loading import template_of
+    from msgrpo.models.paths import trained_as
 
     config = make_config(settings=["prompt=none"])
     assert config.prompt == make_template("none")
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    assert template_of(tmp_path) == make_template("none")
+    assert trained_as(tmp_path).prompt == make_template("none")
     file = tmp_path / "h.toml"
     file.write_text("history = 1")
     with pytest.raises(UsageError, match="history"):
@@ -182,3 +183,12 @@ def test_the_command_plays_with_a_file_and_the_table_does_not_mix_prompts(tmp_pa
         assert done.exit_code == 0, done.output
     done = CliRunner().invoke(make_app(), ["leaderboard", str(tmp_path / "a"), str(tmp_path / "b")])
     assert "template" in str(done.exception)
+
+
+def test_an_endpoint_gets_the_chat_templates_arguments_in_every_request() -> None:
+    spec, chat = "endpoint:http://127.0.0.1:8000/v1#m", {"enable_thinking": False}
+    body = {"min_p": 0.1}
+    for told, sent in ((None, body), (chat, {"chat_template_kwargs": chat} | body)):
+        agent = make_agent(spec, endpoint={"body": body}, chat=told)
+        assert agent.settings()["body"] == sent
+    assert make_agent(spec, chat=chat).settings()["body"] == {"chat_template_kwargs": chat}

@@ -19,10 +19,9 @@ from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.models.card import card, shown_base
-from msgrpo.models.loading import chat_of, template_of
 from msgrpo.models.merged import Adapter, merged, write_merged
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAUGHT, read_adapter_config
-from msgrpo.prompt import PromptTemplate
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAUGHT, read_adapter_config, trained_as
+from msgrpo.prompt import USUAL
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
 MUCH = 0.1  # of the adapter's change, lost in rounding
@@ -72,18 +71,16 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
 
 def _asked(run: Path) -> list[str]:
     """How the run was asked in training, where that was not as usual: the weights do not hold it, the card does."""
-    template, chat = template_of(run) or PromptTemplate(), chat_of(run)
-    how = [f"the prompt {template.name!r}"] if template.hash != PromptTemplate().hash else []
-    how += [f"the chat template's arguments {json.dumps(chat)}"] if chat else []
-    return [f"it was trained with {' and '.join(how)}; ask it so elsewhere too: README.md has it"] if how else []
+    asked = trained_as(run)
+    usual = asked.prompt.hash == USUAL.prompt.hash and not asked.chat
+    return [] if usual else [f"it was trained with {asked.said}; ask it so elsewhere too: README.md has it"]
 
 
 def _merged(order: Order) -> list[str]:
     dtype = getattr(torch, order.dtype) if order.dtype else None
     chosen, lost = write_merged(order.run, order.folder, dtype)
-    asked = template_of(order.run) or PromptTemplate()
-    taught = {"prompt": asked.model_dump(exclude_defaults=True)}  # base:DIR is asked as the run was
-    replace_text(order.folder / TAUGHT, json.dumps(taught, indent=2) + "\n")
+    asked = trained_as(order.run).model_dump(exclude_defaults=True)  # base:DIR is asked as the run was
+    replace_text(order.folder / TAUGHT, json.dumps(asked, indent=2) + "\n")
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
     written = str(chosen).removeprefix("torch.")
     rounded = f"{lost:.1%} of the adapter's change was lost in rounding to {written}"

@@ -16,24 +16,30 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
-from pydantic import ValidationError
-from pydantic_core import from_json
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
-from msgrpo.files import digest, read_regular
+from msgrpo.files import digest
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
 from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO as NANO
 from msgrpo.models.paths import NANO_DIR as NANO_DIR
-from msgrpo.models.paths import NANO_SIZED, check_base, is_folder, own_code, parameters_of, tensor_shapes
+from msgrpo.models.paths import (
+    NANO_SIZED,
+    check_base,
+    is_folder,
+    own_code,
+    parameters_of,
+    run_settings,
+    tensor_shapes,
+    trained_as,
+)
 from msgrpo.models.paths import base_path as base_path
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.proof import prepare
-from msgrpo.prompt import PromptTemplate
 from msgrpo.text import printable
 
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
@@ -281,45 +287,13 @@ def weights_of(base: str) -> str:
 
 def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:
     """A trained run's model, named after its folder; without `chat`, with the arguments that it was trained with."""
-    trained_with = _settings_of(folder)
-    chat = chat_of(folder) if chat is None else chat
+    chat = trained_as(folder).chat if chat is None else chat
     model = LocalModel(folder.resolve().name, *load_adapted(folder), chat=chat)
     model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **({"chat": chat} if chat else {})}
-    if isinstance(teacher := trained_with.get("teacher"), str):  # a table must not take its score for reinforcement's
+    teacher = run_settings(folder).get("teacher")
+    if isinstance(teacher, str):  # a table must not take its score for reinforcement's
         model.extra_settings["teacher"] = printable(teacher)[:200]
     return model
-
-
-def template_of(folder: Path) -> PromptTemplate | None:
-    """The prompt that an adapter was trained with; None for one that was trained elsewhere."""
-    try:
-        return PromptTemplate.model_validate(_object(_settings_of(folder).get("prompt")))
-    except ValidationError:
-        return None
-
-
-def chat_of(folder: Path) -> dict[str, Any]:
-    """The arguments of the chat template that an adapter was trained with."""
-    return _object(_settings_of(folder).get("chat"))
-
-
-def _settings_of(folder: Path) -> dict[str, Any]:
-    """The settings of the adapter's training; empty for one that was trained elsewhere."""
-    try:
-        config = from_json(read_regular(folder / "config.json"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {error}",
-            fix="copy the run again; or remove the file to have it asked as usual",
-        ) from error
-    return _object(config)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """What a file says, if it is an object."""
-    return value if isinstance(value, dict) else {}
 
 
 def _digest(file: Path) -> str:

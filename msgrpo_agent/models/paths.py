@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from msgrpo.errors import ModelError, first_fault
 from msgrpo.files import check_regular, is_file, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
-from msgrpo.prompt import PromptTemplate
+from msgrpo.prompt import USUAL, Asked
 
 NANO_SIZED = 20_000_000  # parameters up to which a base counts as small as nano
 Shapes = dict[str, tuple[int, ...]]
@@ -62,7 +62,7 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
-def taught_template(base: str) -> PromptTemplate | None:
+def taught_as(base: str) -> Asked | None:
     """How a base is to be asked that `msgrpo teach` or a merged export wrote; None for any other.
 
     Raises ModelError where nobody knows, since the file is damaged.
@@ -71,13 +71,35 @@ def taught_template(base: str) -> PromptTemplate | None:
     if base == NANO or not is_file(file):
         return None
     try:
-        return PromptTemplate.model_validate(from_json(_small(file.expanduser()))["prompt"])
-    except (OSError, ValueError, TypeError, KeyError) as error:  # ValidationError is a ValueError
+        return Asked.model_validate(from_json(_small(file.expanduser())))
+    except (OSError, ValueError) as error:  # ValidationError is a ValueError
         reason = first_fault(error, TAUGHT) if isinstance(error, ValidationError) else error
         raise ModelError(
             f"{file} is damaged, so nobody knows how the base was asked when it was taught: {reason}",
             fix="copy the folder again; or remove the file to have the base asked as usual",
         ) from error
+
+
+def trained_as(folder: Path) -> Asked:
+    """How an adapter was asked in its training; as usual where it was trained elsewhere."""
+    try:
+        return Asked.model_validate({"prompt": {}} | run_settings(folder))
+    except ValidationError:
+        return USUAL
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """The settings of an adapter's training; empty for one that was trained elsewhere."""
+    try:
+        config = from_json(read_regular(folder / "config.json"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {error}",
+            fix="copy the run again; or remove the file to have it asked as usual",
+        ) from error
+    return config if isinstance(config, dict) else {}
 
 
 def _small(file: Path) -> bytes:
