@@ -134,6 +134,13 @@ class PromptTemplate(BaseModel):
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
+    def written(self) -> str:
+        """What `--prompt` takes for it: a preset's name, or its fields as JSON."""
+        if PRESETS.get(self.name) == self.instructions and self == make_template(self.name):
+            return self.name
+        return json.dumps({"name": self.name} | self.model_dump(exclude_defaults=True))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The template for a record: its hash, and unless it is the default one all of its fields."""
         whole = {} if self == PromptTemplate() else {"prompt": self.model_dump(exclude_defaults=True)}
@@ -195,35 +202,43 @@ def chat_arguments(text: str | None) -> dict[str, Any] | None:
 
 def make_template(name: str) -> PromptTemplate:
     """A preset by its name, or a file: TOML with the template's fields, or any other text, which is the instructions.
+    Or the fields themselves as JSON, as `written` gives them.
 
     Raises UsageError for an unknown name, a file that cannot be read, and a field in braces that there is not.
     """
     if name in PRESETS:
         return PromptTemplate(name=name, instructions=PRESETS[name])
-    file = Path(name)
+    shown = name if len(name) < LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
+    if re.match(r'\s*\{\s*"', name):
+        said, fields = f"--prompt {shown}", {"name": "given"} | json_object("--prompt", name, '{"history": 2}')
+    else:
+        said, fields = f"--prompt {name}", _fields(Path(name), shown)
+    try:
+        template = PromptTemplate.model_validate(fields)
+    except ValidationError as error:
+        known = "its fields: " + ", ".join(PromptTemplate.model_fields)
+        raise UsageError(f"{said}: {first_fault(error, 'the template')}", fix=known) from error
+    for placeholder in re.findall(r"\{([a-z_]+)\}", template.instructions):
+        if placeholder not in FIELDS:
+            raise UsageError(f"{said}: there is no field {{{placeholder}}}", fix=nearest(placeholder, FIELDS))
+    if template.instructions.count("{state}") > 1:
+        raise UsageError(f"{said} has {{state}} twice", fix="leave one of them")
+    return template
+
+
+def _fields(file: Path, shown: str) -> dict[str, Any]:
+    """What a prompt's file says; it is called after the file."""
     try:
         there = file.is_file()
     except OSError:  # the prompt itself, too long for a file's name
         there = False
     if not there:
-        shown = name if len(name) < LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
-        raise UsageError(f"--prompt {shown!r} is neither a preset nor a file", fix=nearest(name, PRESETS))
+        raise UsageError(f"--prompt {shown!r} is neither a preset nor a file", fix=nearest(shown, PRESETS))
     try:
         text = file.read_text(encoding="utf-8")
-        fields = tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text}
-        template = PromptTemplate.model_validate({"name": file.stem} | fields)
+        return {"name": file.stem} | (tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"--prompt {name} cannot be read: {error}") from error
-    except ValidationError as error:
-        known = "its fields: " + ", ".join(PromptTemplate.model_fields)
-        raise UsageError(f"--prompt {name}: {first_fault(error, 'the template')}", fix=known) from error
-    for placeholder in re.findall(r"\{([a-z_]+)\}", template.instructions):
-        if placeholder not in FIELDS:
-            reason = f"--prompt {name}: there is no field {{{placeholder}}}"
-            raise UsageError(reason, fix=nearest(placeholder, FIELDS))
-    if template.instructions.count("{state}") > 1:
-        raise UsageError(f"--prompt {name} has {{state}} twice", fix="leave one of them")
-    return template
+        raise UsageError(f"--prompt {file} cannot be read: {error}") from error
 
 
 @dataclass

@@ -140,6 +140,35 @@ def test_a_wrong_template_is_refused_with_what_is_wrong(
         make_template(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"histroy": 1}', 'histroy'),
+        ('{"history": -1}', "history"),
+        ('{"history": 1', "--prompt is no JSON"),
+        ('{"instructions": "{rulez}"}', "no field {rulez}"),
+        ('{"instructions": "{state} {state}"}', "twice"),
+        (json.dumps({"instructions": "Play well. " * 500, "x": 1}), "x"),
+        ('{state} and what now?', "neither a preset nor a file"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_in_json_are_refused_with_what_is_wrong(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told.replace("{", r"\{")) as refused:
+        make_template(text)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_template_is_written_as_it_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('system = "It\'s \u00fcber"\nhistory = 3\n[[examples]]\nstate = "a\\nb"\nanswer = "c"\n')
+    renamed = PromptTemplate(name="none", history=1)
+    for template in (*map(make_template, (*PRESETS, str(file))), renamed):
+        assert make_template(template.written) == template
+        assert make_config(settings=[f"prompt={template.written}"]).prompt == template
+        assert (template.written in PRESETS) == (template.name in PRESETS and template != renamed)
+    assert make_template('{"history": 2}') == PromptTemplate(name="given", history=2)
+
+
 def test_a_prompt_in_place_of_a_files_name_is_told_shortly() -> None:
     with pytest.raises(UsageError, match="neither a preset nor a file") as told:
         make_template("Play well. " * 500)

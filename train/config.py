@@ -271,7 +271,9 @@ class TrainConfig(BaseModel):
     )
     trainers: Clean = Field("1", description="processes that --ray starts for the update; 2-8: as many as fit")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
-    prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
+    prompt: PromptTemplate = Field(
+        PromptTemplate(), description="how the model is asked: a preset's name, a file, or its fields as JSON"
+    )
 
     evaluation: Annotated[Evaluation, *_numbered(Evaluation)] = Field(
         Evaluation(),
