@@ -32,7 +32,7 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import RETRIES, Timeouts
 from msgrpo.output import err
-from msgrpo.prompt import PromptTemplate, chat_arguments, json_object, make_template
+from msgrpo.prompt import as_given, json_object
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.specs import as_read, make_agent, names_an_agent
@@ -143,18 +143,13 @@ class Options(Given):
         except ValidationError as error:
             raise UsageError(first_fault(error, "sampling")) from error
 
-    def template(self) -> PromptTemplate | None:
-        """How language models are asked; None: adapters and taught bases as in training, others as usual."""
-        return None if self.prompt is None else make_template(self.prompt)
-
     def agent(self, spec: str) -> Agent:
         """The agent of this name, as the options say that agents are asked and reached."""
         return make_agent(
             spec,
             self.sampling(),
             endpoint=self.endpoint_arguments(),
-            template=self.template(),
-            chat=chat_arguments(self.chat),
+            **as_given(self.prompt, self.chat),
         )
 
     def prices(self) -> Price | None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -195,11 +195,6 @@ def _no_json(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def chat_arguments(text: str | None) -> dict[str, Any] | None:
-    """What `--chat` gives; None where it is not given."""
-    return None if text is None else json_object("--chat", text, '{"enable_thinking": false}')
-
-
 def make_template(name: str) -> PromptTemplate:
     """A preset by its name, or a file: TOML with the template's fields, or any other text, which is the instructions.
     Or the fields themselves as JSON, as `written` gives them.
@@ -239,6 +234,21 @@ def _fields(file: Path, shown: str) -> dict[str, Any]:
         return {"name": file.stem} | (tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"--prompt {file} cannot be read: {error}") from error
+
+
+class Given(TypedDict):
+    """What a person says of how a model is asked, as `make_agent` and `teach` take it; None for nothing."""
+
+    template: PromptTemplate | None
+    chat: dict[str, Any] | None
+
+
+def as_given(prompt: str | None, chat: str | None) -> Given:
+    """What the options `--prompt` and `--chat` say."""
+    return Given(
+        template=None if prompt is None else make_template(prompt),
+        chat=None if chat is None else json_object("--chat", chat, '{"enable_thinking": false}'),
+    )
 
 
 @dataclass
@@ -363,7 +373,7 @@ class ChatFormat:
 
     def _unusable(self, why: str) -> ModelError:
         fix = (
-            f"its arguments are {self.arguments}: change them with --chat JSON, in training with --set chat=JSON"
+            f"its arguments are {self.arguments}: change them with --chat JSON, of msgrpo train --set chat=JSON"
             if self.arguments
             else None
         )

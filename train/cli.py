@@ -346,7 +346,7 @@ def teach(
         from msgrpo.train.nano.teach import teach as run
 
     from msgrpo.games import get_scenario
-    from msgrpo.prompt import chat_arguments, make_template
+    from msgrpo.prompt import as_given
     from msgrpo.train.display import teaching
 
     if source not in ("play", "own"):
@@ -365,8 +365,7 @@ def teach(
             base=base,
             seed=seed,
             steps=steps or STEPS,
-            template=None if prompt is None else make_template(prompt),
-            chat=chat_arguments(chat),
+            **as_given(prompt, chat),
             answers="own" if source == "own" else "words" if words else "actions",
             progress=progress,
         )
