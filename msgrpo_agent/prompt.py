@@ -165,6 +165,12 @@ class Asked(BaseModel):
         arguments = f" and the chat template's arguments {json.dumps(self.chat)}" if self.chat else ""
         return f"the prompt {self.prompt.name!r}{arguments}"
 
+    @property
+    def options(self) -> list[str]:
+        """On the command line; none where it is asked as usual."""
+        prompt = [] if self.prompt.hash == PromptTemplate().hash else ["--prompt", self.prompt.written]
+        return [*prompt, *(["--chat", json.dumps(self.chat)] if self.chat else [])]
+
 
 USUAL = Asked(prompt=PromptTemplate())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
 from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters, taught_as  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
-from msgrpo.prompt import USUAL, Asked, PromptTemplate  # noqa: E402
+from msgrpo.prompt import USUAL, Asked, PromptTemplate, as_given  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
 PROMPTS = [list(gguf_writer.probes())[i] for i in (0, 25, 90)]
@@ -74,6 +75,10 @@ def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -
     *_, said, command = export_run(tmp_path / "run", "hub", tmp_path / "out")
     assert "the prompt 'few' and the chat template's arguments {\"enable_thinking\": false}" in said
     assert command.startswith("upload it")
+    pytest.importorskip("gguf")
+    played = shlex.split(export_run(tmp_path / "run", "gguf", tmp_path / "gguf")[-1])
+    assert played[-4:-1:2] == ["--prompt", "--chat"]
+    assert as_given(played[-3], played[-1]) == {"template": PromptTemplate(**held["prompt"]), "chat": held["chat"]}
     export_run(tmp_path / "run", "merged", tmp_path / "merged")
     few = PromptTemplate(name="few", system="You play.")
     assert taught_as(str(tmp_path / "merged")) == Asked(prompt=few, chat={"enable_thinking": False})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -21,7 +22,6 @@ from msgrpo.files import replace_text
 from msgrpo.models.card import card, shown_base
 from msgrpo.models.merged import Adapter, merged, write_merged
 from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAUGHT, read_adapter_config, trained_as
-from msgrpo.prompt import USUAL
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
 MUCH = 0.1  # of the adapter's change, lost in rounding
@@ -72,8 +72,8 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
 def _asked(run: Path) -> list[str]:
     """How the run was asked in training, where that was not as usual: the weights do not hold it, the card does."""
     asked = trained_as(run)
-    usual = asked.prompt.hash == USUAL.prompt.hash and not asked.chat
-    return [] if usual else [f"it was trained with {asked.said}; ask it so elsewhere too: README.md has it"]
+    said = f"it was trained with {asked.said}; ask it so elsewhere too: README.md has it"
+    return [said] if asked.options else []
 
 
 def _merged(order: Order) -> list[str]:
@@ -99,11 +99,12 @@ def _gguf(order: Order) -> list[str]:
     notes = write_gguf(model, tokenizer, adapter.base, file, order.name, dtype)
     write_gguf_adapter(adapter, model.config, order.folder / f"{order.name}-lora.gguf", order.name)
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
+    played = ["--agent", f"endpoint:http://127.0.0.1:8080/v1#{order.name}", *trained_as(order.run).options]
     return [
         *notes,
         f"{order.name}-lora.gguf is the adapter alone, for a GGUF file of its base",
         f"serve it: llama-server -m {file} --port 8080",
-        f"play it: msgrpo play SCENARIO --agent 'endpoint:http://127.0.0.1:8080/v1#{order.name}'",
+        f"play it: msgrpo play SCENARIO {shlex.join(played)}",
     ]
 
 
