@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,20 @@ def test_an_endpoint_gets_the_chat_templates_arguments_in_every_request() -> Non
         agent = make_agent(spec, endpoint={"body": body}, chat=told)
         assert agent.settings()["body"] == sent
     assert make_agent(spec, chat=chat).settings()["body"] == {"chat_template_kwargs": chat}
+
+
+def test_the_study_of_words_asks_with_the_system_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began the prompt without it, so what it measured was another prompt's."""
+    pytest.importorskip("torch")
+    from msgrpo.models.loading import nano
+
+    root = Path(__file__).parents[1] / "benchmarks"
+    for folder in (root, root / "studies"):
+        monkeypatch.syspath_prepend(folder)
+    study = importlib.import_module("words")
+    model = nano()
+    for template in (PromptTemplate(), PromptTemplate(name="s", system="You play to win.", history=1)):
+        continued = study.Continued("nano", template)
+        prompt = template.render(LAKE, "Step 2 of 8.", [Past("Step 1 of 8.", "up")])
+        begun = Prompt(prompt.prefix, prompt.state + continued._tail)
+        assert continued._ids([begun]) == model.chat.ids([prompt])
