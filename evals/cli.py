@@ -13,7 +13,7 @@ from rich.text import Text
 
 from msgrpo.errors import UsageError
 from msgrpo.evals.options import Given, takes
-from msgrpo.output import Json, out, print_json, say
+from msgrpo.output import Chat, Json, out, print_json, say
 from msgrpo.text import interval_text, printable
 
 commands = typer.Typer()
@@ -69,6 +69,7 @@ def verify(
     files: Annotated[list[Path], typer.Argument(help="Records (.jsonl), or folders of them.")],
     ask: Annotated[int, typer.Option(min=0, help="Turns of each record about which --agent is asked again.")] = 0,
     agent: Annotated[str | None, typer.Option(help="Who is asked: endpoint:URL#model, adapter:DIR, nano …")] = None,
+    chat: Chat = None,
 ) -> None:
     """Simulate every recorded episode again, without any model; the first difference is an error.
 
@@ -80,6 +81,7 @@ def verify(
     from msgrpo.agent import Agent
     from msgrpo.evals.record import records_in
     from msgrpo.evals.verify import ask_again, verify, without_record
+    from msgrpo.prompt import as_given
     from msgrpo.specs import make_agent
 
     if bool(ask) != (agent is not None):
@@ -102,7 +104,7 @@ def verify(
             finally:
                 await asked.close()
 
-        asyncio.run(ask_all(make_agent(agent)))
+        asyncio.run(ask_all(make_agent(agent, chat=as_given(None, chat)["chat"])))
     if not complete:
         raise typer.Exit(1)
 

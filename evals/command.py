@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import shlex
 import time
@@ -33,7 +32,7 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import RETRIES, Timeouts
 from msgrpo.output import err
-from msgrpo.prompt import PromptTemplate, make_template
+from msgrpo.prompt import as_given, json_object
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.specs import as_read, make_agent, names_an_agent
@@ -144,21 +143,13 @@ class Options(Given):
         except ValidationError as error:
             raise UsageError(first_fault(error, "sampling")) from error
 
-    def template(self) -> PromptTemplate | None:
-        """How language models are asked; None: adapters and taught bases as in training, others as usual."""
-        return None if self.prompt is None else make_template(self.prompt)
-
-    def chat_arguments(self) -> dict[str, Any] | None:
-        return None if self.chat is None else _object("--chat", self.chat, '{"enable_thinking": false}')
-
     def agent(self, spec: str) -> Agent:
         """The agent of this name, as the options say that agents are asked and reached."""
         return make_agent(
             spec,
             self.sampling(),
             endpoint=self.endpoint_arguments(),
-            template=self.template(),
-            chat=self.chat_arguments(),
+            **as_given(self.prompt, self.chat),
         )
 
     def prices(self) -> Price | None:
@@ -174,14 +165,11 @@ class Options(Given):
 
     def endpoint_arguments(self) -> dict[str, Any]:
         """Further arguments of EndpointModel."""
-        body = _object("--body", self.body, '{"min_p": 0.1}') if self.body else {}
-        if self.chat is not None:
-            body = {"chat_template_kwargs": self.chat_arguments()} | body
         for header in self.headers:
             if "=" not in header:
                 raise UsageError(f"--header {header!r} is not NAME=VALUE")
         return {
-            "body": body,
+            "body": json_object("--body", self.body, '{"min_p": 0.1}') if self.body else {},
             "headers": dict(header.split("=", 1) for header in self.headers),
             "retries": RETRIES if self.retries is None else self.retries,
             "timeouts": self.timeouts(),
@@ -276,23 +264,6 @@ def line_of(arguments: Sequence[str]) -> str:
         shown.append(f"{option}{name.partition('=')[0]}=…" if secret else argument)
         hide = argument == "--header"
     return printable(shlex.join(shown))
-
-
-def _object(option: str, text: str, example: str) -> dict[str, Any]:
-    """The JSON object that an option holds."""
-    fix = f"{option} '{example}'"
-    try:
-        value = json.loads(text, parse_constant=_no_json)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{option} is no JSON: {error}", fix=fix) from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{option} {text} is no JSON object", fix=fix)
-    return value
-
-
-def _no_json(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 async def _play(

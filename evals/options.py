@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from msgrpo.output import Json
+from msgrpo.output import Chat, HowAsked, Json
 
 T = TypeVar("T")
 
@@ -38,12 +38,8 @@ class Given:
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256
-    prompt: Annotated[
-        str | None, typer.Option(help="How models are asked: brief (as usual), none, free, or a file; see the docs.")
-    ] = None
-    chat: Annotated[
-        str | None, typer.Option(help='JSON for the model\'s chat template, like {"enable_thinking": false}.')
-    ] = None
+    prompt: HowAsked = None
+    chat: Chat = None
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Episodes from each start.")] = 1
     names: Annotated[list[str], typer.Option("--name", help="AGENT=NAME, for tables; may repeat.")] = field(
         default_factory=list

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -287,20 +289,29 @@ def _late_left(turn: Turn | None) -> Iterator[str]:
 class Asked:
     """How often an agent, asked again, chose the recorded action; `temperature` is the recorded one.
 
-    `other_chat`: the record's prompts were made with other arguments of the chat template.
+    `other_chat`: the arguments of the chat template that made the record's prompts, where they are others.
     """
 
     turns: int = 0
     agree: int = 0
     temperature: float | None = None
-    other_chat: bool = False
+    other_chat: Any = None
 
     @property
     def summary(self) -> str:
         warm = self.temperature not in (None, 0)
         why = f"; recorded at temperature {self.temperature:g}, at which answers differ by themselves" if warm else ""
-        why += "; recorded with other arguments of the chat template" if self.other_chat else ""
+        if self.other_chat is not None:
+            told = shlex.quote(json.dumps(self.other_chat))
+            why += f"; recorded with other arguments of the chat template: --chat {told} asks so"
         return f"asked again, the agent chose the recorded action in {self.agree} of {self.turns} turns{why}"
+
+
+def _chat(settings: Mapping[str, Any]) -> Any:
+    """The arguments of the chat template, of a model in this process or of one at an endpoint."""
+    body = settings.get("body")
+    served = body.get("chat_template_kwargs") if isinstance(body, dict) else None
+    return settings.get("chat") or served or {}
 
 
 async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
@@ -322,7 +333,8 @@ async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
         if isinstance(agent, LanguageAgent):
             agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0})
             agent.template = recorded_template(settings) or agent.template
-            asked.other_chat |= settings.get("chat", {}) != agent.settings().get("chat", {})
+            if (recorded := _chat(settings)) != _chat(agent.settings()):
+                asked.other_chat = recorded
         sampling = settings.get("sampling")
         asked.temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
         asked.turns += 1

@@ -1,4 +1,4 @@
-"""Where every command prints: text for people, JSON for machines."""
+"""Where every command prints: text for people, JSON for machines. And the options that several commands have."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ from msgrpo.text import as_json, printable
 # a name may hold :x:, which is no sign of rich here
 out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
+HowAsked = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        help="How models are asked: brief (as usual), none, free, a file, or its fields as JSON. "
+        "Default: as they were trained or taught, others as usual.",
+    ),
+]
+Chat = Annotated[
+    str | None,
+    typer.Option(
+        "--chat",
+        help='JSON for the chat template, like {"enable_thinking": false}. Default: as they were trained or taught.',
+    ),
+]
 
 
 def print_json(value: Any) -> None:

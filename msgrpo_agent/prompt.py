@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -134,10 +134,45 @@ class PromptTemplate(BaseModel):
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
+    def written(self) -> str:
+        """What `--prompt` takes for it: a preset's name, or its fields as JSON."""
+        if PRESETS.get(self.name) == self.instructions and self == make_template(self.name):
+            return self.name
+        return json.dumps({"name": self.name} | self.model_dump(exclude_defaults=True))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The template for a record: its hash, and unless it is the default one all of its fields."""
         whole = {} if self == PromptTemplate() else {"prompt": self.model_dump(exclude_defaults=True)}
         return {"template": self.hash, **whole}
+
+
+class Asked(BaseModel):
+    """How a model is asked: its prompt, and the arguments of its chat template. Files that say so hold more."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt: PromptTemplate
+    chat: dict[str, Any] = {}
+
+    def but(self, prompt: PromptTemplate | None, chat: Mapping[str, Any] | None) -> Asked:
+        """The same with what a person gives."""
+        return Asked(prompt=prompt or self.prompt, chat=self.chat if chat is None else dict(chat))
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        arguments = f" and the chat template's arguments {json.dumps(self.chat)}" if self.chat else ""
+        return f"the prompt {self.prompt.name!r}{arguments}"
+
+    @property
+    def options(self) -> list[str]:
+        """On the command line; none where it is asked as usual."""
+        prompt = [] if self.prompt.hash == PromptTemplate().hash else ["--prompt", self.prompt.written]
+        return [*prompt, *(["--chat", json.dumps(self.chat)] if self.chat else [])]
+
+
+USUAL = Asked(prompt=PromptTemplate())
 
 
 def recorded_template(settings: dict[str, Any]) -> PromptTemplate | None:
@@ -149,37 +184,77 @@ def recorded_template(settings: dict[str, Any]) -> PromptTemplate | None:
     return template if template.hash == settings.get("template") else None
 
 
+def json_object(option: str, text: str, example: str) -> dict[str, Any]:
+    """The JSON object that an option holds. Raises UsageError for anything else."""
+    fix = f"{option} '{example}'"
+    try:
+        value = json.loads(text, parse_constant=_no_json)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{option} is no JSON: {error}", fix=fix) from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} {text} is no JSON object", fix=fix)
+    return value
+
+
+def _no_json(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
 def make_template(name: str) -> PromptTemplate:
     """A preset by its name, or a file: TOML with the template's fields, or any other text, which is the instructions.
+    Or the fields themselves as JSON, as `written` gives them.
 
     Raises UsageError for an unknown name, a file that cannot be read, and a field in braces that there is not.
     """
     if name in PRESETS:
         return PromptTemplate(name=name, instructions=PRESETS[name])
-    file = Path(name)
+    shown = name if len(name) < LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
+    if re.match(r'\s*\{\s*"', name):
+        said, fields = f"--prompt {shown}", {"name": "given"} | json_object("--prompt", name, '{"history": 2}')
+    else:
+        said, fields = f"--prompt {name}", _fields(Path(name), shown)
+    try:
+        template = PromptTemplate.model_validate(fields)
+    except ValidationError as error:
+        known = "its fields: " + ", ".join(PromptTemplate.model_fields)
+        raise UsageError(f"{said}: {first_fault(error, 'the template')}", fix=known) from error
+    for placeholder in re.findall(r"\{([a-z_]+)\}", template.instructions):
+        if placeholder not in FIELDS:
+            raise UsageError(f"{said}: there is no field {{{placeholder}}}", fix=nearest(placeholder, FIELDS))
+    if template.instructions.count("{state}") > 1:
+        raise UsageError(f"{said} has {{state}} twice", fix="leave one of them")
+    return template
+
+
+def _fields(file: Path, shown: str) -> dict[str, Any]:
+    """What a prompt's file says; it is called after the file."""
     try:
         there = file.is_file()
     except OSError:  # the prompt itself, too long for a file's name
         there = False
     if not there:
-        shown = name if len(name) < LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
-        raise UsageError(f"--prompt {shown!r} is neither a preset nor a file", fix=nearest(name, PRESETS))
+        raise UsageError(f"--prompt {shown!r} is neither a preset nor a file", fix=nearest(shown, PRESETS))
     try:
         text = file.read_text(encoding="utf-8")
-        fields = tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text}
-        template = PromptTemplate.model_validate({"name": file.stem} | fields)
+        return {"name": file.stem} | (tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"--prompt {name} cannot be read: {error}") from error
-    except ValidationError as error:
-        known = "its fields: " + ", ".join(PromptTemplate.model_fields)
-        raise UsageError(f"--prompt {name}: {first_fault(error, 'the template')}", fix=known) from error
-    for placeholder in re.findall(r"\{([a-z_]+)\}", template.instructions):
-        if placeholder not in FIELDS:
-            reason = f"--prompt {name}: there is no field {{{placeholder}}}"
-            raise UsageError(reason, fix=nearest(placeholder, FIELDS))
-    if template.instructions.count("{state}") > 1:
-        raise UsageError(f"--prompt {name} has {{state}} twice", fix="leave one of them")
-    return template
+        raise UsageError(f"--prompt {file} cannot be read: {error}") from error
+
+
+class Given(TypedDict):
+    """What a person says of how a model is asked, as `make_agent` and `teach` take it; None for nothing."""
+
+    template: PromptTemplate | None
+    chat: dict[str, Any] | None
+
+
+def as_given(prompt: str | None, chat: str | None) -> Given:
+    """What the options `--prompt` and `--chat` say."""
+    return Given(
+        template=None if prompt is None else make_template(prompt),
+        chat=None if chat is None else json_object("--chat", chat, '{"enable_thinking": false}'),
+    )
 
 
 @dataclass
@@ -303,5 +378,9 @@ class ChatFormat:
         return text
 
     def _unusable(self, why: str) -> ModelError:
-        fix = f"its arguments are {self.arguments}: change them with --set chat=JSON" if self.arguments else None
+        fix = (
+            f"its arguments are {self.arguments}: change them with --chat JSON, of msgrpo train --set chat=JSON"
+            if self.arguments
+            else None
+        )
         return ModelError(f"the chat template of {self.tokenizer.name_or_path!r} cannot be used: {why}", fix=fix)

@@ -14,8 +14,8 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent, Sampling
 from msgrpo.errors import UsageError, nearest
 from msgrpo.extras import needs
-from msgrpo.models.paths import shipped_adapters, taught_template
-from msgrpo.prompt import PromptTemplate
+from msgrpo.models.paths import shipped_adapters, taught_as, trained_as
+from msgrpo.prompt import USUAL, PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
@@ -25,7 +25,6 @@ GRAMMAR = (
     "random, optimal, human, nano, nano:SCENARIO, adapter:DIR, base:DIR, dqn:DIR, endpoint:http://host:8000/v1#model"
 )
 DEFAULT_SAMPLING = Sampling()
-USUAL = PromptTemplate()
 
 
 def is_language_model(spec: str) -> bool:
@@ -86,8 +85,9 @@ def make_agent(
 ) -> Agent:
     """The agent that `spec` names; `endpoint` are further arguments of EndpointModel (headers, body, price, …).
 
-    `template` is how a language model is asked, and `chat` are the arguments of its chat template; without them an
-    adapter is asked as it was in its training and a taught base as it was taught, anything else as usual.
+    `template` is how a language model is asked, and `chat` are the arguments of its chat template, which an endpoint
+    gets as `chat_template_kwargs`; without them an adapter is asked as it was in its training and a taught base as it
+    was taught, anything else as usual.
 
     Raises UsageError for a wrong spec, MissingExtraError for missing packages.
     """
@@ -103,12 +103,14 @@ def make_agent(
         with needs(f"the agent {spec!r}", "train"):
             from msgrpo.models import loading
         if spec == "nano":
-            model, own = loading.nano(), None
+            model, asked = loading.nano(), USUAL.but(template, None)
         elif kind == "base":
-            model, own = loading.based(rest, chat), taught_template(rest)
+            asked = (taught_as(rest) or USUAL).but(template, chat)
+            model = loading.based(rest, asked.chat)
         else:
-            model, own = loading.adapted(folder, chat), loading.template_of(folder)
-        return LanguageAgent(spec, model, sampling, template or own or USUAL, show_probabilities)
+            asked = trained_as(folder).but(template, chat)
+            model = loading.adapted(folder, asked.chat)
+        return LanguageAgent(spec, model, sampling, asked.prompt, show_probabilities)
     if kind == "endpoint":
         if "#" not in rest:
             raise UsageError(
@@ -118,8 +120,11 @@ def make_agent(
         from msgrpo.models.endpoint import EndpointModel
 
         url, _, model_name = rest.rpartition("#")
-        served = EndpointModel(url, model_name, **(endpoint or {}))
-        return LanguageAgent(spec, served, sampling, template or USUAL, show_probabilities)
+        given = dict(endpoint or {})
+        if chat is not None:
+            given["body"] = {"chat_template_kwargs": dict(chat)} | given.get("body", {})
+        served = EndpointModel(url, model_name, **given)
+        return LanguageAgent(spec, served, sampling, template or USUAL.prompt, show_probabilities)
     if kind == "dqn" and rest:
         with needs(f"the agent {spec!r}", "dqn"):
             from msgrpo.models.dqn import DQNAgent

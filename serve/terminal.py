@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from rich.console import Console
 
 from msgrpo.errors import ServeError, UsageError
 from msgrpo.loopback import is_loopback
-from msgrpo.models.paths import is_folder
+from msgrpo.models.paths import is_folder, taught_as, trained_as
+from msgrpo.prompt import USUAL, Asked
 from msgrpo.serve.adapters import Adapter, check_fits, read_adapter
 from msgrpo.serve.preflight import (
     check_port,
@@ -111,7 +113,7 @@ def serve(request: Request, key: str | None, console: Console) -> bool:
     Raises ServeError, ModelError or UsageError before the start when it cannot work, and when vLLM ends by itself.
     """
     request, show_key = with_key(request, key)
-    ready = False
+    ready, asked = False, learned_as(request)
     with ending_as_interrupt():
         try:
             launch, log = prepare(request, console.print), LOGS / f"vllm-{request.port}.log"
@@ -119,7 +121,7 @@ def serve(request: Request, key: str | None, console: Console) -> bool:
                 try:
                     _start(server, console)
                     ready = True
-                    _announce(launch, log, console, show_key=show_key)
+                    _announce(launch, asked, log, console, show_key=show_key)
                     server.wait()
                 except KeyboardInterrupt:
                     console.print("stopping" + (", requests in flight may end …" if ready else " …"))
@@ -162,10 +164,16 @@ def _start(server: Server, console: Console) -> None:
         server.wait_ready(lambda text: spinner.update(f"{text} …"))
 
 
-def _announce(launch: Launch, log: Path, console: Console, *, show_key: bool) -> None:
+def learned_as(request: Request) -> Asked:
+    """How the last of its models was asked while it learned. Raises ModelError where nobody knows."""
+    return trained_as(request.adapters[-1].folder) if request.adapters else taught_as(request.base) or USUAL
+
+
+def _announce(launch: Launch, asked: Asked, log: Path, console: Console, *, show_key: bool) -> None:
     url, model = launch.url, launch.models[-1]
     header = f"-H 'Authorization: Bearer ${KEY_VARIABLE}' " if launch.key else ""
     header = header.replace("'", '"')
+    options = "".join(f" {shlex.quote(option)}" for option in asked.options)
     lines = [
         f"ready at {url}",
         f"models   {', '.join(launch.models)}",
@@ -174,8 +182,8 @@ def _announce(launch: Launch, log: Path, console: Console, *, show_key: bool) ->
         "try",
         f"  curl {url}/chat/completions {header}-H 'Content-Type: application/json' "
         f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}\'',
-        f"  msgrpo eval --endpoint {url} --model {model}",
-        f"  msgrpo play frozen-lake --agent endpoint:{url}#{model}",
+        f"  msgrpo eval --endpoint {url} --model {model}{options}",
+        f"  msgrpo play frozen-lake --agent endpoint:{url}#{model}{options}",
         "stop it with Ctrl-C",
     ]
     for line in lines:

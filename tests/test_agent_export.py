@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from msgrpo.errors import ModelError, UsageError  # noqa: E402
 from msgrpo.models import gguf_writer  # noqa: E402
 from msgrpo.models.card import card, shown_setting  # noqa: E402
 from msgrpo.models.export import export_run  # noqa: E402
-from msgrpo.models.loading import load_adapted, template_of  # noqa: E402
+from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
-from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters, taught_template  # noqa: E402
+from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, Taught, shipped_adapters, taught_as, trained_as  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
-from msgrpo.prompt import PromptTemplate  # noqa: E402
+from msgrpo.prompt import PromptTemplate, as_given  # noqa: E402
 from msgrpo.specs import make_agent  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
@@ -75,14 +76,17 @@ def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -
     *_, said, command = export_run(tmp_path / "run", "hub", tmp_path / "out")
     assert "the prompt 'few' and the chat template's arguments {\"enable_thinking\": false}" in said
     assert command.startswith("upload it")
+    few = Taught(prompt=PromptTemplate(name="few", system="You play."), chat={"enable_thinking": False})
     for to in ("merged", "gguf"):
-        export_run(tmp_path / "run", to, tmp_path / to)
+        played = shlex.split(export_run(tmp_path / "run", to, tmp_path / to)[-1])
+    assert played[-4:-1:2] == ["--prompt", "--chat"]
+    assert as_given(played[-3], played[-1]) == {"template": few.prompt, "chat": few.chat}
     (file,) = (tmp_path / "gguf").glob("run-float16.gguf")
     for base in (tmp_path / "merged", file):
-        assert taught_template(str(base)) == PromptTemplate(name="few", system="You play.")
-    assert template_of(tmp_path / "out") == PromptTemplate(name="few", system="You play.")
+        assert taught_as(str(base)) == few
+    assert trained_as(tmp_path / "out") == few
     export_run(RUN, "merged", tmp_path / "brief")
-    assert taught_template(str(tmp_path / "brief")) == PromptTemplate()
+    assert taught_as(str(tmp_path / "brief")) == Taught(prompt=PromptTemplate())
     assert not any("trained with" in note for note in export_run(RUN, "hub", tmp_path / "usual"))
 
 

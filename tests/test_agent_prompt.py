@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from msgrpo.prompt import (
     make_template,
     recorded_template,
 )
+from msgrpo.specs import make_agent
 from msgrpo.train.config import make_config
 
 LAKE = get_scenario("frozen-lake")
@@ -139,6 +141,35 @@ def test_a_wrong_template_is_refused_with_what_is_wrong(
         make_template(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"histroy": 1}', 'histroy'),
+        ('{"history": -1}', "history"),
+        ('{"history": 1', "--prompt is no JSON"),
+        ('{"instructions": "{rulez}"}', "no field {rulez}"),
+        ('{"instructions": "{state} {state}"}', "twice"),
+        (json.dumps({"instructions": "Play well. " * 500, "x": 1}), "x"),
+        ('{state} and what now?', "neither a preset nor a file"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_in_json_are_refused_with_what_is_wrong(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told.replace("{", r"\{")) as refused:
+        make_template(text)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_template_is_written_as_it_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('system = "It\'s \u00fcber"\nhistory = 3\n[[examples]]\nstate = "a\\nb"\nanswer = "c"\n')
+    renamed = PromptTemplate(name="none", history=1)
+    for template in (*map(make_template, (*PRESETS, str(file))), renamed):
+        assert make_template(template.written) == template
+        assert make_config(settings=[f"prompt={template.written}"]).prompt == template
+        assert (template.written in PRESETS) == (template.name in PRESETS and template != renamed)
+    assert make_template('{"history": 2}') == PromptTemplate(name="given", history=2)
+
+
 def test_a_prompt_in_place_of_a_files_name_is_told_shortly() -> None:
     with pytest.raises(UsageError, match="neither a preset nor a file") as told:
         make_template("Play well. " * 500)
@@ -160,15 +191,15 @@ def test_a_record_holds_the_template_and_verify_asks_again_with_it(tmp_path: Pat
 def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     assert torch is not None
-    from msgrpo.models.loading import template_of
+    from msgrpo.models.paths import trained_as
 
     config = make_config(settings=["prompt=none"])
     assert config.prompt == make_template("none")
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    assert template_of(tmp_path) == make_template("none")
+    assert trained_as(tmp_path).prompt == make_template("none")
     (tmp_path / "config.json").write_text('{"prompt": {"of a later version": 1}}')
     with pytest.raises(ModelError, match="nobody knows how the adapter was asked"):  # it was asked as usual
-        template_of(tmp_path)
+        trained_as(tmp_path)
     file = tmp_path / "h.toml"
     file.write_text("history = 1")
     with pytest.raises(UsageError, match="history"):
@@ -185,3 +216,29 @@ def test_the_command_plays_with_a_file_and_the_table_does_not_mix_prompts(tmp_pa
         assert done.exit_code == 0, done.output
     done = CliRunner().invoke(make_app(), ["leaderboard", str(tmp_path / "a"), str(tmp_path / "b")])
     assert "template" in str(done.exception)
+
+
+def test_an_endpoint_gets_the_chat_templates_arguments_in_every_request() -> None:
+    spec, chat = "endpoint:http://127.0.0.1:8000/v1#m", {"enable_thinking": False}
+    body = {"min_p": 0.1}
+    for told, sent in ((None, body), (chat, {"chat_template_kwargs": chat} | body)):
+        agent = make_agent(spec, endpoint={"body": body}, chat=told)
+        assert agent.settings()["body"] == sent
+    assert make_agent(spec, chat=chat).settings()["body"] == {"chat_template_kwargs": chat}
+
+
+def test_the_study_of_words_asks_with_the_system_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began the prompt without it, so what it measured was another prompt's."""
+    pytest.importorskip("torch")
+    from msgrpo.models.loading import nano
+
+    root = Path(__file__).parents[1] / "benchmarks"
+    for folder in (root, root / "studies"):
+        monkeypatch.syspath_prepend(folder)
+    study = importlib.import_module("words")
+    model = nano()
+    for template in (PromptTemplate(), PromptTemplate(name="s", system="You play to win.", history=1)):
+        continued = study.Continued("nano", template)
+        prompt = template.render(LAKE, "Step 2 of 8.", [Past("Step 1 of 8.", "up")])
+        begun = Prompt(prompt.prefix, prompt.state + continued._tail)
+        assert continued._ids([begun]) == model.chat.ids([prompt])

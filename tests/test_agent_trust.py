@@ -28,8 +28,7 @@ from msgrpo.contract import _in_another_process
 from msgrpo.episode import play_episode
 from msgrpo.errors import ModelError, UsageError
 from msgrpo.games import get_scenario
-from msgrpo.models.loading import template_of
-from msgrpo.models.paths import NANO_DIR, check_base
+from msgrpo.models.paths import NANO_DIR, check_base, trained_as
 from msgrpo.references import RandomAgent
 from msgrpo.run_log import goes_on
 from msgrpo.serve.adapters import list_runs
@@ -264,7 +263,7 @@ def test_a_pipe_in_somebodys_folder_is_not_waited_for(tmp_path: Path) -> None:
     _pipe(tmp_path / "runs" / "other", "summary.json", opened)
     assert [found.scenario for found in list_runs(run)] == [None]
     with pytest.raises(ModelError, match="no regular file"):
-        template_of(run)
+        trained_as(run)
     titles = [choice.title for choice in run_choices(tmp_path / "runs")]
     assert "other (trained)" in titles
     assert goes_on(_pipe(tmp_path / "locked", ".lock", opened)) is None

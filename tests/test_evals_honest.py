@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,18 +277,35 @@ def test_verifying_a_folder_misses_the_record_that_is_not_there(what: str, tmp_p
     assert (told.exit_code, "INCOMPLETE: 8 episodes of frozen-lake by random" in told.stdout) == (1, True)
 
 
-def test_asking_again_asks_whom_a_person_names(tmp_path: Path) -> None:
+def test_asking_again_asks_whom_a_person_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played(tmp_path, scripted("nano", answer("up")), episodes=4)
     file = next(tmp_path.glob("nano/*.jsonl"))
     same = asyncio.run(ask_again(file, scripted("nano", answer("up")), 5))
     other = asyncio.run(ask_again(file, scripted("nano", answer("down")), 5))
     assert (same.turns, same.agree, other.agree) == (5, 5, 0)
     assert "asked again, the agent chose the recorded action in 5 of 5 turns" in same.summary
-    recorded = file.read_text().replace('"settings":{"player":{', '"settings":{"player":{"chat":{"thinking":false},')
-    file.write_text(recorded)
-    thoughtful = asyncio.run(ask_again(file, scripted("nano", answer("up")), 5))
-    assert thoughtful.summary.endswith("recorded with other arguments of the chat template")
     assert "chat template" not in same.summary
+    recorded, chat = file.read_text(), {"thinking": False}
+    for settings in ({"chat": chat}, {"body": {"chat_template_kwargs": chat}}):  # in this process, at an endpoint
+        said = json.dumps(settings, separators=(",", ":"))[1:-1]
+        file.write_text(recorded.replace('"settings":{"player":{', f'"settings":{{"player":{{{said},'))
+        agent = scripted("nano", answer("up"))
+        thoughtful = asyncio.run(ask_again(file, agent, 5))
+        other = "recorded with other arguments of the chat template: --chat '{\"thinking\": false}' asks so"
+        assert thoughtful.summary.endswith(other)
+        for also in ({"chat": chat}, {"body": {"chat_template_kwargs": chat, "min_p": 0.1}}):
+            monkeypatch.setattr(agent, "settings", partial(dict, also))
+            assert "chat template" not in asyncio.run(ask_again(file, agent, 5)).summary
+    made: list[dict[str, Any]] = []
+
+    def make(spec: str, **given: Any) -> Agent:
+        made.append(given)
+        return scripted(spec, answer("up"))
+
+    monkeypatch.setattr("msgrpo.specs.make_agent", make)
+    done = cli("verify", str(file), "--ask", "1", "--agent", "nano", "--chat", json.dumps(chat))
+    assert done.exit_code == 0
+    assert made == [{"chat": chat}]
     refused = cli("verify", str(file), "--ask", "3")
     assert "a record's own agent is never asked" in str(refused.exception)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ from msgrpo.errors import ModelError, MsgrpoError, ServeError, UsageError
 from msgrpo.install import install_command
 from msgrpo.loopback import is_loopback
 from msgrpo.models.paths import NANO_DIR
+from msgrpo.prompt import PromptTemplate, as_given, make_template
 from msgrpo.serve import preflight, terminal
 from msgrpo.serve.adapters import Adapter, read_adapter
 from msgrpo.serve.vllm_command import (
@@ -388,6 +390,48 @@ def test_the_command_line_passes_everything_on(
     for pair in (("--host", "0.0.0.0"), ("--port", "8123"), ("--max-model-len", "512"), ("--seed", "3")):
         assert asked[asked.index(pair[0]) + 1] == pair[1]
     assert "s3cret" not in output
+
+
+def announced(request: Request) -> list[list[str]]:
+    """The commands to try, as a shell takes them."""
+    screen = io.StringIO()
+    launch, asked = build(request, "cpu"), terminal.learned_as(request)
+    terminal._announce(launch, asked, Path("log"), Console(file=screen, width=40), show_key=False)
+    return [shlex.split(line) for line in screen.getvalue().splitlines() if line.startswith("  msgrpo")]
+
+
+def test_the_commands_to_try_ask_the_model_as_it_was_trained(tmp_path: Path) -> None:
+    """Who copied them saw a score near nothing where the adapter or the base had learned with another prompt."""
+    url = "http://127.0.0.1:8000/v1"
+    usual = [
+        ["msgrpo", "eval", "--endpoint", url, "--model", "nano"],
+        ["msgrpo", "play", "frozen-lake", "--agent", f"endpoint:{url}#nano"],
+    ]
+    assert announced(Request()) == usual
+    template, chat = PromptTemplate(name="mine", system="It's a game.\nWin.", history=2), {"enable_thinking": False}
+    run, elsewhere = write_adapter(tmp_path / "fl"), write_adapter(tmp_path / "elsewhere")
+    (run / "config.json").write_text(json.dumps({"prompt": template.model_dump(), "chat": chat, "steps": 3}))
+    taught = tmp_path / "taught"
+    taught.mkdir()
+    (taught / "taught.json").write_text(json.dumps({"prompt": make_template("none").model_dump(), "steps": 2}))
+    adapters = (read_adapter(elsewhere), read_adapter(run))
+    for *_, prompt_option, prompt, chat_option, arguments in announced(Request(adapters=adapters)):
+        assert (prompt_option, chat_option) == ("--prompt", "--chat")
+        assert as_given(prompt, arguments) == {"template": template, "chat": chat}
+    for command in announced(Request(base=str(taught))):
+        assert command[-2:] == ["--prompt", "none"]
+    assert not any("--prompt" in command for command in announced(Request(adapters=adapters[:1])))
+
+
+def test_an_adapter_of_which_nobody_knows_how_to_ask_it_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_adapter(tmp_path / "fl")
+    (folder / "config.json").write_text("{")
+    code, _, errors = msgrpo(monkeypatch, capsys, "serve", "--adapter", str(folder))
+    assert code == 2
+    assert "nobody knows how the adapter was asked in training" in errors
+    assert "remove the file to have it asked as usual" in errors
 
 
 def test_adapters_are_listed_for_people_and_machines(

@@ -109,6 +109,16 @@ def test_what_is_listed_is_written_as_a_setting_is_given(scenario: str, chosen: 
         assert make_config(settings=[f"scenario={scenario}", *chosen, setting]) == whole
 
 
+def test_a_prompt_from_a_file_is_listed_as_it_can_be_given(tmp_path: Path) -> None:
+    """Its name alone was listed, which no command takes."""
+    file = tmp_path / "mine.toml"
+    file.write_text('system = "You play."\nhistory = 2')
+    whole = make_config(settings=[f"prompt={file}"])
+    (listed,) = (setting.value for setting in settings_of(whole) if setting.name == "prompt")
+    file.unlink()
+    assert make_config(settings=[f"prompt={listed}"]) == whole
+
+
 NAMED = {  # for what has no value of its own
     "episodes": "4", "target": "0.1", "of": "adapter:runs/x", "at": "http://a:1", "adapters": "runs/versions",
 }  # fmt: skip

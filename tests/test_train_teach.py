@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import loading
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.prompt import Prompt, PromptTemplate, make_template
+from msgrpo.models.paths import NANO_DIR, Taught, taught_as
+from msgrpo.prompt import USUAL, Prompt, PromptTemplate, make_template
 from msgrpo.run_log import alone
 from msgrpo.specs import make_agent
 from msgrpo.train import config as settings
@@ -35,7 +36,7 @@ from msgrpo.train.nano import sampled
 from msgrpo.train.nano import teach as teaching
 from msgrpo.train.nano.build import Row, build
 from msgrpo.train.nano.sampled import own_rows
-from msgrpo.train.nano.teach import ANSWERS, BEGUN, rows_of, teach
+from msgrpo.train.nano.teach import ANSWERS, BEGUN, Teaching, rows_of, teach
 from msgrpo.train.nano.words import Words
 
 LAKE = get_scenario("frozen-lake")
@@ -338,7 +339,7 @@ def test_a_base_in_bfloat16_loses_nothing_of_what_it_learned(
     """
     monkeypatch.setattr(teaching, "SMALL", small)
     monkeypatch.setattr(loading, "usual_dtype", lambda base, device: "bfloat16")
-    taught = teaching.Teaching(get_scenario("frozen-lake"), "nano", 0, 4, make_template("brief"), "words")
+    taught = teaching.Teaching(get_scenario("frozen-lake"), "nano", 0, 4, USUAL, "words")
     assert {p.dtype for p in taught.parameters} == {torch.float32}
     assert {buffer.dtype for buffer in taught.model.buffers()} == {torch.float32}
     own = load_base("nano", dtype="float32")[0].state_dict()
@@ -393,20 +394,48 @@ def test_a_taught_base_is_asked_as_it_was_taught(tmp_path: Path) -> None:
         preset_for("~no-such-user/base.gguf")
 
 
-def test_the_study_of_words_asks_as_the_model_was_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asked a taught base and an adapter as usual, and left the system message out."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "studies"))
-    words = import_module("words")
-    template = PromptTemplate(system="You play.")
-    (tmp_path / "taught.json").write_text(json.dumps({"prompt": template.model_dump()}))
-    assert words.asked(str(tmp_path)) == template
-    assert words.asked("nano") == PromptTemplate()
-    asked = template.render(LAKE, "Step 1 of 8.")
-    (ids,) = LocalModel("nano", *load_base("nano")).chat.ids([asked])
-    model = words.Continued("nano", template)
-    begun = replace(asked, state=asked.state + model._tail)
-    assert model._ids([begun]) == [ids]
+def test_the_chat_templates_arguments_of_a_teaching_are_kept(tmp_path: Path) -> None:
+    """A thinking model was taught in another form than it was then trained and played in."""
+    base, out = tmp_path / "thinker", tmp_path / "taught"
+    shutil.copytree(NANO_DIR, base, ignore=shutil.ignore_patterns("adapters", "*.py"))
+    written = (base / "chat_template.jinja").read_text()
+    asks = "{% if enable_thinking is not defined %}{{ raise_exception('it thinks') }}{% endif %}"
+    (base / "chat_template.jinja").write_text(asks + written)
+    chat = {"enable_thinking": False}
+    for answers in ("words", "own"):
+        with pytest.raises(ModelError, match="it thinks"):
+            teach(LAKE, tmp_path / "silent", base=str(base), steps=1, answers=answers)
+        shutil.rmtree(tmp_path / "silent")
+    quick = ["--base", str(base), "--steps", "1", "--out", str(out)]
+    given = ["--prompt", "none", "--chat", json.dumps(chat)]
+    done = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *quick, *given])
+    assert done.exit_code == 0, done.output
+    taught = Taught(prompt=make_template("none"), chat=chat)
+    assert taught_as(str(out)) == taught
+    config = make_config(given={"base": str(out)})
+    assert Taught(prompt=config.prompt, chat=config.chat) == taught
+    assert make_config(given={"base": str(out)}, settings=['chat={"enable_thinking": true}']).chat != chat
+    for told in (None, {"enable_thinking": True}):
+        agent = make_agent(f"base:{out}", chat=told)
+        assert isinstance(agent, LanguageAgent)
+        assert isinstance(agent.model, LocalModel)
+        assert agent.model.chat.arguments == agent.settings()["chat"] == (told or chat)
+    again = ["--base", str(out), "--steps", "1", "--out", str(tmp_path / "again")]
+    done = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *again])
+    assert f"asked with {taught.said}, as its base was when it was taught" in done.output
+    assert taught_as(str(tmp_path / "again")) == taught
+    refused = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *quick, "--chat", "no"])
+    assert str(refused.exception).startswith("--chat is no JSON")
+
+
+def test_a_teaching_goes_on_with_the_same_arguments_of_the_chat_template_alone(tmp_path: Path) -> None:
+    def teaching_with(chat: dict[str, Any]) -> Teaching:
+        return Teaching(LAKE, "nano", 0, 1, USUAL.but(None, chat), "words")
+
+    teaching_with({"enable_thinking": False}).save(tmp_path / BEGUN)
+    teaching_with({"enable_thinking": False}).restore(tmp_path / BEGUN)
+    with pytest.raises(UsageError, match="--chat"):
+        teaching_with({}).restore(tmp_path / BEGUN)
 
 
 @pytest.mark.usefixtures("near")
@@ -414,7 +443,7 @@ def test_the_study_of_words_asks_as_the_model_was_taught(tmp_path: Path, monkeyp
 def test_own_answers_are_the_bases_however_much_it_has_learned(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
     monkeypatch.setattr(teaching, "SMALL", small)
     monkeypatch.setattr(sampled, "AT_ONCE", 4)
-    taught = teaching.Teaching(get_scenario("frozen-lake"), "nano", 0, 4, make_template("brief"), "own")
+    taught = teaching.Teaching(get_scenario("frozen-lake"), "nano", 0, 4, USUAL, "own")
     first = [row for (row,) in itertools.islice(taught._turns(7), 6)]
     before = {name: weights.detach().clone() for name, weights in taught.model.named_parameters()}
     for _ in range(3):

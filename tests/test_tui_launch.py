@@ -23,6 +23,7 @@ from msgrpo.episode import read_episodes
 from msgrpo.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo.install import install_command
 from msgrpo.loopback import is_own
+from msgrpo.prompt import make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
 from msgrpo.tui.export import append_episode
@@ -53,6 +54,23 @@ def test_without_a_terminal_the_episode_is_text() -> None:
     assert text.count("player: ") == text.count("reward") > 0
     assert "goal reached" in text
     assert "P" in text
+
+
+def test_models_are_asked_as_the_command_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was no way to ask an endpoint as its adapter was trained."""
+    made: list[dict[str, Any]] = []
+
+    def make(spec: str, *_: Any, **given: Any) -> RandomAgent:
+        made.append(given)
+        return RandomAgent()
+
+    monkeypatch.setattr("msgrpo.specs.make_agent", make)
+    run("frozen-lake", "--agent", "nano", "--prompt", "none", "--chat", '{"enable_thinking": false}')
+    run("frozen-lake", "--agent", "nano")
+    asked = [(given["template"], given["chat"]) for given in made]
+    assert asked == [(make_template("none"), {"enable_thinking": False}), (None, None)]
+    with pytest.raises(UsageError, match="neither a preset nor a file"):
+        run("frozen-lake", "--agent", "nano", "--prompt", "brif")
 
 
 @pytest.mark.parametrize("given", [("--step",), ("--agent", "random", "--live"), ("--seed", "5")])

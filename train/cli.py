@@ -16,7 +16,7 @@ import typer
 
 from msgrpo.errors import UsageError
 from msgrpo.extras import needs
-from msgrpo.output import Json, err, out, print_json, say
+from msgrpo.output import Chat, HowAsked, Json, err, out, print_json, say
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.text import counted
 
@@ -75,7 +75,8 @@ def train(
     if watch and sys.stdout.isatty():  # torch alone takes seconds to load
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
-        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO, taught_template
+        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO, taught_as
+        from msgrpo.prompt import Asked
         from msgrpo.train.beside import train_and_watch
         from msgrpo.train.config import make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter
@@ -124,8 +125,9 @@ def train(
             report.note(
                 f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"
             )
-        if held is None and taught_template(config.base) == config.prompt:
-            report.note(f"asked with the prompt {config.prompt.name!r}, as its base was when it was taught")
+        asked = Asked(prompt=config.prompt, chat=config.chat)
+        if held is None and taught_as(config.base) == asked:
+            report.note(f"asked with {asked.said}, as its base was when it was taught")
         try:
             if ray is not None:
                 with needs("msgrpo train --ray", "ray"):
@@ -329,7 +331,8 @@ def teach(
     base: Annotated[str, typer.Option(help="nano, a folder, a GGUF file, or a hub name.")] = "nano",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of play and batches.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: 250.")] = None,
-    prompt: Annotated[str, typer.Option(help="How it is asked: brief, none, free, or a file.")] = "brief",
+    prompt: HowAsked = None,
+    chat: Chat = None,
     source: Annotated[
         str, typer.Option("--from", help="play: a bad player's answers; own: its own that hold a legal action.")
     ] = "play",
@@ -340,11 +343,12 @@ def teach(
 ) -> None:
     """Teach a base the form of the answers in a game, from bad play. The result is a base for `train`."""
     with needs("msgrpo teach", "train"):
+        from msgrpo.models.paths import taught_as
         from msgrpo.train.nano.teach import STEPS
         from msgrpo.train.nano.teach import teach as run
 
     from msgrpo.games import get_scenario
-    from msgrpo.prompt import make_template
+    from msgrpo.prompt import as_given
     from msgrpo.train.display import teaching
 
     if source not in ("play", "own"):
@@ -353,6 +357,9 @@ def teach(
         raise UsageError("--no-words is for a bad player's answers, and --from own takes the base's own")
     if source == "own" and not as_json:
         say("the base plays before it learns; of a large one that takes minutes")
+    taught = taught_as(base) if prompt is None and chat is None else None
+    if taught is not None and not as_json:
+        say(f"asked with {taught.said}, as its base was when it was taught")
     with _going_on(), teaching(err, silent=as_json) as progress:
         facts = run(
             get_scenario(scenario),
@@ -360,7 +367,7 @@ def teach(
             base=base,
             seed=seed,
             steps=steps or STEPS,
-            template=make_template(prompt),
+            **as_given(prompt, chat),
             answers="own" if source == "own" else "words" if words else "actions",
             progress=progress,
         )

@@ -30,7 +30,7 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
 from msgrpo.models.gguf_file import is_gguf
-from msgrpo.models.paths import NANO, NANO_SIZED, parameters_of, taught_template
+from msgrpo.models.paths import NANO, NANO_SIZED, parameters_of, taught_as
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
 from msgrpo.train.mixture import names_of, weights_of
@@ -276,7 +276,9 @@ class TrainConfig(BaseModel):
     )
     trainers: Clean = Field("1", description="processes that --ray starts for the update; 2-8: as many as fit")
     chat: dict[str, Any] = Field({}, description="the chat template's arguments, as JSON (Qwen3: enable_thinking)")
-    prompt: PromptTemplate = Field(PromptTemplate(), description="how the model is asked: a preset's name, or a file")
+    prompt: PromptTemplate = Field(
+        PromptTemplate(), description="how the model is asked: a preset's name, a file, or its fields as JSON"
+    )
 
     evaluation: Annotated[Evaluation, *_numbered(Evaluation)] = Field(
         Evaluation(),
@@ -576,7 +578,7 @@ def make_config(
     held: TrainConfig | None = None,
 ) -> TrainConfig:
     """The settings of the run that goes on (`held`), preset (without: `preset_for` the base, nano's with what was
-    chosen for the scenario; and the prompt with which the base was taught), JSON file, `key=value` settings, and the
+    chosen for the scenario; and how the base was asked when it was taught), JSON file, `key=value` settings, and the
     options given by name: later ones win.
 
     Raises UsageError for an unknown preset, key or value, naming the nearest right one.
@@ -592,8 +594,8 @@ def make_config(
         if chosen == "nano" and base == NANO:
             named = by_person.get("scenario", TrainConfig.model_fields["scenario"].default)
             values |= CHOSEN.get(names_of(str(named))[0], {})
-        if held is None and (taught := taught_template(base)) is not None:
-            values["prompt"] = taught
+        if held is None and (taught := taught_as(base)) is not None:
+            values |= {"prompt": taught.prompt, "chat": taught.chat}
     values |= _carried(values, by_person)
     if str(values.get("backend")).strip().startswith("tinker") and held is None and "loss" not in by_person:
         values["loss"] = "clip(kl=0)"  # a service has no reference model

@@ -86,7 +86,7 @@ def _explained(options: Sequence[Option]) -> list[tuple[str, str]]:
 
 
 def _value(value: object) -> str:
-    return value.name if isinstance(value, PromptTemplate) else _text(value)
+    return value.written if isinstance(value, PromptTemplate) else _text(value)
 
 
 def _options(name: str) -> list[Option]:

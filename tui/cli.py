@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from msgrpo.output import out
+from msgrpo.output import Chat, HowAsked, out
 
 commands = typer.Typer()
 
@@ -72,6 +72,8 @@ def play(
     plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of language models; 0 is greedy.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    prompt: HowAsked = None,
+    chat: Chat = None,
     keys: Annotated[bool, typer.Option("--keys", help="Print the keys and the file that changes them.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Serve the app to a browser on this machine.")] = False,
     host: Annotated[str, typer.Option(help="With --web.")] = "127.0.0.1",
@@ -82,17 +84,18 @@ def play(
 ) -> None:
     """Watch, step through, take over, and play against an agent."""
     from msgrpo.agent import Sampling
+    from msgrpo.prompt import as_given
     from msgrpo.specs import make_agent
     from msgrpo.tui import launch
 
-    sampling = Sampling(max_tokens=max_tokens)
+    sampling, asked = Sampling(max_tokens=max_tokens), as_given(prompt, chat)
     if keys:
         launch.print_keys(out)
     elif web:
         launch.web(sys.argv[1:], host, port, force=force)
     else:
         launch.start(
-            lambda spec: make_agent(spec, sampling, show_probabilities=True),
+            lambda spec: make_agent(spec, sampling, show_probabilities=True, **asked),
             launch.setup(
                 scenario,
                 agent,

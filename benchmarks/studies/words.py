@@ -28,36 +28,35 @@ from msgrpo.evals.stats import bootstrap_mean, wilson
 from msgrpo.evals.suites import HeldOut, episode_seeds
 from msgrpo.game import Scenario, stream
 from msgrpo.games import SCENARIOS
-from msgrpo.models.loading import adapted, load_base, nano, template_of
 from msgrpo.models.local import LocalModel
-from msgrpo.models.paths import taught_template
-from msgrpo.prompt import Prompt, PromptTemplate, make_template
+from msgrpo.prompt import Prompt, PromptTemplate, as_given
 from msgrpo.references import OptimalAgent
+from msgrpo.specs import is_language_model, make_agent
 from msgrpo.train.nano.words import Sight, Words, follow, truth
 
 SAMPLING = Sampling(max_tokens=64)
-MARK = "\u241fcontent\u241f"
+MARK = "\u241fwords\u241f"
+
+
+def asked(name: str, template: PromptTemplate | None = None) -> tuple[LanguageAgent, LocalModel]:
+    """`nano`, `adapter:DIR`, or the folder of a base model; without `template` asked as it was trained or taught."""
+    agent = make_agent(name if is_language_model(name) else f"base:{name}", SAMPLING, template=template)
+    assert isinstance(agent, LanguageAgent)
+    assert isinstance(agent.model, LocalModel)
+    return agent, agent.model
 
 
 def load(name: str) -> LocalModel:
-    """`nano`, `adapter:DIR`, or the folder of a base model."""
-    if name == "nano":
-        return nano()
-    return adapted(Path(name[8:])) if name.startswith("adapter:") else LocalModel(name, *load_base(name))
-
-
-def asked(name: str) -> PromptTemplate:
-    """The prompt with which an adapter was trained or a base taught; of any other the usual one."""
-    own = template_of(Path(name[8:])) if name.startswith("adapter:") else taught_template(name)
-    return own or PromptTemplate()
+    """The model alone."""
+    return asked(name)[1]
 
 
 class Continued:
     """A model whose answers begin with words that are put into its mouth."""
 
     def __init__(self, name: str, template: PromptTemplate | None = None) -> None:
-        self.name, self.template, self._model = name, template or PromptTemplate(), load(name)
-        chat = self._model.chat
+        agent, self._model = asked(name, template)
+        self.name, self.template, chat = name, agent.template, self._model.chat
         self._head, _, self._tail = chat._rendered(Prompt("", MARK, self.template.system)).partition(MARK)
         chat.ids = self._ids  # type: ignore[method-assign]
 
@@ -150,9 +149,7 @@ def truths(scenario: Scenario, episodes: list[Episode]) -> dict[str, Any]:
 
 def measured(model: Continued, scenario: Scenario, episodes: int, split: HeldOut) -> dict[str, Any]:
     """What it plays, what its words are worth, and how true they are: where it comes, and where a follower comes."""
-    own = play(
-        LanguageAgent(model.name, load(model.name), SAMPLING, template=model.template), scenario, episodes, split
-    )
+    own = play(asked(model.name, model.template)[0], scenario, episodes, split)
     short = play(Follower(model, further=False), scenario, episodes, split)
     further = play(Follower(model, further=True), scenario, episodes, split)
     return {
@@ -174,9 +171,9 @@ def main() -> None:
     parser.add_argument("--prompt", help="brief, none, free, or a file; default: as it was trained or taught")
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
-    model = Continued(given.model, make_template(given.prompt) if given.prompt else asked(given.model))
+    model = Continued(given.model, as_given(given.prompt, None)["template"])
     result: dict[str, Any] = {"machine": facts(), "model": given.model, "episodes": given.episodes}
-    result |= {"split": given.split, "prompt": model.template.name, "scenarios": {}}
+    result |= {"split": given.split, "prompt": model.template.written, "scenarios": {}}
     for name in given.scenario or SCENARIOS:
         found = measured(model, SCENARIOS[name], given.episodes, given.split)
         result["scenarios"][name] = found

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,10 +20,10 @@ from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.models.card import card, shown_base, shown_setting
-from msgrpo.models.loading import chat_of, teacher_of, template_of
+from msgrpo.models.loading import teacher_of
 from msgrpo.models.merged import Adapter, merged, write_merged
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAUGHT, read_adapter_config
-from msgrpo.prompt import PromptTemplate
+from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TAUGHT, read_adapter_config, trained_as
+from msgrpo.prompt import Asked
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
 MUCH = 0.1  # of the adapter's change, lost in rounding
@@ -51,7 +51,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out} is there already", fix="choose another --out")
     read_adapter_config(run)
-    template = template_of(run) or PromptTemplate()
+    asked = trained_as(run)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
@@ -60,7 +60,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     try:
         *notes, command = WRITERS[to](Order(run, part, run.resolve().name, dtype))
         teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}
-        taught = {"prompt": template.model_dump(exclude_defaults=True)} | teacher  # it is asked as the run was
+        taught = asked.model_dump(exclude_defaults=True) | teacher  # it is asked as the run was
         replace_text(part / TAUGHT, json.dumps(taught, indent=2) + "\n")
         part.chmod(0o755)
         os.replace(part, out)
@@ -71,14 +71,13 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         raise ModelError(f"{run} could not be written to {out}: {reason}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return [note.replace(str(part), str(out)) for note in (*notes, *_asked(template, chat_of(run)), command)]
+    return [note.replace(str(part), str(out)) for note in (*notes, *_asked(asked), command)]
 
 
-def _asked(template: PromptTemplate, chat: Mapping[str, Any]) -> list[str]:
+def _asked(asked: Asked) -> list[str]:
     """How the run was asked in training, where that was not as usual: the weights do not hold it, the card does."""
-    how = [f"the prompt {template.name!r}"] if template.hash != PromptTemplate().hash else []
-    how += [f"the chat template's arguments {json.dumps(chat)}"] if chat else []
-    return [f"it was trained with {' and '.join(how)}; ask it so elsewhere too: README.md has it"] if how else []
+    said = f"it was trained with {asked.said}; ask it so elsewhere too: README.md has it"
+    return [said] if asked.options else []
 
 
 def _merged(order: Order) -> list[str]:
@@ -102,11 +101,12 @@ def _gguf(order: Order) -> list[str]:
     notes = write_gguf(model, tokenizer, adapter.base, file, order.name, dtype)
     write_gguf_adapter(adapter, model.config, order.folder / f"{order.name}-lora.gguf", order.name)
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
+    played = ["--agent", f"endpoint:http://127.0.0.1:8080/v1#{order.name}", *trained_as(order.run).options]
     return [
         *notes,
         f"{order.name}-lora.gguf is the adapter alone, for a GGUF file of its base",
         f"serve it: llama-server -m {file} --port 8080",
-        f"play it: msgrpo play SCENARIO --agent 'endpoint:http://127.0.0.1:8080/v1#{order.name}'",
+        f"play it: msgrpo play SCENARIO {shlex.join(played)}",
     ]
 
 

@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
-from pydantic import ValidationError
-from pydantic_core import from_json
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, first_fault, no_memory
-from msgrpo.files import digest, read_regular
+from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
+from msgrpo.files import digest
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
@@ -35,14 +33,14 @@ from msgrpo.models.paths import (
     is_folder,
     own_code,
     parameters_of,
-    taught,
-    taught_template,
+    run_settings,
+    taught_as,
     tensor_shapes,
+    trained_as,
 )
 from msgrpo.models.paths import base_path as base_path
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.proof import prepare
-from msgrpo.prompt import PromptTemplate
 from msgrpo.text import printable
 
 # transformers loads under process-wide switches (meta device, no initialisation): two loads at once do damage.
@@ -290,7 +288,7 @@ def weights_of(base: str) -> str:
 
 def adapted(folder: Path, chat: Mapping[str, Any] | None = None) -> LocalModel:
     """A trained run's model, named after its folder; without `chat`, with the arguments that it was trained with."""
-    chat = chat_of(folder) if chat is None else chat
+    chat = trained_as(folder).chat if chat is None else chat
     model = LocalModel(folder.resolve().name, *load_adapted(folder), chat=chat)
     chat_given = {"chat": chat} if chat else {}
     model.extra_settings = {"weights": _digest(folder / ADAPTER_WEIGHTS), **chat_given, **teacher_of(folder)}
@@ -302,53 +300,14 @@ def teacher_of(folder: Path) -> dict[str, str]:
 
     A table must not take the score for that of reinforcement.
     """
-    if isinstance(teacher := _settings_of(folder).get("teacher"), str):
+    if isinstance(teacher := run_settings(folder).get("teacher"), str):
         return {"teacher": printable(teacher)[:200]}
     return _taught_by(str(folder)) or _taught_by(read_adapter_config(folder)["base_model_name_or_path"])
 
 
 def _taught_by(base: str) -> dict[str, str]:
-    known = taught(base)
+    known = taught_as(base)
     return {} if known is None or known.teacher is None else {"teacher": printable(known.teacher)[:200]}
-
-
-def template_of(folder: Path) -> PromptTemplate | None:
-    """The prompt that an adapter was trained with; None for one that was trained elsewhere."""
-    prompt = _settings_of(folder).get("prompt")
-    if prompt is None:
-        return taught_template(str(folder))
-    try:
-        return PromptTemplate.model_validate(prompt)
-    except ValidationError as error:
-        raise _damaged(folder, first_fault(error, "prompt")) from error
-
-
-def chat_of(folder: Path) -> dict[str, Any]:
-    """The arguments of the chat template that an adapter was trained with."""
-    return _object(_settings_of(folder).get("chat"))
-
-
-def _settings_of(folder: Path) -> dict[str, Any]:
-    """The settings of the adapter's training; empty for one that was trained elsewhere."""
-    try:
-        config = from_json(read_regular(folder / "config.json"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, error) from error
-    return _object(config)
-
-
-def _damaged(folder: Path, why: object) -> ModelError:
-    return ModelError(
-        f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {why}",
-        fix="copy the run again; or remove the file to have it asked as usual",
-    )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """What a file says, if it is an object."""
-    return value if isinstance(value, dict) else {}
 
 
 def _digest(file: Path) -> str:

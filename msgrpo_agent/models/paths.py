@@ -6,14 +6,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError, first_fault
 from msgrpo.files import check_regular, is_file, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
-from msgrpo.prompt import PromptTemplate
+from msgrpo.prompt import USUAL, Asked
 
 NANO_SIZED = 20_000_000  # parameters up to which a base counts as small as nano
 Shapes = dict[str, tuple[int, ...]]
@@ -62,20 +62,13 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
-class Taught(BaseModel):
+class Taught(Asked):
     """What of a TAUGHT file is read: how it is asked, and the teacher beside the returns, where there was one."""
 
-    prompt: PromptTemplate
     teacher: str | None = None
 
 
-def taught_template(base: str) -> PromptTemplate | None:
-    """How to ask what `taught` knows; None for anything else."""
-    known = taught(base)
-    return None if known is None else known.prompt
-
-
-def taught(base: str) -> Taught | None:
+def taught_as(base: str) -> Taught | None:
     """What is known of a folder or GGUF file that `msgrpo teach` or `export` wrote; None for any other.
 
     Raises ModelError where nobody knows how it is to be asked, since the file is damaged.
@@ -91,6 +84,35 @@ def taught(base: str) -> Taught | None:
             f"{file} is damaged, so nobody knows how the base was asked when it was taught: {reason}",
             fix="copy the folder again; or remove the file to have the base asked as usual",
         ) from error
+
+
+def trained_as(folder: Path) -> Asked:
+    """How an adapter was asked in its training; as usual where nobody says so, since it was trained elsewhere."""
+    settings = run_settings(folder)
+    if settings.get("prompt") is None:
+        return taught_as(str(folder)) or USUAL
+    try:
+        return Asked.model_validate(settings)
+    except ValidationError as error:
+        raise _damaged(folder, first_fault(error, "prompt")) from error
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """The settings of an adapter's training; empty for one that was trained elsewhere."""
+    try:
+        config = from_json(read_regular(folder / "config.json"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, error) from error
+    return config if isinstance(config, dict) else {}
+
+
+def _damaged(folder: Path, why: object) -> ModelError:
+    return ModelError(
+        f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {why}",
+        fix="copy the run again; or remove the file to have it asked as usual",
+    )
 
 
 def _small(file: Path) -> bytes:

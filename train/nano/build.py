@@ -18,7 +18,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -268,8 +268,10 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 class Source:
     """Batches of one scenario as token ids: the shared prefix, and what follows it in each row."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, rows: Iterator[Row]) -> None:
-        self._chat, self._end, self._rows = ChatFormat(tokenizer), tokenizer.eos_token, rows
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, rows: Iterator[Row], chat: Mapping[str, Any] | None = None
+    ) -> None:
+        self._chat, self._end, self._rows = ChatFormat(tokenizer, chat), tokenizer.eos_token, rows
 
     def batch(self, size: int) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
         """The prefix, and (the rest of the prompt, the answer with its end token) for each row."""

@@ -17,7 +17,7 @@ import itertools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,9 @@ from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
-from msgrpo.models.paths import TAUGHT
+from msgrpo.models.paths import TAUGHT, taught_as
 from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
-from msgrpo.prompt import Past, PromptTemplate
+from msgrpo.prompt import USUAL, Asked, Past, PromptTemplate
 from msgrpo.references import known_best
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
@@ -47,7 +47,6 @@ SKILL = 0.4  # of the actions in a game that nano has no words for are the refer
 STEPS = 250
 LOST = 20  # games in a row that their own faults end, before it is given up
 ANSWERS = 4  # to one prompt, where an answer is nothing but an action
-USUAL = PromptTemplate()
 Answers = Literal["words", "actions", "own"]
 ANSWERED: dict[Answers, str] = {"words": "", "actions": " --no-words", "own": " --from own"}  # on the command line
 BLOCK = 25  # steps whose rows are one stretch of play
@@ -72,7 +71,7 @@ Progress = Callable[[Pace], None]
 
 
 def rows_of(
-    scenario: Scenario, seed: int, template: PromptTemplate = USUAL, *, words: bool = True
+    scenario: Scenario, seed: int, template: PromptTemplate = USUAL.prompt, *, words: bool = True
 ) -> Iterator[list[Row]]:
     """Turns on training starts, without end, as somebody would play who knows the rules and seldom what is best.
 
@@ -142,12 +141,10 @@ def _words(scenario: Scenario, game: Game, player: str) -> str:
 class Teaching:
     """A base that is being taught: the model, its optimizer, and where it stands."""
 
-    def __init__(
-        self, scenario: Scenario, base: str, seed: int, steps: int, template: PromptTemplate, answers: Answers
-    ) -> None:
+    def __init__(self, scenario: Scenario, base: str, seed: int, steps: int, asked: Asked, answers: Answers) -> None:
         torch.manual_seed(seed)
         self.scenario, self.base, self.seed, self.steps = scenario, base, seed, steps
-        self.template, self.answers = template, answers
+        self.asked, self.answers = asked, answers
         self.model, self.tokenizer = load_base(base)
         self.whole = sum(parameter.numel() for parameter in self.model.parameters()) <= SMALL
         if self.whole and self.model.dtype != torch.float32:
@@ -178,15 +175,15 @@ class Teaching:
 
     def _turns(self, seed: int) -> Iterator[list[Row]]:
         if self.answers != "own":
-            return rows_of(self.scenario, seed, self.template, words=self.answers == "words")
+            return rows_of(self.scenario, seed, self.asked.prompt, words=self.answers == "words")
         untaught = nullcontext if self.whole else self.model.disable_adapter
-        base = LocalModel("base", self._untaught, self.tokenizer)
-        return own_rows(self.scenario, base, untaught, seed, self.template)
+        base = LocalModel("base", self._untaught, self.tokenizer, chat=self.asked.chat)
+        return own_rows(self.scenario, base, untaught, seed, self.asked.prompt)
 
     def _learn(self, rows: list[Row]) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = self.peak * min(1.0, (self.step + 1) / self.warm_up) * max(0.05, 1 - self.step / self.steps)
-        prefix, pairs = Source(self.tokenizer, iter(rows)).batch(len(rows))
+        prefix, pairs = Source(self.tokenizer, iter(rows), self.asked.chat).batch(len(rows))
         trunk, head = trunk_and_head(self.model)
         logprobs, mask = answer_logprobs(trunk, head, prefix, pairs, self.pad_id)
         loss = -logprobs.sum() / mask.sum()
@@ -204,7 +201,8 @@ class Teaching:
     def planned(self) -> str:
         """What makes it another teaching."""
         whose = f"{self.scenario.id} {self.scenario.rules_hash} {weights_of(self.base)}"
-        how = f"--prompt {self.template.hash}{ANSWERED[self.answers]}"
+        chat = f" --chat {json.dumps(self.asked.chat)}" if self.asked.chat else ""
+        how = f"--prompt {self.asked.prompt.hash}{chat}{ANSWERED[self.answers]}"
         return f"{whose} {how} --seed {self.seed}"
 
     def save(self, file: Path) -> None:
@@ -238,7 +236,7 @@ class Teaching:
             "weights": weights_of(self.base),
             "trained": "all weights" if self.whole else f"LoRA of rank {RANK} on all linear layers, merged",
             "dtype": str(self.dtype).removeprefix("torch."),
-            "prompt": self.template.model_dump(exclude_defaults=True),
+            **self.asked.model_dump(exclude_defaults=True),
             "answers": self.answers,
             "steps": self.steps,
             "rows": self.rows,
@@ -283,20 +281,23 @@ def teach(
     base: str = "nano",
     steps: int = STEPS,
     seed: int = 0,
-    template: PromptTemplate = USUAL,
+    template: PromptTemplate | None = None,
+    chat: Mapping[str, Any] | None = None,
     answers: Answers = "words",
     progress: Progress = lambda pace: None,
 ) -> dict[str, Any]:
     """Train `base` on the game's rows and write it to `out` as a base like any other; returns what was done.
 
-    `template` is how it is asked. Its answers are a bad player's, with `words` before the action or nothing but
-    `actions`, or its `own` that hold a legal action.
+    `template` is how it is asked, and `chat` are the arguments of its chat template; without them a base that was
+    taught before is asked as it was then, any other as usual. Its answers are a bad player's, with `words` before the
+    action or nothing but `actions`, or its `own` that hold a legal action.
 
     A teaching that was cut off goes on where it was written down last; with another number of steps it goes on by
     the learning rates of that many. Raises UsageError if `out` holds anything else.
     """
     with begun.alone_in(out, BEGUN):
-        teaching = Teaching(scenario, base, seed, steps, template, answers)
+        asked = (taught_as(base) or USUAL).but(template, chat)
+        teaching = Teaching(scenario, base, seed, steps, asked, answers)
         if (out / BEGUN).exists():
             teaching.restore(out / BEGUN)
         _go_on(teaching, out / BEGUN, progress)
