@@ -93,6 +93,31 @@ def test_answers_of_one_token_to_the_same_prompt(nano: LocalModel) -> None:
     torch.testing.assert_close(logprobs, plain_logprobs(nano.model, prefix, short, 1), atol=2e-5, rtol=1e-4)
 
 
+def test_the_gradient_is_the_same_to_the_byte_where_threads_share_it() -> None:
+    """The gradient of what answers to one prompt read came in whatever order two threads added it up."""
+    torch.manual_seed(0)
+    base, _ = load_base("nano")
+    vocabulary = base.config.vocab_size
+    prompts = [torch.randint(vocabulary, (40,)).tolist() for _ in range(6)]
+    pairs = [(prompts[i % 6], torch.randint(vocabulary, (24,)).tolist()) for i in range(96)]
+
+    def gradient() -> list[Tensor]:
+        base.zero_grad()
+        logprobs, _ = answer_logprobs(*trunk_and_head(base), list(range(30)), pairs, 0)
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+        return [weight.grad.clone() for weight in base.parameters() if weight.grad is not None]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first = gradient()
+        assert len(first) > 10
+        for _ in range(4):
+            assert all(map(torch.equal, first, gradient()))
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_detached_prefix_would_be_noticed(nano: LocalModel) -> None:
     """The named wrong variant: keys and values of the prefix without their gradient."""
     prefix, pairs = pairs_of(nano, "frozen-lake")

@@ -383,10 +383,12 @@ def _answer_after_prompt(
     prefix, cache = compute_prefix(trunk, prefix_ids), DynamicCache()
     ids, mask = left_pad(prompts, pad_id, trunk.device)
     rows = torch.tensor(row_of, device=trunk.device)
-    first = run(trunk, ids, mask, prefix_ids, prefix, cache)[rows, -1:]  # predicts each answer's first token
+    last = run(trunk, ids, mask, prefix_ids, prefix, cache)[:, -1:]
+    first = last.index_select(0, rows)  # predicts each answer's first token
     if targets_NT.shape[1] == 1:
         return first
-    cache.batch_select_indices(rows)
+    for layer in cache.layers:  # index_select: the gradient of keys[rows] adds up in any order where threads share it
+        layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
     follows = answered_NT[:, :-1]
     given, seen = targets_NT[:, :-1].masked_fill(follows == 0, pad_id), torch.cat([mask[rows], follows], dim=1)
     later = run(trunk, given, seen, prefix_ids, prefix, cache)
