@@ -86,6 +86,8 @@ def verify(
 
     if bool(ask) != (agent is not None):
         raise UsageError("--ask and --agent belong together: a record's own agent is never asked", fix="--agent nano")
+    if chat is not None and agent is None:
+        raise UsageError("--chat is for the agent that is asked again", fix="--ask 20 --agent nano")
     complete = True
     for file in records_in(files):
         verified = verify(file)

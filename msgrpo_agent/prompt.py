@@ -201,6 +201,11 @@ def _no_json(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON number")
 
 
+def is_json(name: str) -> bool:
+    """Whether a prompt is given by its fields, and names no file."""
+    return re.match(r'\s*\{\s*"', name) is not None
+
+
 def make_template(name: str) -> PromptTemplate:
     """A preset by its name, or a file: TOML with the template's fields, or any other text, which is the instructions.
     Or the fields themselves as JSON, as `written` gives them.
@@ -210,7 +215,7 @@ def make_template(name: str) -> PromptTemplate:
     if name in PRESETS:
         return PromptTemplate(name=name, instructions=PRESETS[name])
     shown = name if len(name) < LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
-    if re.match(r'\s*\{\s*"', name):
+    if is_json(name):
         said, fields = f"--prompt {shown}", {"name": "given"} | json_object("--prompt", name, '{"history": 2}')
     else:
         said, fields = f"--prompt {name}", _fields(Path(name), shown)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgrpo.errors import UsageError
-from msgrpo.prompt import PRESETS
+from msgrpo.prompt import PRESETS, is_json
 
 _allowed: set[str] = set()
 # Settings of a run, or of a study, that can name code or a server.
@@ -51,7 +51,7 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             # hf and vllm name nothing; all else has a server in it, or a folder
             names = [] if re.fullmatch(r"\s*(hf|vllm)\s*(\(.*\))?\s*", value, re.DOTALL) else [value]
         elif key == "prompt":
-            names = [value] if value not in PRESETS else []  # a file that would be read into every prompt
+            names = [] if value in PRESETS or is_json(value) else [value]  # a file that every prompt would hold
         elif key == "backend":
             names = [value] if value != "local" else []  # it sends the run to a service, with a person's key
         else:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from msgrpo.cli import make_app
 from msgrpo.episode import Turn
 from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.prompt import make_template
 from msgrpo.train import doctor
 from msgrpo.train.diagnosis import CAUSES, Adviser, History, diagnose
 from msgrpo.train.information import state_information
@@ -65,8 +66,8 @@ def test_no_healthy_run_is_called_sick_and_one_sick_run_is_missed() -> None:
 def test_bounds_are_crossed_one_by_one() -> None:
     assert causes({}) == []
     assert causes({"rollout/gated_groups": 1.0}) == ["gate"]
-    assert causes({"teacher/failed": 40.0, "update/kept_turns": 50.0}) == ["teacher fails"]
-    assert causes({"teacher/failed": 20.0, "update/kept_turns": 50.0}) == []
+    assert causes({"teacher/failed": 40.0, "teacher/turns": 50.0}) == ["teacher fails"]
+    assert causes({"teacher/failed": 20.0, "teacher/turns": 50.0}) == []
     assert causes({"rollout/invalid": 0.6}) == []  # half a dozen updates in, it may still learn the form
     assert causes({"rollout/invalid": 0.6}, rows=12) == ["no legal action"]
     assert causes({"rollout/invalid": 0.6, "rollout/truncated": 0.5}, rows=12) == ["truncation"]
@@ -85,10 +86,18 @@ def test_bounds_are_crossed_one_by_one() -> None:
     assert causes({"rollout/flat_groups": math.nan, "update/kl": math.nan}) == []
 
 
-@pytest.mark.parametrize(("prompt", "asked"), [("brief", ""), ("none", " --prompt none"), ("mine", " --prompt FILE")])
-def test_a_base_is_to_be_taught_with_the_prompt_of_its_run(prompt: str, asked: str) -> None:
-    """It was to be taught with the usual one, and then gave no legal action where it was asked with the run's."""
-    run = History(SETTINGS | {"prompt": {"name": prompt}}, [{"kind": "train", **WELL, "rollout/invalid": 1.0}])
+@pytest.mark.parametrize(
+    ("prompt", "chat", "asked"),
+    [
+        ("brief", {}, ""),
+        ("none", {"enable_thinking": False}, " --prompt none --chat '{\"enable_thinking\": false}'"),
+        ('{"history": 2}', {}, ' --prompt \'{"name": "given", "history": 2}\''),
+    ],
+)
+def test_a_base_is_to_be_taught_as_its_run_asks_it(prompt: str, chat: dict[str, Any], asked: str) -> None:
+    """It was to be taught with the usual prompt, and then gave no legal action where it was asked with the run's."""
+    settings = SETTINGS | {"prompt": make_template(prompt).model_dump(), "chat": chat}
+    run = History(settings, [{"kind": "train", **WELL, "rollout/invalid": 1.0}])
     (finding,) = diagnose(run)
     assert f"msgrpo teach frozen-lake{asked} --out runs/taught, then" in finding.change
 

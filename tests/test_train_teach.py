@@ -153,6 +153,14 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
+def test_a_base_that_had_a_teacher_is_known_to_have_had_one_after_another_teaching(tmp_path: Path) -> None:
+    shutil.copytree(NANO_DIR, tmp_path / "base", ignore=shutil.ignore_patterns("adapters", "*.py"))
+    known = Taught(prompt=make_template("brief"), teacher="optimal(weight=0.3)")
+    (tmp_path / "base" / "taught.json").write_text(known.model_dump_json(exclude_defaults=True))
+    teach(LAKE, tmp_path / "again", base=str(tmp_path / "base"), steps=1)
+    assert taught_as(str(tmp_path / "again")) == known
+
+
 @pytest.mark.usefixtures("near")
 @pytest.mark.parametrize("small", [teaching.SMALL, 0])
 def test_a_teaching_that_is_cut_off_goes_on_to_the_same_weights(
@@ -424,6 +432,10 @@ def test_the_chat_templates_arguments_of_a_teaching_are_kept(tmp_path: Path) -> 
     done = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *again])
     assert f"asked with {taught.said}, as its base was when it was taught" in done.output
     assert taught_as(str(tmp_path / "again")) == taught
+    small = ["groups=1", "group_size=2", "select=all", "evaluation=1(film=0)"]
+    trained = ["--base", str(out), "--steps", "1", "--out", str(tmp_path / "run"), *(f"--set={one}" for one in small)]
+    done = CliRunner().invoke(make_app(), ["train", "frozen-lake", *trained])
+    assert f"asked with {taught.said}, as its base was when it was taught" in re.sub(r"\s+", " ", done.output)
     refused = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *quick, "--chat", "no"])
     assert str(refused.exception).startswith("--chat is no JSON")
 

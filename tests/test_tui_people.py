@@ -585,7 +585,7 @@ async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unas
         assert "compare" in text_of(app, "#ways")
 
 
-@pytest.mark.parametrize("fails", ["reference", "board"])
+@pytest.mark.parametrize("fails", ["reference", "move", "board"])
 async def test_a_game_of_ones_own_that_fails_on_the_start_screen_does_not_end_the_app(
     fails: str, tmp_path: Path
 ) -> None:
@@ -603,7 +603,8 @@ async def test_a_game_of_ones_own_that_fails_on_the_start_screen_does_not_end_th
         "    game = lake.make(start, chance)\n"
         "    game.__class__ = Mine\n"
         "    return game\n"
-        "scenario = replace(lake, id='mine', make=make, reference=lambda game, player: [1 / 0])\n"
+        "scenario = replace(lake, id='mine', make=make, reference=lambda game, player: ['jump' if "
+        f"{fails == 'move'} else 1 / 0])\n"
     )
     get_scenario(name)  # as if it had been played
     memory = tmp_path / "memory.json"

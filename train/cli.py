@@ -76,7 +76,6 @@ def train(
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
         from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO, taught_as
-        from msgrpo.prompt import Asked
         from msgrpo.train.beside import train_and_watch
         from msgrpo.train.config import make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter
@@ -125,9 +124,9 @@ def train(
             report.note(
                 f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"
             )
-        asked = Asked(prompt=config.prompt, chat=config.chat)
-        if held is None and taught_as(config.base) == asked:
-            report.note(f"asked with {asked.said}, as its base was when it was taught")
+        taught = taught_as(config.base) if held is None else None
+        if taught is not None and (taught.prompt, taught.chat) == (config.prompt, config.chat):
+            report.note(f"asked with {taught.said}, as its base was when it was taught")
         try:
             if ray is not None:
                 with needs("msgrpo train --ray", "ray"):

@@ -15,9 +15,11 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from pydantic import ValidationError
+
 from msgrpo.evals.stats import Difference, paired_difference
 from msgrpo.models.paths import NANO
-from msgrpo.prompt import PRESETS
+from msgrpo.prompt import Asked
 from msgrpo.train.mixture import names_of
 
 Row = Mapping[str, Any]
@@ -30,7 +32,6 @@ HARDLY_ANY = 0.02
 # and 0.2, one of a 0.5B 0.048, 0 and 0.94.
 FAST_CLIP, FAST_KL, FAST_GRADIENT = 0.05, 0.5, 1.0
 HALF_PRECISION = 0.01  # a bound of engine and trainer from here on is that of bfloat16
-USUAL = "brief"  # prompt
 USUAL_TOKENS = 48  # of an answer, as a run allows them unless told otherwise
 WARM = 1.5  # a temperature above which answers fall apart
 COLLAPSED = 0.1  # of what it was in the beginning
@@ -108,11 +109,14 @@ class History:
 
     @property
     def teach(self) -> str:
-        """The command that teaches this base the form of an answer, with the prompt of this run."""
-        base, prompt = str(self.settings.get("base", NANO)), self.settings.get("prompt")
+        """The command that teaches this base the form of an answer, asked as in this run."""
+        base = str(self.settings.get("base", NANO))
         named = "" if base == NANO else f" --base {shlex.quote(base)}"
-        name = prompt.get("name", USUAL) if isinstance(prompt, dict) else USUAL
-        asked = "" if name == USUAL else f" --prompt {name if name in PRESETS else 'FILE'}"
+        try:
+            options = Asked.model_validate({"prompt": {}} | dict(self.settings)).options
+        except ValidationError:
+            options = []
+        asked = "".join(f" {shlex.quote(option)}" for option in options)
         return f"msgrpo teach {shlex.quote(self.game)}{named}{asked} --out runs/taught, then --base runs/taught"
 
     def setting(self, name: str) -> float:
@@ -197,14 +201,14 @@ def gate(run: History) -> Finding | None:
 
 
 def teacher_fails(run: History) -> Finding | None:
-    """The teacher says nothing of most turns, so that the returns alone teach."""
-    failed, kept = run.now("teacher/failed") or 0.0, run.now("update/kept_turns") or 0.0
-    if failed <= MANY * kept:
+    """The teacher says nothing of most turns."""
+    failed, turns = run.now("teacher/failed") or 0.0, run.now("teacher/turns") or 0.0
+    if failed <= MANY * turns:
         return None
     teacher = str(run.settings.get("teacher"))
     return Finding(
         "teacher fails",
-        f"teacher={teacher} had nothing to say of {failed:.0f} turns an update; {kept:.0f} were learnt from",
+        f"teacher={teacher} had nothing to say of {failed:.0f} of {turns:.0f} turns an update",
         f"Teach the base the form of thought that it reads: {run.teach}"
         if teacher.startswith("own-words")
         else f"Find the fault of reference player, judge or game: msgrpo games check {shlex.quote(run.game)}",

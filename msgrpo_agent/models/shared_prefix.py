@@ -384,17 +384,22 @@ def _answer_after_prompt(
     ids, mask = left_pad(prompts, pad_id, trunk.device)
     rows = torch.tensor(row_of, device=trunk.device)
     last = run(trunk, ids, mask, prefix_ids, prefix, cache)[:, -1:]
-    first = last.index_select(0, rows)  # predicts each answer's first token
+    first = taken(last, rows)  # predicts each answer's first token
     if targets_NT.shape[1] == 1:
         return first
-    for layer in cache.layers:  # index_select: the gradient of keys[rows] adds up in any order where threads share it
-        layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+    for layer in cache.layers:
+        layer.keys, layer.values = taken(layer.keys, rows), taken(layer.values, rows)
     follows = answered_NT[:, :-1]
     given, seen = targets_NT[:, :-1].masked_fill(follows == 0, pad_id), torch.cat([mask[rows], follows], dim=1)
     later = run(trunk, given, seen, prefix_ids, prefix, cache)
     starts = answered_NT[:, 1:] > follows  # in these columns an answer begins after its padding
     later = torch.where(starts[:, :, None], first, later)
     return torch.cat([first, later], dim=1)
+
+
+def taken(tensor: Tensor, rows: Tensor) -> Tensor:
+    """tensor[rows], whose gradient is summed in one order: on a CPU that of index_select, elsewhere of indexing."""
+    return tensor.index_select(0, rows) if tensor.device.type == "cpu" else tensor[rows]
 
 
 def run(

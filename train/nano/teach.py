@@ -228,7 +228,7 @@ class Teaching:
 
     def facts(self) -> dict[str, Any]:
         """What was done."""
-        recent = self.losses[-20:]
+        recent, before = self.losses[-20:], taught_as(self.base)
         return {
             "scenario": self.scenario.id,
             "rules": self.scenario.rules_hash,
@@ -237,6 +237,7 @@ class Teaching:
             "trained": "all weights" if self.whole else f"LoRA of rank {RANK} on all linear layers, merged",
             "dtype": str(self.dtype).removeprefix("torch."),
             **self.asked.model_dump(exclude_defaults=True),
+            **({"teacher": before.teacher} if before is not None and before.teacher else {}),
             "answers": self.answers,
             "steps": self.steps,
             "rows": self.rows,

@@ -89,7 +89,11 @@ class ActionTeacher(Teacher):
         else:
             samples = [sample for one in known for sample in self._corrected(*one, tokenizer)]
         agreed = sum(lesson.turn.action in advised_here.best for lesson, advised_here, _ in known)
-        figures = {"teacher/agreement": agreed / max(len(known), 1), "teacher/failed": len(lessons) - len(known)}
+        figures = {
+            "teacher/agreement": agreed / max(len(known), 1),
+            "teacher/turns": len(lessons),
+            "teacher/failed": len(lessons) - len(known),
+        }
         # All that is left of a turn of which it knows nothing: what the returns say, and what was observed.
         unknown = [lesson.sample for lesson in lessons if id(lesson.turn) not in advice]
         samples += [

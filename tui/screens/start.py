@@ -18,7 +18,7 @@ from textual.widgets import Static
 from textual.widgets.option_list import Option
 
 from msgrpo.episode import observation_of
-from msgrpo.errors import GameFaultError, MsgrpoError
+from msgrpo.errors import MsgrpoError
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
@@ -370,7 +370,7 @@ class StartScreen(Screen[None]):
                         game.step({player: reference(game, player)[0] for player in game.to_move})
                     shown, seen = game.board(), observation_of(game, (game.to_move or game.players)[0])
                 self.query_one(BoardView).show(shown, seen)
-            except GameFaultError:  # of somebody's game: its board stands still
+            except MsgrpoError:  # of somebody's game: its board stands still
                 self._preview = None
         self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
 
