@@ -14,7 +14,8 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent, Sampling
 from msgrpo.errors import UsageError, nearest
 from msgrpo.extras import needs
-from msgrpo.models.paths import shipped_adapters, taught_as, trained_as
+from msgrpo.models.asked import taught_as, trained_as
+from msgrpo.models.paths import shipped_adapters
 from msgrpo.prompt import USUAL, PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 

@@ -191,7 +191,7 @@ def test_a_record_holds_the_template_and_verify_asks_again_with_it(tmp_path: Pat
 def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     assert torch is not None
-    from msgrpo.models.paths import trained_as
+    from msgrpo.models.asked import trained_as
 
     config = make_config(settings=["prompt=none"])
     assert config.prompt == make_template("none")

@@ -28,7 +28,8 @@ from msgrpo.contract import _in_another_process
 from msgrpo.episode import play_episode
 from msgrpo.errors import ModelError, UsageError
 from msgrpo.games import get_scenario
-from msgrpo.models.paths import NANO_DIR, check_base, trained_as
+from msgrpo.models.asked import trained_as
+from msgrpo.models.paths import NANO_DIR, check_base
 from msgrpo.references import RandomAgent
 from msgrpo.run_log import goes_on
 from msgrpo.serve.adapters import list_runs

@@ -24,9 +24,10 @@ from msgrpo.game import Outcome, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import loading
+from msgrpo.models.asked import Taught, taught_as
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.models.paths import NANO_DIR, Taught, taught_as
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.prompt import USUAL, Prompt, PromptTemplate, make_template
 from msgrpo.run_log import alone
 from msgrpo.specs import make_agent

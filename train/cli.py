@@ -75,7 +75,8 @@ def train(
     if watch and sys.stdout.isatty():  # torch alone takes seconds to load
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
-        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO, taught_as
+        from msgrpo.models.asked import taught_as
+        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO
         from msgrpo.train.beside import train_and_watch
         from msgrpo.train.config import make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter
@@ -342,7 +343,7 @@ def teach(
 ) -> None:
     """Teach a base the form of the answers in a game, from bad play. The result is a base for `train`."""
     with needs("msgrpo teach", "train"):
-        from msgrpo.models.paths import taught_as
+        from msgrpo.models.asked import taught_as
         from msgrpo.train.nano.teach import STEPS
         from msgrpo.train.nano.teach import teach as run
 

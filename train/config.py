@@ -29,8 +29,9 @@ from msgrpo.files import read_regular
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
+from msgrpo.models.asked import taught_as
 from msgrpo.models.gguf_file import is_gguf
-from msgrpo.models.paths import NANO, NANO_SIZED, parameters_of, taught_as
+from msgrpo.models.paths import NANO, NANO_SIZED, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
 from msgrpo.train.mixture import names_of, weights_of

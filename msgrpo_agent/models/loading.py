@@ -21,23 +21,14 @@ from transformers.utils import logging as transformers_logging
 
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
 from msgrpo.files import digest
+from msgrpo.models.asked import run_settings, taught_as, trained_as
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
 from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO as NANO
 from msgrpo.models.paths import NANO_DIR as NANO_DIR
-from msgrpo.models.paths import (
-    NANO_SIZED,
-    check_base,
-    is_folder,
-    own_code,
-    parameters_of,
-    run_settings,
-    taught_as,
-    tensor_shapes,
-    trained_as,
-)
+from msgrpo.models.paths import NANO_SIZED, check_base, is_folder, own_code, parameters_of, tensor_shapes
 from msgrpo.models.paths import base_path as base_path
 from msgrpo.models.paths import read_adapter_config as read_adapter_config
 from msgrpo.models.proof import prepare

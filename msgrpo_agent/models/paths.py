@@ -6,14 +6,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 
-from msgrpo.errors import ModelError, first_fault
-from msgrpo.files import check_regular, is_file, read_regular
+from msgrpo.errors import ModelError
+from msgrpo.files import check_regular, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
-from msgrpo.prompt import USUAL, Asked
 
 NANO_SIZED = 20_000_000  # parameters up to which a base counts as small as nano
 Shapes = dict[str, tuple[int, ...]]
@@ -22,7 +20,6 @@ LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
 NANO = "nano"
 NANO_DIR = Path(__file__).parents[1] / "nano"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TAUGHT = "taught.json"  # beside what `teach` or `export` wrote: how it is asked, and how it was taught
 
 
 def base_path(base: str) -> str:
@@ -62,60 +59,7 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
-class Taught(Asked):
-    """What of a TAUGHT file is read: how it is asked, and the teacher beside the returns, where there was one."""
-
-    teacher: str | None = None
-
-
-def taught_as(base: str) -> Taught | None:
-    """What is known of a folder or GGUF file that `msgrpo teach` or `export` wrote; None for any other.
-
-    Raises ModelError where nobody knows how it is to be asked, since the file is damaged.
-    """
-    file = (Path(base).parent if is_file(base) else Path(base)) / TAUGHT
-    if base == NANO or not is_file(file):
-        return None
-    try:
-        return Taught.model_validate_json(_small(file.expanduser()))
-    except (OSError, ValidationError) as error:
-        reason = first_fault(error, "the file") if isinstance(error, ValidationError) else error
-        raise ModelError(
-            f"{file} is damaged, so nobody knows how the base was asked when it was taught: {reason}",
-            fix="copy the folder again; or remove the file to have the base asked as usual",
-        ) from error
-
-
-def trained_as(folder: Path) -> Asked:
-    """How an adapter was asked in its training; as usual where nobody says so, since it was trained elsewhere."""
-    settings = run_settings(folder)
-    if settings.get("prompt") is None:
-        return taught_as(str(folder)) or USUAL
-    try:
-        return Asked.model_validate(settings)
-    except ValidationError as error:
-        raise _damaged(folder, first_fault(error, "prompt")) from error
-
-
-def run_settings(folder: Path) -> dict[str, Any]:
-    """The settings of an adapter's training; empty for one that was trained elsewhere."""
-    try:
-        config = from_json(read_regular(folder / "config.json"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, error) from error
-    return config if isinstance(config, dict) else {}
-
-
-def _damaged(folder: Path, why: object) -> ModelError:
-    return ModelError(
-        f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {why}",
-        fix="copy the run again; or remove the file to have it asked as usual",
-    )
-
-
-def _small(file: Path) -> bytes:
+def small_config(file: Path) -> bytes:
     """A config file whole. Raises ModelError for one that is none by its size."""
     if file.stat().st_size > LARGEST_CONFIG:
         raise ModelError(f"{file} has {file.stat().st_size:,} bytes; no config has more than {LARGEST_CONFIG:,}")
@@ -178,9 +122,9 @@ def check_base(base: str) -> None:
         for file in folder.iterdir():  # transformers opens most of them itself
             if not file.is_dir():
                 check_regular(file)
-        config = from_json(_small(folder / "config.json"))
+        config = from_json(small_config(folder / "config.json"))
         if (folder / "tokenizer_config.json").is_file():
-            _small(folder / "tokenizer_config.json")
+            small_config(folder / "tokenizer_config.json")
         weights = sorted(folder.glob("*.safetensors"))
         tensors = sum(map(check_header, weights))
     except OSError as error:
@@ -242,7 +186,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
                 fix="msgrpo adapters lists the runs; msgrpo train frozen-lake --out runs/frozen-lake trains one",
             )
     try:
-        config = from_json(_small(folder / ADAPTER_CONFIG))
+        config = from_json(small_config(folder / ADAPTER_CONFIG))
     except OSError as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -32,9 +32,9 @@ from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
+from msgrpo.models.asked import TAUGHT, taught_as
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
-from msgrpo.models.paths import TAUGHT, taught_as
 from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
 from msgrpo.prompt import USUAL, Asked, Past, PromptTemplate
 from msgrpo.references import known_best

@@ -1,0 +1,69 @@
+"""How a model was asked while it learned: what a run's settings and a taught base's file say. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from msgrpo.errors import ModelError, first_fault
+from msgrpo.files import is_file, read_regular
+from msgrpo.models.paths import NANO, small_config
+from msgrpo.prompt import USUAL, Asked
+
+TAUGHT = "taught.json"  # beside what `teach` or `export` wrote: how it is asked, and how it was taught
+
+
+class Taught(Asked):
+    """What of a TAUGHT file is read: how it is asked, and the teacher beside the returns, where there was one."""
+
+    teacher: str | None = None
+
+
+def taught_as(base: str) -> Taught | None:
+    """What is known of a folder or GGUF file that `msgrpo teach` or `export` wrote; None for any other.
+
+    Raises ModelError where nobody knows how it is to be asked, since the file is damaged.
+    """
+    file = (Path(base).parent if is_file(base) else Path(base)) / TAUGHT
+    if base == NANO or not is_file(file):
+        return None
+    try:
+        return Taught.model_validate_json(small_config(file.expanduser()))
+    except (OSError, ValidationError) as error:
+        reason = first_fault(error, "the file") if isinstance(error, ValidationError) else error
+        raise ModelError(
+            f"{file} is damaged, so nobody knows how the base was asked when it was taught: {reason}",
+            fix="copy the folder again; or remove the file to have the base asked as usual",
+        ) from error
+
+
+def trained_as(folder: Path) -> Asked:
+    """How an adapter was asked in its training; as usual where nobody says so, since it was trained elsewhere."""
+    settings = run_settings(folder)
+    if settings.get("prompt") is None:
+        return taught_as(str(folder)) or USUAL
+    try:
+        return Asked.model_validate(settings)
+    except ValidationError as error:
+        raise _damaged(folder, first_fault(error, "prompt")) from error
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """The settings of an adapter's training; empty for one that was trained elsewhere."""
+    try:
+        config = from_json(read_regular(folder / "config.json"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, error) from error
+    return config if isinstance(config, dict) else {}
+
+
+def _damaged(folder: Path, why: object) -> ModelError:
+    return ModelError(
+        f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {why}",
+        fix="copy the run again; or remove the file to have it asked as usual",
+    )
