@@ -859,6 +859,14 @@ def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -
     assert "rollout/success" not in describe(Rollouts(groups, episodes[2:], [], [], 0, 0, 0.0, 0.0))
 
 
+def test_later_updates_are_not_expected_to_play_several_updates_ahead_as_the_first_does() -> None:
+    first = Rollouts([], [], [], [], 0, 0, played_s=10.0, waited_s=40.0)  # its own rollouts, then those of three more
+    assert first.pace(45.0, update_s=5.0, ahead=3, here=True) == 15.0
+    assert first.pace(15.0, update_s=5.0, ahead=3, here=False) == 10.0
+    assert first.pace(15.0, update_s=12.0, ahead=3, here=False) == 12.0
+    assert first.pace(17.0, update_s=5.0, ahead=0, here=True) == 17.0
+
+
 class Stub:
     """A policy whose log-probabilities are its one parameter, wherever; the reference's are higher by log 2."""
 

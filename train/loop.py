@@ -123,7 +123,8 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                 if rollouts.lost:
                     report.note(f"update {run.step}: {left_out(rollouts.lost)}")
                 if run.step == first_update + 1:
-                    report.note(evaluations.forecast(run.step, seconds))
+                    lasting = rollouts.pace(seconds, stats["time/update"], ahead=config.ahead, here=config.plays_here)
+                    report.note(evaluations.forecast(run.step, lasting))
                 sinks.update(run.step, describe(rollouts) | stats | {"time/total": run.progress.seconds})
                 check_mismatch(stats)  # after its row is written: `msgrpo doctor` shows it
                 if ranks.first:
