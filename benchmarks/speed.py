@@ -31,6 +31,7 @@ from msgrpo.games import get_scenario
 from msgrpo.models.generation import Row
 from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import evaluating, left_pad, trunk_and_head
+from msgrpo.train.batches import MicroBatch, micro_batches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.evaluate import evaluate
@@ -39,7 +40,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Playing, RolloutSource
-from msgrpo.train.update import MicroBatch, Picked, micro_batches, pick, update
+from msgrpo.train.update import Picked, pick, update
 
 
 def attention_flop(query: Any, key: Any, *rest: Any, **named: Any) -> int:
@@ -160,7 +161,7 @@ def main() -> None:
             Picked(group, alternating(group), config.select.kept(group, learner)) for group in groups
         ]  # random weights: no group says anything
         samples = [sample for one in picked for sample in one.samples(config, policy.tokenizer)]
-        parts = list(micro_batches(samples, config.micro_batch.tokens, policy.model.device))
+        parts = list(micro_batches(samples, config.micro_batch.tokens, policy.model.device, policy.longest_sharing))
         whole = timed(lambda: update(policy, optimizer, samples, config, learner.generator, step))
         reference = timed(lambda: [policy.reference_logprobs(part.prefix, part.pairs) for part in parts])
         batches = recorder.batches

@@ -19,6 +19,7 @@ from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
+from msgrpo.train.batches import Pairs, micro_batches, minibatches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
@@ -29,7 +30,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.spread import largest_spread
 from msgrpo.train.rollouts import Rollouts
-from msgrpo.train.update import _accumulate, micro_batches, minibatches, pick
+from msgrpo.train.update import _accumulate, pick
 from tests.train_helpers import learner, samples_in, taught
 
 CPU = torch.device("cpu")
@@ -107,17 +108,21 @@ SAMPLES = st.lists(
 )
 
 
-@given(SAMPLES, st.integers(1, 60))
-def test_micro_batches_lose_nothing_and_keep_their_bound(rows: list[tuple[list[int], list[int]]], most: int) -> None:
+@given(SAMPLES, st.integers(1, 60), st.integers(0, 20))
+def test_micro_batches_lose_nothing_and_keep_their_bound(
+    rows: list[tuple[list[int], list[int]]], most: int, longest_sharing: int
+) -> None:
+    """What does not share the prefix counts with it: the model will put it in front of every row."""
     samples = [
         taught((1, 2, 3, *rest, 4), tuple(answer), tuple(float(-i) for i in range(len(answer))), float(n))
         for n, (rest, answer) in enumerate(rows)
     ]
     seen = []
-    for micro in micro_batches(samples, most, CPU):
+    for micro in micro_batches(samples, most, CPU, longest_sharing):
         width = micro.old_logprobs_NT.shape[1]
         longest = max(len(rest) + len(answer) for rest, answer in micro.pairs)
         assert len(micro.pairs) == 1 or len(micro.pairs) * longest <= most
+        assert not micro.prefix or len(micro.prefix) + longest <= longest_sharing
         for (rest, answer), old, advantage in zip(
             micro.pairs, micro.old_logprobs_NT, micro.advantages_NT, strict=True
         ):
@@ -274,7 +279,7 @@ def test_a_samples_tokens_are_those_of_prompt_and_answer() -> None:
 def test_micro_batches_are_filled_up_from_short_to_long(most: int, sizes: list[int]) -> None:
     """Own tokens 3, 4, 6 and 7, in this order; the two that all prompts share are not counted."""
     samples = [sample(2, 4, 6.0), sample(1, 2, 3.0), sample(6, 1, 7.0), sample(3, 1, 4.0)]
-    parts = list(micro_batches(samples, most, CPU))
+    parts = list(micro_batches(samples, most, CPU, 100))
     assert [len(part.pairs) for part in parts] == sizes
     assert [value for part in parts for value in part.advantages_NT[:, -1].tolist()] == [3.0, 4.0, 6.0, 7.0]
 
@@ -282,11 +287,31 @@ def test_micro_batches_are_filled_up_from_short_to_long(most: int, sizes: list[i
 def test_a_micro_batch_by_hand() -> None:
     """Log-probabilities stand on the right, where answers end together; the prefix is computed once."""
     one, two = taught((7, 7, 1), (5, 6), (-0.5, -0.25), 1.0), taught((7, 7, 2, 2, 2), (8,), (-2.0,), -1.0)
-    (part,) = micro_batches([two, one], 100, CPU)
+    (part,) = micro_batches([two, one], 100, CPU, 100)
     assert part.prefix == [7, 7]
     assert part.pairs == [([1], [5, 6]), ([2, 2, 2], [8])]
     assert part.old_logprobs_NT.tolist() == [[-0.5, -0.25], [0.0, -2.0]]
     assert part.advantages_NT.tolist() == [[1.0, 1.0], [0.0, -1.0]]
+
+
+def test_an_update_fills_its_micro_batches_with_whole_prompts_where_no_prefix_is_shared(
+    policy: Policy, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past a layer's window every row holds its prompt: counted without it, a part would be many times too large."""
+    most, widths = 600, list[int]()
+    logprobs = Policy.logprobs
+
+    def seen(self: Policy, prefix: list[int], pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
+        assert not prefix
+        if len(pairs) > 1:
+            widths.append(len(pairs) * max(len(rest) + len(answer) for rest, answer in pairs))
+        return logprobs(self, prefix, pairs)
+
+    monkeypatch.setattr(Policy, "longest_sharing", 0)
+    monkeypatch.setattr(Policy, "logprobs", seen)
+    _accumulate(policy, samples, ALONE, make_config(settings=[f"micro_batch={most}"]))
+    assert widths
+    assert max(widths) <= most
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [7]), (2, [3, 4]), (3, [2, 2, 3]), (7, [1] * 7), (9, [1] * 7)])

@@ -15,6 +15,7 @@ from torch import Tensor
 from msgrpo.episode import observation_of
 from msgrpo.games import get_scenario
 from msgrpo.prompt import PromptTemplate
+from msgrpo.train.batches import micro_batches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.policy import Policy
@@ -22,7 +23,7 @@ from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals.echo import observed_tokens
 from msgrpo.train.rivals.optimal import Advice, Optimal
-from msgrpo.train.update import _accumulate, lessons, micro_batches, pick, update
+from msgrpo.train.update import _accumulate, lessons, pick, update
 from tests.train_helpers import learner, played
 
 WEIGHT = 0.3
@@ -191,7 +192,7 @@ def test_ranks_share_the_observations_and_fill_their_micro_batches(policy: Polic
 
 def test_what_was_observed_counts_in_the_size_of_a_micro_batch(turns: list[Lesson]) -> None:
     samples = [lesson.sample for lesson in turns]
-    for micro in micro_batches(samples, 500, torch.device("cpu"), lambda common, longest: 0):
+    for micro in micro_batches(samples, 500, torch.device("cpu"), 0):
         longest = max(len(one.prompt_ids) + len(one.answer_ids) + len(one.observed) for one in micro.samples)
         assert len(micro.samples) == 1 or len(micro.samples) * longest <= 500
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from msgrpo.train.batches import logprobs_of
 from msgrpo.train.config import make_config
 from msgrpo.train.groups import Sample
 from msgrpo.train.policy import Policy
@@ -16,7 +18,6 @@ from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals import decoupled as rivals_decoupled
 from msgrpo.train.rivals.contract import Learner, Loss
-from msgrpo.train.rivals.decoupled import logprobs_now
 from msgrpo.train.update import lessons, pick
 from tests.test_train_msgrpo import random_inputs
 from tests.train_helpers import learner, played
@@ -206,12 +207,14 @@ def test_each_rank_computes_its_share_of_where_the_update_begins(
     alone, samples = turned
     asked: list[Sequence[Sample]] = []
 
-    def of_share(own: Sequence[Sample], learner: Learner, tokens: int) -> list[tuple[float, ...]]:
+    def of_share(own: Sequence[Sample], *given: Any) -> list[tuple[float, ...]]:
         asked.append(own)
-        return logprobs_now(own, learner, tokens)
+        return logprobs_of(own, *given)
 
-    monkeypatch.setattr(rivals_decoupled, "logprobs_now", of_share)
-    monkeypatch.setattr(Ranks, "gather", lambda self, items: logprobs_now(samples, alone, 16_384))
+    policy = alone.policy
+    every = logprobs_of(samples, 16_384, policy.model, policy.logprobs)
+    monkeypatch.setattr(rivals_decoupled, "logprobs_of", of_share)
+    monkeypatch.setattr(Ranks, "gather", lambda self, items: every)
     found, figures = decoupled(replace(alone, ranks=Ranks(1, 3)), samples, 16_384)
     assert asked == [Ranks(1, 3).share(samples)]
     monkeypatch.undo()

@@ -27,7 +27,7 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.nano.own_words import OwnWords
 from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import ALONE
+from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals import choose, optimal
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.contract import Learner, Teacher
@@ -448,6 +448,25 @@ def test_another_model_scores_the_answers_token_by_token(policy: Policy, turns: 
     samples, figures = _teacher("model(of=nano, returns=0)").taught(own, learner)
     assert max(abs(advantage) for sample in samples for advantage in sample.advantages) < 1e-4
     assert figures["teacher/kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_each_rank_asks_the_other_model_about_its_share(
+    turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_turns, alone = turns
+    teacher, computed = _teacher("model(of=nano:frozen-lake)"), list[Sequence[Sequence[float]]]()
+
+    def gathered(self: Ranks, own: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+        computed.append(own)
+        return computed[0]  # that of all turns
+
+    monkeypatch.setattr(Ranks, "gather", gathered)
+    one, several = teacher.taught(all_turns, alone), teacher.taught(all_turns, replace(alone, ranks=Ranks(1, 3)))
+    assert one == several
+    every, own = computed
+    for says, alike in zip(own, Ranks(1, 3).share(every), strict=True):
+        assert says == pytest.approx(alike, abs=1e-4)
+    assert 0 < len(own) < len(every)
 
 
 def test_groups_that_went_alike_are_taught_too(policy: Policy) -> None:

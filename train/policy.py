@@ -19,13 +19,13 @@ from msgrpo.files import replace_bytes
 from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
 from msgrpo.models.local import pad_id
 from msgrpo.models.paths import absolute
-from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, shareable_length, trunk_and_head
+from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, longest_sharing, trunk_and_head
+from msgrpo.train.batches import Pairs
 from msgrpo.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from msgrpo.train.shard import Lockstep
 
-Pairs = Sequence[tuple[list[int], list[int]]]
 State = dict[str, Tensor]  # the adapter's weights by name
 
 
@@ -66,9 +66,10 @@ class Policy:
         if self._lockstep is not None:
             self._lockstep.at(what)
 
-    def shareable(self, common: int, longest: int) -> int:
-        """How much of a common prefix may be computed once; see `shared_prefix.shareable_length`."""
-        return shareable_length(trunk_and_head(self.model)[0], common, longest)
+    @property
+    def longest_sharing(self) -> int:
+        """The longest row that may share a computed prefix; see `shared_prefix.longest_sharing`."""
+        return longest_sharing(trunk_and_head(self.model)[0])
 
     @property
     def parameters(self) -> list[nn.Parameter]:

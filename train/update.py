@@ -1,19 +1,17 @@
-"""One update: which turns it sees and how they are packed, a pass over them, and the learning rate of the run."""
+"""One update: which turns it sees, a pass over them, and the learning rate of the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from msgrpo.errors import RunError
-from msgrpo.models.shared_prefix import common_prefix_length
+from msgrpo.train.batches import MicroBatch, micro_batches, minibatches
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.groups import Advantages, Group, Lesson, Sample
 from msgrpo.train.policy import Policy
@@ -139,12 +137,12 @@ def _share(
     Where the base is sharded all ranks must compute equally often: the micro-batches are planned for all and dealt
     in turn; who gets none in the last turn computes one that does not count.
     """
-    size, device = config.micro_batch.tokens, policy.model.device
+    size, device, sharing = config.micro_batch.tokens, policy.model.device, policy.longest_sharing
     if not policy.is_sharded:
         own = ranks.share(part)
-        yield from ((micro, 1) for micro in (micro_batches(own, size, device) if own else ()))
+        yield from ((micro, 1) for micro in (micro_batches(own, size, device, sharing) if own else ()))
         return
-    planned = list(micro_batches(part, size, device, policy.shareable))
+    planned = list(micro_batches(part, size, device, sharing))
     for first in range(0, len(planned), ranks.count):
         place = first + ranks.rank
         yield planned[min(place, len(planned) - 1)], int(place < len(planned))
@@ -153,28 +151,6 @@ def _share(
 def _joined(parts: Sequence[tuple[dict[str, float], float]]) -> tuple[dict[str, float], float]:
     """The ranks' sums added, and the largest of their largest."""
     return {name: sum(sums[name] for sums, _ in parts) for name in SUMS}, max(furthest for _, furthest in parts)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """N turns that go through the model together: the shared prefix once, then each one's own tokens.
-
-    The T columns are those of the answer with what was observed after it; the two masks say which token belongs to
-    which, 1 or 0.
-    """
-
-    samples: Sequence[Sample]
-    prefix: list[int]
-    pairs: list[tuple[list[int], list[int]]]
-    old_logprobs_NT: Tensor
-    advantages_NT: Tensor
-    answer_NT: Tensor
-    observed_NT: Tensor
-
-    def of_answers(self, values_NT: Tensor) -> list[list[float]]:
-        """Of each turn the values of its answer's tokens."""
-        rows = zip(values_NT, self.answer_NT.bool(), strict=True)
-        return [row[of_answer].tolist() for row, of_answer in rows]
 
 
 @dataclass(frozen=True)
@@ -259,55 +235,3 @@ def scaled_by_update(groups: Sequence[Advantages]) -> list[Advantages]:
         if root
         else list(groups)
     )
-
-
-def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:
-    """A random partition into at most `count` parts of nearly equal size.
-
-    Turns with the same prompt stand side by side: their actions are compared in one step, and the prompt is
-    computed once.
-    """
-    prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))
-    place = dict(zip(prompts, torch.randperm(len(prompts), generator=generator).tolist(), strict=True))
-    ordered = sorted(samples, key=lambda sample: place[sample.prompt_ids])
-    bounds = [len(ordered) * part // count for part in range(count + 1)]
-    for low, high in pairwise(bounds):
-        if low < high:
-            yield ordered[low:high]
-
-
-def micro_batches(
-    samples: Sequence[Sample],
-    max_tokens: int,
-    device: torch.device,
-    shareable: Callable[[int, int], int] = lambda common, longest: common,
-) -> Iterator[MicroBatch]:
-    """Split by length, so that little is padding, into parts of about `max_tokens` tokens.
-
-    Counted is what each turn has of its own, filled up to the longest; the prefix that all prompts share is not.
-    `shareable` says how much of a prefix is shared, by its length and that of the longest turn: all, without.
-    """
-    ordered = sorted(samples, key=lambda sample: sample.tokens)
-    shared = common_prefix_length([list(sample.prompt_ids) for sample in ordered])
-    shared = shareable(shared, ordered[-1].tokens)
-    part: list[Sample] = []
-    for sample in ordered:
-        if part and (len(part) + 1) * (sample.tokens - shared) > max_tokens:
-            yield _pack(part, shared, device)
-            part = []
-        part.append(sample)
-    yield _pack(part, shared, device)
-
-
-def _pack(part: Sequence[Sample], shared: int, device: torch.device) -> MicroBatch:
-    pairs = [(list(one.prompt_ids[shared:]), [*one.answer_ids, *one.observed]) for one in part]
-    longest = max(len(after) for _, after in pairs)
-    old, advantages, answer, observed = (torch.zeros(len(part), longest) for _ in range(4))
-    for i, sample in enumerate(part):
-        end = longest - len(sample.observed)
-        own = slice(end - len(sample.answer_ids), end)
-        old[i, own] = torch.tensor(sample.old_logprobs)
-        advantages[i, own] = torch.tensor(sample.advantages)
-        answer[i, own], observed[i, end:] = 1, 1
-    columns = [tensor.to(device) for tensor in (old, advantages, answer, observed)]
-    return MicroBatch(tuple(part), list(part[0].prompt_ids[:shared]), pairs, *columns)

@@ -47,6 +47,7 @@ from msgrpo.evals.suites import episode_seeds
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
+from msgrpo.train.batches import micro_batches, minibatches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.groups import Sample
@@ -54,7 +55,7 @@ from msgrpo.train.nano.words import DEADLY, Sight, Words, follow
 from msgrpo.train.policy import Policy
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rollouts import Play, Players, Playing, RolloutSource
-from msgrpo.train.update import MAX_GRAD_NORM, learning_rate, micro_batches, minibatches
+from msgrpo.train.update import MAX_GRAD_NORM, learning_rate
 
 EVERY = 5  # updates between evaluations
 
@@ -102,7 +103,7 @@ def learn(
     for part in minibatches(samples, config.minibatches, generator):
         optimizer.zero_grad()
         tokens = sum(len(sample.answer_ids) for sample in part)
-        for micro in micro_batches(part, config.micro_batch.tokens, policy.model.device):
+        for micro in micro_batches(part, config.micro_batch.tokens, policy.model.device, policy.longest_sharing):
             reference = policy.reference_logprobs(micro.prefix, micro.pairs)
             logprobs, mask = policy.logprobs(micro.prefix, micro.pairs)
             loss, _ = config.loss(logprobs, logprobs.detach(), reference, micro.advantages_NT, mask)

@@ -124,11 +124,16 @@ def common_prefix_length(rows: Sequence[list[int]]) -> int:
 def shareable_length(trunk: Any, common: int, longest: int) -> int:
     """How much of a common prefix of `common` tokens may be computed once, for rows of up to `longest` tokens.
 
-    All of it, or nothing: where the model was found not to share (`proof.prepare`), or where a layer's window is
-    shorter than a row, so that a row's end does not see the prefix's beginning.
+    All of it, or nothing where a row is longer than `longest_sharing`.
     """
-    shares = trunk.config._attn_implementation == NAME
-    return common if shares and longest <= window(trunk) else 0
+    return common if longest <= longest_sharing(trunk) else 0
+
+
+def longest_sharing(trunk: Any) -> int:
+    """The tokens of the longest row that may share a prefix: the shortest window of a layer, within which a row's end
+    sees the prefix's beginning; 0 where the model was found not to share (`proof.prepare`).
+    """
+    return window(trunk) if trunk.config._attn_implementation == NAME else 0
 
 
 def window(trunk: Any) -> int:

@@ -17,9 +17,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from pydantic import Field
 
+from msgrpo.train.batches import logprobs_of
 from msgrpo.train.groups import Sample
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rivals.paper import Clip
@@ -35,8 +35,9 @@ class Decoupled(Clip):
     def prepared(
         self, samples: Sequence[Sample], learner: Learner, tokens: int
     ) -> tuple[list[Sample], dict[str, float]]:
+        policy = learner.policy
         own = learner.ranks.share(samples)
-        now = learner.ranks.gather(logprobs_now(own, learner, tokens))
+        now = learner.ranks.gather(logprobs_of(own, tokens, policy.model, policy.logprobs))
         off = [
             abs(b - a)
             for sample, logprobs in zip(samples, now, strict=True)
@@ -57,16 +58,3 @@ class Decoupled(Clip):
         logprobs = tuple(logprob for logprob, _ in logs)
         weights = tuple(part * math.exp(log_v) for part, (_, log_v) in zip(parts, logs, strict=True))
         return replace(sample, completion=replace(sample.completion, logprobs=logprobs), weights=weights)
-
-
-def logprobs_now(samples: Sequence[Sample], learner: Learner, tokens: int) -> list[tuple[float, ...]]:
-    """log p_now of each turn's answer tokens."""
-    from msgrpo.train.update import micro_batches
-
-    by_sample: dict[int, tuple[float, ...]] = {}
-    with torch.no_grad():
-        for micro in micro_batches(samples, tokens, learner.policy.model.device) if samples else ():
-            logprobs, _ = learner.policy.logprobs(micro.prefix, micro.pairs)
-            for sample, row in zip(micro.samples, micro.of_answers(logprobs), strict=True):
-                by_sample[id(sample)] = tuple(row)
-    return [by_sample[id(sample)] for sample in samples]

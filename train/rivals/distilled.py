@@ -16,15 +16,16 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
 from pydantic import Field
+from torch import Tensor
 
 from msgrpo.agent import LanguageAgent
 from msgrpo.errors import UsageError
 from msgrpo.models.local import LocalModel
-from msgrpo.models.shared_prefix import answer_logprobs, shareable_length, trunk_and_head
+from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
 from msgrpo.specs import make_agent
 from msgrpo.text import Clean
+from msgrpo.train.batches import Pairs, logprobs_of
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.rivals.contract import Learner, Teacher
 
@@ -49,7 +50,7 @@ class Model(Teacher):
                 fix="name a teacher with the same base",
             )
         samples, further = [], []
-        for lesson, says in zip(lessons, self._logprobs(teacher, lessons, learner.policy.temperature), strict=True):
+        for lesson, says in zip(lessons, self._logprobs(teacher, lessons, learner), strict=True):
             sample = lesson.sample
             further += [q - p for q, p in zip(says, sample.old_logprobs, strict=True)]
             advantages = [
@@ -59,22 +60,16 @@ class Model(Teacher):
             samples.append(replace(sample, advantage=1.0, weights=tuple(advantages)))
         return samples, {"teacher/kl": -sum(further) / max(len(further), 1)}
 
-    def _logprobs(self, teacher: LocalModel, lessons: Sequence[Lesson], temperature: float) -> list[list[float]]:
-        """log q of every token of every answer."""
-        from msgrpo.train.update import micro_batches
-
+    def _logprobs(self, teacher: LocalModel, lessons: Sequence[Lesson], learner: Learner) -> list[tuple[float, ...]]:
+        """log q of every token of every answer; each rank computes its share."""
         trunk, head = trunk_and_head(teacher.model)
-        says: dict[int, list[float]] = {}
 
-        def shareable(common: int, longest: int) -> int:
-            return shareable_length(trunk, common, longest)
+        def forward(prefix: list[int], pairs: Pairs) -> tuple[Tensor, Tensor]:
+            return answer_logprobs(trunk, head, prefix, pairs, teacher.pad_id, learner.policy.temperature)
 
-        samples = [lesson.sample for lesson in lessons]
-        for micro in micro_batches(samples, TOKENS, teacher.model.device, shareable) if samples else ():
-            with torch.no_grad():
-                logprobs, _ = answer_logprobs(trunk, head, micro.prefix, micro.pairs, teacher.pad_id, temperature)
-            says |= zip(map(id, micro.samples), micro.of_answers(logprobs), strict=True)
-        return [says[id(sample)] for sample in samples]
+        own = learner.ranks.share([lesson.sample for lesson in lessons])
+        says = logprobs_of(own, TOKENS, teacher.model, forward)
+        return learner.ranks.gather(says)
 
 
 @cache
