@@ -263,6 +263,16 @@ def as_given(prompt: str | None, chat: str | None) -> Given:
 
 
 @dataclass
+class _Frame:
+    """What the template writes before and after a text, and on how many prompts that is still to prove."""
+
+    before: str
+    after: str
+    to_prove: int = PROVED_ON
+    holds: bool = True
+
+
+@dataclass
 class _Head:
     """The lines with which prompts of one prefix begin, their token ids, and on how many they are still to prove."""
 
@@ -281,8 +291,8 @@ class ChatFormat:
     """The chat template, rendered once around a mark in whose place each prompt's text is put.
 
     That is right for most templates and wrong for those that trim the text, or look at it. So the first prompts are
-    rendered both ways; at the first difference every prompt goes through the template itself. `arguments` are the
-    template's own (Qwen3: `enable_thinking`).
+    rendered both ways; at the first difference every prompt goes through the template itself. Each system message has
+    its own rendering, and its own proof. `arguments` are the template's own (Qwen3: `enable_thinking`).
 
     Most of a prompt is its prefix, so the prefix is made into tokens once, up to the start of its last line, where
     tokenizers of chat models begin a new token. That, too, is proved on the first prompts of each prefix, and is
@@ -303,11 +313,10 @@ class ChatFormat:
             raise self._unusable(
                 f"it holds {large[0][:20]!r}, which no template needs and memory may not have room for"
             )
-        self._head, _, self._tail = self._rendered(Prompt("", _MARK)).partition(_MARK)
-        self._to_prove = PROVED_ON
+        self._frames: dict[str, _Frame] = {}
+        self._frame("")
         self._backend = getattr(tokenizer, "backend_tokenizer", None)  # called by itself it costs half
         self._heads: dict[str, _Head] = {}
-        self._by_mark = True
 
     def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The token ids of each prompt, with the template's opening of the answer at the end."""
@@ -338,7 +347,7 @@ class ChatFormat:
         The last line of the prefix goes on with the state, so it is not among them.
         """
         lines = prompt.prefix[: prompt.prefix.rfind("\n") + 1]
-        begun = self._head + lines
+        begun = self._frame(prompt.system).before + lines
         goes_on = prompt.prefix[len(lines) : len(lines) + 1]
         if not lines or not goes_on.strip() or not text.startswith(begun):
             return _Head("", [], 0)
@@ -349,15 +358,24 @@ class ChatFormat:
         return self._heads[begun]
 
     def _text(self, prompt: Prompt) -> str:
-        if not self._by_mark or prompt.system:
+        frame = self._frame(prompt.system)
+        if not frame.holds:
             return self._rendered(prompt)
-        text = self._head + prompt.prefix + prompt.state + self._tail
-        if self._to_prove:
-            self._to_prove -= 1
+        text = frame.before + prompt.prefix + prompt.state + frame.after
+        if frame.to_prove:
+            frame.to_prove -= 1
             whole = self._rendered(prompt)
-            self._by_mark = text == whole
+            frame.holds = text == whole
             return whole
         return text
+
+    def _frame(self, system: str) -> _Frame:
+        if system not in self._frames:
+            if len(self._frames) >= MOST_HEADS:
+                self._frames.clear()
+            before, _, after = self._rendered(Prompt("", _MARK, system)).partition(_MARK)
+            self._frames[system] = _Frame(before, after)
+        return self._frames[system]
 
     def _rendered(self, prompt: Prompt) -> str:
         """The template's text of a prompt. A template is somebody's program, so its time and its text are bounded."""

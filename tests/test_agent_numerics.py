@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -28,7 +29,7 @@ from msgrpo.models.shared_prefix import (
     shareable_length,
     trunk_and_head,
 )
-from msgrpo.prompt import ChatFormat
+from msgrpo.prompt import ChatFormat, Prompt
 
 WINDOW = 64
 SHAPE: dict[str, Any] = {
@@ -248,6 +249,7 @@ TRIMS = "{% for m in messages %}<s>{{ m['content'] | trim }}</s>{% endfor %}A:"
 LOOKS = "{% for m in messages %}{% if 'hole' in m['content'] %}careful {% endif %}{{ m['content'] }}{% endfor %}A:"
 LOSES = "{% for m in messages %}{{ m['content'] | length }}{% endfor %}A:"
 SYSTEM = "be brief. {% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}A:"
+WITH_SYSTEM = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[answer] "
 SWITCH = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if enable_thinking %}<think>{% endif %}A:"
 
 
@@ -275,21 +277,39 @@ def test_a_template_that_runs_away_or_hides_the_prompt_is_one_clear_error(
     assert "\x1b" not in str(said.value)
 
 
-@pytest.mark.parametrize("template", [TRIMS, LOOKS, SYSTEM, SWITCH])
-def test_prompts_are_rendered_as_the_template_renders_them(template: str) -> None:
-    from msgrpo.prompt import Prompt
-
+@pytest.mark.parametrize("system", ["", "You play to win.", "\u241fcontent\u241f"])
+@pytest.mark.parametrize("template", [TRIMS, LOOKS, SYSTEM, SWITCH, None])
+def test_prompts_are_rendered_as_the_template_renders_them(template: str | None, system: str) -> None:
     _, tokenizer = load_base("nano")
-    tokenizer.chat_template = template
+    tokenizer.chat_template = template or WITH_SYSTEM
     chat = ChatFormat(tokenizer, {"enable_thinking": False})
-    prompts = [Prompt("  the rules\n", f"state {i} hole\n ") for i in range(3)]
+    prompts = [Prompt("  the rules\n", f"state {i} hole\n ", mine) for i in range(3) for mine in {system, ""}]
     for _ in range(2):
         for prompt, ids in zip(prompts, chat.ids(prompts), strict=True):
-            messages = [{"role": "user", "content": prompt.prefix + prompt.state}]
             text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                prompt.messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
             )
             assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_prompts_with_a_system_message_go_through_the_template_no_more_often_than_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rendering holds the memory of the whole process within bounds, so it must not happen beside an update."""
+    _, tokenizer = load_base("nano")
+    tokenizer.chat_template = WITH_SYSTEM
+    asked = Counter[str]()
+    render = tokenizer.apply_chat_template
+
+    def counted(messages: list[dict[str, str]], **given: Any) -> Any:
+        asked[messages[0]["role"]] += 1
+        return render(messages, **given)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
+    chat = ChatFormat(tokenizer)
+    for i in range(50):
+        chat.ids([Prompt("the rules\n", f"state {i}"), Prompt("the rules\n", f"state {i}", "You play to win.")])
+    assert asked["system"] == asked["user"] < 10
 
 
 @pytest.mark.parametrize("pays", [True, False])
