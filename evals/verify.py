@@ -20,7 +20,7 @@ from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
 from msgrpo.games.outside import on_server
-from msgrpo.judge import judged
+from msgrpo.judge import regrets
 from msgrpo.limits import games_code
 from msgrpo.prompt import PromptTemplate, recorded_template
 from msgrpo.references import OptimalAgent, RandomAgent
@@ -174,8 +174,7 @@ def _judged_so(episode: Episode) -> bool:
     scenario = recorded_scenario(episode.scenario)
     if scenario.judge is None:
         return False
-    judgements = zip(judged(scenario, episode), episode.turns, strict=True)
-    again = [judgement.regret(turn.action) for judgement, turn in judgements]
+    again = regrets(scenario, episode)
     return all(a is None or math.isclose(a, b, abs_tol=1e-6) for a, b in zip(recorded, again, strict=True))
 
 

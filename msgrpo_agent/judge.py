@@ -9,6 +9,7 @@ in tic-tac-toe; elsewhere playouts estimate it, and a difference counts only whe
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
@@ -59,12 +60,29 @@ def _future(
 
 def judged(scenario: Scenario, episode: Episode) -> list[Judgement]:
     """The judgement of every turn of an episode, in the order of its turns. The scenario must have a judge."""
+    return [judgement_of(scenario, game, turn.player) for turn, game in decided(scenario, episode)]
+
+
+def judgement_of(scenario: Scenario, game: Game, player: str) -> Judgement:
+    """What the scenario's judge says of a state. Raises GameFaultError where that is no number for actions that are
+    legal there.
+    """
     assert scenario.judge is not None
-    judgements = []
-    for turn, game in decided(scenario, episode):
-        with games_code(scenario.id):
-            judgements.append(scenario.judge(game, turn.player))
-    return judgements
+    with games_code(scenario.id):
+        found: object = scenario.judge(game, player)
+        values = found.values if isinstance(found, Judgement) else {}
+        legal = game.legal(player)
+        known = values and all((a is None or a in legal) and math.isfinite(q) for a, q in values.items())
+        if not isinstance(found, Judgement) or not known:
+            raise GameFaultError(f"judge() gave {str(found)[:80]}, not a Judgement with numbers for legal actions")
+        return found
+
+
+def regrets(scenario: Scenario, episode: Episode) -> list[float]:
+    """What each turn of an episode lost. Raises GameFaultError where the judge has no number for its action."""
+    judgements = judged(scenario, episode)
+    with games_code(scenario.id):
+        return [one.regret(turn.action) for one, turn in zip(judgements, episode.turns, strict=True)]
 
 
 def decided(scenario: Scenario, episode: Episode) -> Iterator[tuple[Turn, Game]]:
@@ -81,10 +99,10 @@ def decided(scenario: Scenario, episode: Episode) -> Iterator[tuple[Turn, Game]]
 async def add_regrets(scenario: Scenario, episode: Episode) -> None:
     """Write each turn's regret into the episode, in a thread; write nothing if the judge itself fails."""
     try:
-        judgements = await asyncio.to_thread(judged, scenario, episode)
+        lost = await asyncio.to_thread(regrets, scenario, episode)
     except GameFaultError as fault:  # an episode is not lost because nobody can say what its moves were worth
         if fault.fatal:
             raise
         return
-    for turn, judgement in zip(episode.turns, judgements, strict=True):
-        turn.regret = judgement.regret(turn.action)
+    for turn, regret in zip(episode.turns, lost, strict=True):
+        turn.regret = regret

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msgrpo.episode import play_episode
+from msgrpo.errors import GameFaultError
 from msgrpo.game import BLUNDER, MISTAKE, Judgement, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.games.snake import Cell, Snake
-from msgrpo.judge import add_regrets, judged
+from msgrpo.judge import add_regrets, judged, regrets
 from msgrpo.references import OptimalAgent, RandomAgent
 
 
@@ -67,6 +71,27 @@ def test_the_optimum_never_regrets_on_the_lake(seed: int) -> None:
     assert [judgement.regret(turn.action) for judgement, turn in zip(found, episode.turns, strict=True)] == [
         pytest.approx(0)
     ] * len(episode.turns)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        Judgement({}),
+        Judgement({"jump": 1.0, "up": 0.0, "down": 0.0, "left": 0.0, "right": 0.0}),
+        Judgement({"up": math.nan, "down": 0.0, "left": 0.0, "right": 0.0}),
+        Judgement({"up": 0.5}),
+    ],
+)
+def test_a_judge_that_gives_rubbish_costs_the_regrets_and_nothing_else(found: Any) -> None:
+    """`eval --regret` ended in a traceback, or kept regrets from a move that there is not."""
+    lake = replace(get_scenario("frozen-lake-4x4"), judge=lambda game, player: found)
+    episode = played(lake, RandomAgent(), 3)
+    assert {turn.action for turn in episode.turns} != {"up"}
+    asyncio.run(add_regrets(lake, episode))
+    assert {turn.regret for turn in episode.turns} == {None}
+    with pytest.raises(GameFaultError):
+        regrets(lake, episode)
 
 
 def test_in_snake_the_apple_is_worth_more_than_the_wall() -> None:

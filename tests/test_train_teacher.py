@@ -294,12 +294,15 @@ def test_a_game_that_cannot_be_played_again_costs_the_turns_after_that_and_nothi
     assert figures["teacher/failed"] == len(later) > 0
 
 
+@pytest.mark.parametrize("values", [{None: 0.0}, {"jump": 1.0, "up": 0.0}, {"up": math.nan, "down": 0.0}])
 def test_a_judge_that_names_no_action_costs_its_turn_and_nothing_else(
-    turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch
+    turns: tuple[list[Lesson], Learner], monkeypatch: pytest.MonkeyPatch, values: dict[str | None, float]
 ) -> None:
-    """It was a traceback, as was a list of moves that failed where the best ones were known."""
+    """It was a traceback, as was a list of moves that failed where the best ones were known; and an action that there
+    is not was taught.
+    """
     all_turns, learner = turns
-    silent = replace(LAKE, judge=lambda game, player: Judgement({None: 0.0}))
+    silent = replace(LAKE, judge=lambda game, player: Judgement(values))
     monkeypatch.setattr(optimal, "get_scenario", lambda name: silent)
     samples, figures = _teacher("optimal(soft=0.1)").taught(all_turns, learner)
     assert figures["teacher/failed"] == len(samples) == len(all_turns)

@@ -35,7 +35,7 @@ from msgrpo.episode import Episode
 from msgrpo.errors import RunError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
-from msgrpo.judge import decided
+from msgrpo.judge import decided, judgement_of
 from msgrpo.limits import games_code, passing_faults
 from msgrpo.references import best_actions
 from msgrpo.train.groups import Lesson, Sample
@@ -244,8 +244,7 @@ def _chances(scenario: Scenario, game: Game, player: str, soft: float) -> dict[s
     if not soft:
         best = best_actions(scenario, game, player)
         return dict.fromkeys(best, 1 / len(best))
-    assert scenario.judge is not None
-    judgement = scenario.judge(game, player)
+    judgement = judgement_of(scenario, game, player)
     most = max(q for action, q in judgement.values.items() if action is not None)
     worth = {a: math.exp((q - most) / soft) for a, q in judgement.values.items() if a is not None}
     taught = {action: x for action, x in worth.items() if x >= LEAST * math.fsum(worth.values())}
