@@ -25,6 +25,7 @@ from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.evals.verify import game_steps
 from msgrpo.extras import needs
 from msgrpo.games import recorded_scenario
+from msgrpo.limits import games_code, passing_faults
 from msgrpo.text import counted
 
 STOP_REASONS = {"stop": "stop", "length": "max_tokens", "content_filter": "content_filter"}
@@ -192,10 +193,14 @@ def turn_messages(episode: Episode, turn: Turn) -> list[dict[str, Any]]:
 
 
 def first_prompt(episode: Episode) -> str:
-    """The first prompt of an episode without turns, whose endpoint failed before any answer."""
-    game = recorded_scenario(episode.scenario).new(episode.start_seed, episode.chance_seed)
+    """The first prompt of an episode without turns, whose endpoint or game failed before any answer."""
     (player,) = episode.agents
-    return episode.prefix.get(player, "") + observation_of(game, player)
+    seen = ""
+    with passing_faults():
+        game = recorded_scenario(episode.scenario).new(episode.start_seed, episode.chance_seed)
+        with games_code(episode.scenario):
+            seen = observation_of(game, player)
+    return episode.prefix.get(player, "") + seen
 
 
 def speaks(play: Series) -> bool:

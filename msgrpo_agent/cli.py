@@ -115,6 +115,7 @@ def show(scenario: Annotated[str, typer.Argument(help="A scenario.")], as_json: 
     """Show a scenario's rules and what a player sees at the start."""
     from msgrpo.episode import observation_of
     from msgrpo.games import get_scenario
+    from msgrpo.limits import games_code
 
     one = get_scenario(scenario)
     if as_json:
@@ -125,7 +126,9 @@ def show(scenario: Annotated[str, typer.Argument(help="A scenario.")], as_json: 
     actions = ", ".join(one.actions) or own_words
     typer.echo(f"{one.id}: {players}, actions {actions}, {one.step_limit} steps, source {one.source}")
     game = one.new(0, 0)
-    typer.echo(f"\n{one.rules}\n\nWhat a player sees at the start:\n\n{observation_of(game, game.to_move[0])}")
+    with games_code(one.id):
+        seen = observation_of(game, game.to_move[0])
+    typer.echo(f"\n{one.rules}\n\nWhat a player sees at the start:\n\n{seen}")
 
 
 @games.command()

@@ -24,12 +24,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from msgrpo import contract, limits, prompt
 from msgrpo.agent import Completion, Decision, LanguageAgent, OnText, Sampling, View
+from msgrpo.cli import make_app
 from msgrpo.contract import examine
 from msgrpo.episode import GAME_FAULT, play_episode
 from msgrpo.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
+from msgrpo.evals import inspect_log
 from msgrpo.game import Board, Game, Scenario
 from msgrpo.games import get_scenario, outside
 from msgrpo.games.outside import _checked
@@ -41,6 +44,8 @@ from msgrpo.models.local import LocalModel
 from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
 from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.references import RandomAgent
+from msgrpo.train.engines.contract import canary_prompts
+from msgrpo.tui.launch import keeps_direction
 from tests.serve_fakes import nano_lora_shapes, write_adapter
 
 
@@ -299,6 +304,27 @@ async def test_a_game_that_hangs_is_named_with_its_line_and_stopped(monkeypatch:
         assert episode.error == GAME_FAULT
         assert "took longer than 0.4 s" in episode.error_message
         assert f"{Path(__file__).name}:" in episode.error_message
+
+
+class Blind(Walk):
+    def observe(self, player: str) -> str:
+        raise ValueError("nobody sees it")
+
+    def board(self) -> Board | None:
+        raise ValueError("nobody draws it")
+
+
+async def test_a_game_that_cannot_be_looked_at_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`games show`, `play --live`, the beginning of a run and an export of its record ended in tracebacks."""
+    blind = scenario(Blind)
+    monkeypatch.setattr("msgrpo.games.get_scenario", lambda name: blind)
+    shown = CliRunner().invoke(make_app(), ["games", "show", "hostile"])
+    assert isinstance(shown.exception, GameFaultError)
+    for look in (keeps_direction, canary_prompts):
+        with pytest.raises(GameFaultError, match="the game hostile failed"):
+            look(blind)
+    monkeypatch.setattr(inspect_log, "recorded_scenario", lambda name: blind)
+    assert inspect_log.first_prompt(await played(Blind)) == ""
 
 
 @pytest.mark.timeout(0)

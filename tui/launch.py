@@ -20,6 +20,7 @@ from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
+from msgrpo.limits import games_code
 from msgrpo.loopback import is_loopback, is_own
 from msgrpo.models.paths import read_adapter_config
 from msgrpo.specs import shipped
@@ -78,8 +79,10 @@ def setup(
 
 def keeps_direction(scenario: Scenario) -> bool:
     """Whether who does nothing goes on the same way, as a snake does."""
-    board = scenario.new(0, 0).board()
-    return board is not None and bool(board.facing)
+    game = scenario.new(0, 0)
+    with games_code(scenario.id):
+        board = game.board()
+        return board is not None and bool(board.facing)
 
 
 def has_screen() -> bool:

@@ -19,6 +19,7 @@ from msgrpo.agent import Completion, LanguageModel, Sampling
 from msgrpo.episode import observation_of
 from msgrpo.errors import RunError
 from msgrpo.game import Scenario
+from msgrpo.limits import games_code
 from msgrpo.models.shared_prefix import common_prefix_length, evaluating, plain_logprobs
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.train.policy import Policy, State
@@ -56,7 +57,9 @@ SEEDS = (11, 12, 13)
 
 def canary_prompts(scenario: Scenario) -> list[Prompt]:
     """Prompts of different lengths from one scenario: the start, cut off at different places."""
-    observed = observation_of(scenario.new(0, 0), scenario.players[0])
+    game = scenario.new(0, 0)
+    with games_code(scenario.id):
+        observed = observation_of(game, scenario.players[0])
     texts = [observed[: len(observed) * (i + 1) // ROWS] for i in range(ROWS)]
     return [PromptTemplate().render(scenario, text) for text in texts]
 
