@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from msgrpo.errors import MsgrpoError
+from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.models.dqn import CARD, WEIGHTS, read_card
 from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from msgrpo.run_log import CONFIG, METRICS, read_rows, settings
@@ -31,6 +32,18 @@ def test_a_file_that_is_needed_is_refused(read: Callable[[Path], object], tmp_pa
         (tmp_path / name).write_text(DEEP)
     with pytest.raises(MsgrpoError):
         read(tmp_path)
+
+
+def test_a_run_that_called_its_backend_engine_goes_on(tmp_path: Path) -> None:
+    """It was called damaged, and the advice was to begin another one."""
+    for engine, backend in (("here", "local"), ("tinker", "tinker")):
+        values = make_config(settings=["loss=clip(kl=0)"]).model_dump(mode="json", exclude={"backend"})
+        (tmp_path / CONFIG).write_text(json.dumps(values | {"engine": engine}))
+        held = config_of(tmp_path, {"backend": backend})
+        assert held is not None
+        assert held.backend == backend
+    with pytest.raises(UsageError, match="names backend 'tinker'"):
+        config_of(tmp_path, {})
 
 
 def test_a_file_that_only_tells_more_is_passed_over(tmp_path: Path) -> None:

@@ -611,6 +611,8 @@ def make_config(
 
 def _where(key: str) -> str:
     """What helps somebody who named a setting that there is not: where it is a part of one, which."""
+    if key == "engine":  # as runs called it at first
+        return "it is called backend: local, or tinker(max_cost=…)"
     for setting, kinds in {
         "rollouts": ROLLOUTS.values(),
         **{name: [kind] for name, kind in NUMBERED.items()},

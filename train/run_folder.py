@@ -96,6 +96,9 @@ def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
         recorded = from_json(file.read_bytes())
         if isinstance(recorded, dict) and isinstance(recorded.get("prompt", {}), str):
             raise ValueError("prompt is a text, which would be the name of a file to read")
+        if isinstance(recorded, dict) and "engine" in recorded:  # as runs called it at first, and local was `here`
+            engine = recorded.pop("engine")
+            recorded["backend"] = "local" if engine == "here" else engine
         if isinstance(recorded, dict):
             check_named(recorded, given, str(file), f"train --resume --out {shlex.quote(str(out))}")
         return TrainConfig.model_validate(recorded)
