@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from msgrpo.errors import LONGEST_REASON, ModelError, TookTooLongError, UsageError, first_fault, nearest
 from msgrpo.game import AnyText, Scenario
@@ -154,6 +154,11 @@ class Asked(BaseModel):
 
     prompt: PromptTemplate
     chat: dict[str, Any] = {}
+
+    @field_validator("chat", mode="before")
+    @classmethod
+    def _read_none(cls, value: Any) -> Any:
+        return {} if value is None else value
 
     def but(self, prompt: PromptTemplate | None, chat: Mapping[str, Any] | None) -> Asked:
         """The same with what a person gives."""

@@ -28,7 +28,7 @@ from msgrpo.prompt import (
     recorded_template,
 )
 from msgrpo.specs import make_agent
-from msgrpo.train.config import make_config
+from msgrpo.train.config import TrainConfig, make_config
 
 LAKE = get_scenario("frozen-lake")
 
@@ -197,6 +197,9 @@ def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_p
     assert config.prompt == make_template("none")
     (tmp_path / "config.json").write_text(config.model_dump_json())
     assert trained_as(tmp_path).prompt == make_template("none")
+    nothing = json.loads(config.model_dump_json()) | {"chat": None}
+    (tmp_path / "config.json").write_text(json.dumps(nothing))
+    assert trained_as(tmp_path).chat == TrainConfig.model_validate(nothing).chat == {}  # null was called damaged
     (tmp_path / "config.json").write_text('{"prompt": {"of a later version": 1}}')
     with pytest.raises(ModelError, match="nobody knows how the adapter was asked"):  # it was asked as usual
         trained_as(tmp_path)

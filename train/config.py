@@ -302,7 +302,8 @@ class TrainConfig(BaseModel):
     @field_validator("chat", mode="before")
     @classmethod
     def _read_json(cls, value: Any) -> Any:
-        return from_json(value) if isinstance(value, str) else value
+        given = from_json(value) if isinstance(value, str) else value
+        return {} if given is None else given
 
     @field_validator("prompt", mode="before")
     @classmethod
