@@ -316,8 +316,8 @@ def _chat(settings: Mapping[str, Any]) -> Any:
 async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
     """Ask an agent that a person has named about `count` recorded turns, spread over the record.
 
-    A language model answers at temperature 0, in the recorded words of the prompt. Raises RecordError where there is
-    no turn to ask about, EndpointError where there is no answer.
+    A language model answers at temperature 0, in the recorded words of the prompt and at the recorded length at most.
+    Raises RecordError where there is no turn to ask about, EndpointError where there is no answer.
     """
     asked = Asked()
     episodes = [episode for episode in read_episodes(path) if episode.error is None and len(episode.agents) == 1]
@@ -329,13 +329,16 @@ async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
         game = replay(scenario, episode, turn.step)
         view = view_of(game, scenario, turn.player, episode.sampling_seed, episode.turns[:i])
         settings = episode.settings.get(turn.player, {})
+        sampling = settings.get("sampling")
+        sampling = sampling if isinstance(sampling, dict) else {}
         if isinstance(agent, LanguageAgent):
-            agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0})
+            most = sampling.get("max_tokens")
+            longest = {"max_tokens": most} if isinstance(most, int) and most > 0 else {}
+            agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0} | longest)
             agent.template = recorded_template(settings) or agent.template
             if (recorded := _chat(settings)) != _chat(agent.settings()):
                 asked.other_chat = recorded
-        sampling = settings.get("sampling")
-        asked.temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
+        asked.temperature = sampling.get("temperature")
         asked.turns += 1
         asked.agree += (await agent.act(view)).action == turn.action
     return asked

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from msgrpo.agent import Agent, Decision, OnText, View
+from msgrpo.agent import Agent, Decision, OnText, Sampling, View
 from msgrpo.cli import make_app
 from msgrpo.episode import play_episode, read_episodes
 from msgrpo.errors import EndpointError, MsgrpoError, RecordError
@@ -296,6 +296,9 @@ def test_asking_again_asks_whom_a_person_names(tmp_path: Path, monkeypatch: pyte
         for also in ({"chat": chat}, {"body": {"chat_template_kwargs": chat, "min_p": 0.1}}):
             monkeypatch.setattr(agent, "settings", partial(dict, also))
             assert "chat template" not in asyncio.run(ask_again(file, agent, 5)).summary
+    file.write_text(recorded.replace('"max_tokens":256', '"max_tokens":7'))
+    asyncio.run(ask_again(file, brief := scripted("nano", answer("up")), 5))
+    assert brief.sampling == Sampling(temperature=0.0, max_tokens=7)  # at its own 256 it may say more, or less
     made: list[dict[str, Any]] = []
 
     def make(spec: str, **given: Any) -> Agent:
