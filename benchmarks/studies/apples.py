@@ -9,8 +9,8 @@
 
 Apples eaten in an episode, from the records of `msgrpo eval`: its rewards without the −1 of a death, and without
 their sign where apples cost a point. Adapters of a study's arm (`…/ARM/seed-K`) are one row. Differences are paired
-over the same episodes and seeds; intervals are bootstrapped over both. `more_where_they_pay` is eaten where apples
-pay minus eaten where they cost: what somebody has who tells the games apart.
+over the same episodes and seeds; intervals are over both (`crossed_interval`). `more_where_they_pay` is eaten where
+apples pay minus eaten where they cost, from the same starts: what somebody has who tells the games apart.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from msgrpo.episode import Episode
 from msgrpo.errors import UsageError
 from msgrpo.evals.plays import load
 from msgrpo.evals.rows import return_of
-from msgrpo.evals.stats import crossed_bootstrap, resampled_means
+from msgrpo.evals.stats import crossed_interval
 from msgrpo.evals.suites import EpisodeSeeds
 from msgrpo.game import Outcome
 
 WORTH = {"snake": 1, "snake-poison-apple": -1}  # an apple; where it pays, then where it costs
-RESAMPLES = 10_000
 
 
 def eaten(episode: Episode) -> float:
@@ -50,17 +49,7 @@ def arm_of(agent: str) -> tuple[str, int]:
 
 def measured(values: np.ndarray) -> dict[str, Any]:
     """The mean of (seeds, episodes) and its interval."""
-    return {"mean": float(values.mean()), "interval": crossed_bootstrap(values.tolist(), seed=0)}
-
-
-def gap(pays: np.ndarray, costs: np.ndarray) -> dict[str, Any]:
-    """How many more where they pay, both of shape (seeds, episodes); seeds are drawn once, episodes for each game."""
-    means_RS = resampled_means(pays, seed=0, resamples=RESAMPLES) - resampled_means(
-        costs, seed=1, resamples=RESAMPLES
-    )
-    drawn_RS = np.random.default_rng(2).integers(len(pays), size=means_RS.shape)
-    ends = np.quantile(np.take_along_axis(means_RS, drawn_RS, axis=1).mean(axis=1), [0.025, 0.975])
-    return {"mean": float(pays.mean() - costs.mean()), "interval": ends.tolist()}
+    return {"mean": float(values.mean()), "interval": crossed_interval(values.tolist(), seed=0)}
 
 
 def read(records: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -76,6 +65,9 @@ def read(records: Path) -> dict[str, dict[str, np.ndarray]]:
     for scenario, arms in found.items():
         if len({tuple(sorted(one)) for of_arm in arms.values() for one in of_arm.values()}) > 1:
             raise UsageError(f"the agents did not play the same episodes of {scenario}")
+    played = (one for arms in found.values() for of_arm in arms.values() for one in of_arm.values())
+    if len({tuple(seeds.start for seeds in sorted(one)) for one in played}) > 1:
+        raise UsageError("the two games were not played from the same starts")
     trained = {tuple(sorted(of_arm)) for arms in found.values() for of_arm in arms.values() if len(of_arm) > 1}
     if len(trained) > 1:
         raise UsageError(f"the arms have different seeds: {', '.join(map(str, sorted(trained)))}")
@@ -107,10 +99,10 @@ def main() -> None:
         row: dict[str, Any] = {"agent": arm, "seeds": len(pays[arm]), "episodes": pays[arm].shape[1]}
         row |= {"where": {scenario: measured(apples[scenario][arm]) for scenario in WORTH}}
         row["by_seed"] = {scenario: apples[scenario][arm].mean(axis=1).tolist() for scenario in WORTH}
-        row["more_where_they_pay"] = gap(pays[arm], costs[arm])
+        row["more_where_they_pay"] = measured(pays[arm] - costs[arm])
         row["against"] = {
             other: {scenario: measured(apples[scenario][arm] - apples[scenario][other]) for scenario in WORTH}
-            | {"more_where_they_pay": gap(pays[arm] - pays[other], costs[arm] - costs[other])}
+            | {"more_where_they_pay": measured(pays[arm] - pays[other] - costs[arm] + costs[other])}
             for other in given.against
             if other != arm and len(pays[other]) in (1, len(pays[arm]))
         }

@@ -31,6 +31,7 @@ from machine import facts
 from words import SAMPLING, load
 
 from msgrpo.episode import derive_seed
+from msgrpo.evals.stats import ends
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
@@ -82,7 +83,7 @@ def measured(squares: list[np.ndarray]) -> dict[str, Any]:
         "share": {
             name: {
                 "mean": float(mean[i] / mean.sum()),
-                "interval": [float(value) for value in np.quantile(shares[:, i], (0.025, 0.975))],
+                "interval": [float(value) for value in np.quantile(shares[:, i], ends(len(squares)))],
             }
             for i, name in enumerate(PARTS)
         },

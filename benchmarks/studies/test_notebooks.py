@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import math
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 
 from msgrpo.agent import Agent
 from msgrpo.episode import play_episode
+from msgrpo.evals.stats import crossed_interval
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
+from msgrpo.prompt import make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 
 torch = pytest.importorskip("torch")
@@ -59,6 +63,47 @@ def test_the_parts_are_unbiased_and_their_shares_have_intervals(luck: Any) -> No
     for name, share in (("sampling", 1.0), ("luck", 4.0), ("both", 0.25)):
         low, high = found["share"][name]["interval"]
         assert low <= share / 5.25 <= high
+
+
+def test_of_few_starts_the_ends_lie_further_out(luck: Any) -> None:
+    """The interval of 20 starts is that of `evals.stats.ends`; it was the plain percentiles', too narrow."""
+    generator = np.random.default_rng(0)
+    squares = [drawn(1.0, 2.0, 0.5, 6, generator) for _ in range(20)]
+    means = np.array([luck.components(one) for one in squares])[
+        luck.stream(0, "luck-bootstrap").integers(20, size=(luck.DRAWS, 20))
+    ].mean(1)
+    low, high = np.quantile(means[:, 1] / means.sum(1), [0.025, 0.975])
+    found = luck.measured(squares)["share"]["luck"]["interval"]
+    assert found[0] < low < high < found[1]
+
+
+def test_apples_of_few_seeds_have_students_interval(notebooks_can_be_imported: None, tmp_path: Path) -> None:
+    """The notebook bootstrapped three seeds, which is too narrow."""
+    apples: Any = importlib.import_module("apples")
+    pays, costs = np.random.default_rng(0).normal(size=(2, 3, 60)) + np.array([[[0.0], [1.0], [2.0]]])
+    assert apples.measured(pays)["interval"] == crossed_interval(pays.tolist(), seed=0)
+    read = {"snake": {"arm": pays, "other": 0 * pays}, "snake-poison-apple": {"arm": costs, "other": 0 * costs}}
+    with patch.object(apples, "read", lambda records: read), patch("sys.argv", ["apples", *map(str, (
+        "--records", tmp_path, "--against", "other", "--result", tmp_path / "apples.json",
+    ))]):  # fmt: skip
+        apples.main()
+    (row, _) = json.loads((tmp_path / "apples.json").read_text())["rows"]
+    expected = list(crossed_interval((pays - costs).tolist(), seed=0))
+    assert row["more_where_they_pay"]["interval"] == row["against"]["other"]["more_where_they_pay"]["interval"]
+    assert row["more_where_they_pay"]["interval"] == expected
+
+
+def test_a_model_is_asked_as_it_was_trained_unless_a_prompt_is_named(
+    notebooks_can_be_imported: None, tmp_path: Path
+) -> None:
+    """`zero_shot.py` asked an adapter and a taught base with the usual prompt."""
+    zero_shot: Any = importlib.import_module("zero_shot")
+    for given, template in (([], None), (["--prompt", "none"], make_template("none"))):
+        arguments = ["zero_shot", "base:taught", "--result", str(tmp_path / "result.json"), *given]
+        made = Mock(side_effect=KeyError)
+        with patch("sys.argv", arguments), patch.object(zero_shot, "make_agent", made), pytest.raises(KeyError):
+            zero_shot.main()
+        assert made.call_args.kwargs["template"] == template
 
 
 def test_taking_the_means_for_the_parts_would_be_wrong(luck: Any) -> None:
