@@ -73,7 +73,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agent", help="base:FILE.gguf, base:DIR or adapter:DIR")
     parser.add_argument("--scenario", action="append", default=[], help="default: frozen-lake")
-    parser.add_argument("--prompt", action="append", default=[], help="none, brief, free, or a file")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        default=[],
+        help="none, brief, free, or a file; default: as it was trained or taught",
+    )
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--split", choices=["val", "test"], default="val")
     parser.add_argument("--max-tokens", type=int, default=96)
@@ -83,9 +88,9 @@ def main() -> None:
     given = parser.parse_args()
     held = json.loads(given.result.read_text()) if given.result.exists() else {"cells": {}}
     sampling = Sampling(max_tokens=given.max_tokens, temperature=given.temperature)
-    for prompt in given.prompt or ["brief"]:
-        template = make_template(prompt)
-        agent = make_agent(given.agent, sampling, template=template)
+    for prompt in given.prompt or [None]:
+        agent: Any = make_agent(given.agent, sampling, template=make_template(prompt) if prompt else None)
+        template = agent.template
         held |= {"machine": facts(), "model": agent.settings()["weights"], "max_tokens": given.max_tokens}
         held["weights"] = "de-quantised from 4 bits" if ".gguf" in given.agent else "as in the folder"
         for name in given.scenario or ["frozen-lake"]:
