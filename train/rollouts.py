@@ -24,6 +24,7 @@ from msgrpo.episode import GAME_FAULT, Episode, Turn, derive_seed, lost_by, new_
 from msgrpo.errors import GameFaultError, RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
+from msgrpo.models.local import LocalModel
 from msgrpo.specs import make_agent
 from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig
@@ -99,6 +100,15 @@ class Players:
             for player in scenario.players
         }
 
+    def policy(self, model: LanguageModel, sampling: Sampling) -> LanguageAgent:
+        """What is trained, as an agent. An opponent in the same process answers in turn with it: how fast the one
+        and the other are must not decide which turns are a batch.
+        """
+        opposite = self.opponent.model if isinstance(self.opponent, LanguageAgent) else None
+        if isinstance(opposite, LocalModel) and isinstance(model, LocalModel):
+            opposite.queues = model.queues
+        return LanguageAgent(POLICY, model, sampling, self.config.prompt)
+
     async def play(
         self,
         model: LanguageModel,
@@ -108,7 +118,7 @@ class Players:
         ended: Ended = silent,
     ) -> list[Episode]:
         """This rank's share of the episodes, all at once."""
-        agent = LanguageAgent(POLICY, model, sampling, self.config.prompt)
+        agent = self.policy(model, sampling)
 
         def begin(play: Play) -> Coroutine[Any, Any, Episode]:
             return play_episode(
@@ -224,7 +234,7 @@ class Playing:
 
     def gathered(self, begins: Sequence[Callable[[LanguageAgent], Coroutine[Any, Any, Episode]]]) -> list[Episode]:
         """Play this rank's share of these episodes, and return those of all ranks."""
-        agent = LanguageAgent(POLICY, self.model, self.sampling, self.config.prompt)
+        agent = self.players.policy(self.model, self.sampling)
         own = [partial(begin, agent) for begin in self.players.ranks.share(begins)]
         return self.players.ranks.gather(asyncio.run(together(agent, own, self.ended)))
 

@@ -22,6 +22,7 @@ from msgrpo.prompt import ChatFormat, Prompt
 
 @dataclass
 class _Waiting:
+    model: LocalModel
     prompt: Prompt
     sampling: Sampling
     seed: int
@@ -59,7 +60,8 @@ class LocalModel:
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, chat)
         self.max_batch = max_batch
-        self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}  # of each event loop that waits for answers
+        # Of each event loop that waits for answers. Models that have the same ones answer in turn, in rounds.
+        self.queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
         self._lock = threading.Lock()
         self.stop_ids = stop_ids(model, tokenizer)
         self.pad_id = pad_id(model, tokenizer)
@@ -74,34 +76,21 @@ class LocalModel:
         on_text: OnText | None = None,
     ) -> Completion:
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(prompt, sampling, seed, tuple(actions), on_text, loop.create_future())
-        queue = self._queues.setdefault(loop, _Queue())
+        waiting = _Waiting(self, prompt, sampling, seed, tuple(actions), on_text, loop.create_future())
+        queue = self.queues.setdefault(loop, _Queue())
         queue.waiting.append(waiting)
         if queue.flush is None or queue.flush.done():
-            queue.flush = loop.create_task(self._answer(queue))
+            queue.flush = loop.create_task(_answer(queue))
         return await waiting.answer
 
     async def close(self) -> None:
         """Wait until the turns of this event loop are answered."""
-        queue = self._queues.pop(asyncio.get_running_loop(), None)
+        queue = self.queues.pop(asyncio.get_running_loop(), None)
         if queue is not None and queue.flush is not None and not queue.flush.done():
             await asyncio.wait([queue.flush])
 
-    async def _answer(self, queue: _Queue) -> None:
-        """Answer what waits in one event loop: its futures may be completed from nowhere else."""
-        await asyncio.sleep(0)  # let every coroutine that is ready add its turn
-        while queue.waiting:
-            batch = [w for w in queue.waiting if not w.answer.cancelled()]
-            queue.waiting = []
-            groups: dict[tuple[str, Sampling], list[_Waiting]] = defaultdict(list)
-            for waiting in batch:
-                groups[waiting.prompt.prefix, waiting.sampling].append(waiting)
-            for (_, sampling), group in groups.items():
-                for i in range(0, len(group), self.max_batch):
-                    await self._answer_group(group[i : i + self.max_batch], sampling)
-            await asyncio.sleep(0)
-
-    async def _answer_group(self, group: list[_Waiting], sampling: Sampling) -> None:
+    async def _answered(self, group: list[_Waiting], sampling: Sampling) -> Sequence[Completion | Exception]:
+        """The answers to one batch, in a thread; where there is none, why."""
         loop = asyncio.get_running_loop()
 
         def in_loop(hook: OnText) -> OnText:
@@ -111,7 +100,7 @@ class LocalModel:
             return call
 
         try:
-            completions = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 self._completed,
                 [w.prompt for w in group],
                 sampling,
@@ -121,17 +110,7 @@ class LocalModel:
                 abandoned=lambda: all(w.answer.cancelled() for w in group),
             )
         except Exception as error:
-            for waiting in group:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(error)
-            return
-        for waiting, completion in zip(group, completions, strict=True):
-            if waiting.answer.done():
-                continue
-            if isinstance(completion, EndpointError):
-                waiting.answer.set_exception(completion)
-            else:
-                waiting.answer.set_result(completion)
+            return [error] * len(group)
 
     def generate(
         self,
@@ -240,6 +219,34 @@ class LocalModel:
         before, after = text[: span[0]], text[span[1] : span[1] + len("</action>")]
         answers = self.tokenizer([before + action + after for action in row.actions], add_special_tokens=False)
         return [row.prompt + ids for ids in answers["input_ids"]]
+
+
+async def _answer(queue: _Queue) -> None:
+    """Answer what waits in one event loop: its futures may be completed from nowhere else.
+
+    All answers of a round are given at its end. So which turns wait together, and with them the rounding of their
+    batches, depends on no clock.
+    """
+    await asyncio.sleep(0)  # let every coroutine that is ready add its turn
+    while queue.waiting:
+        batch = [w for w in queue.waiting if not w.answer.cancelled()]
+        queue.waiting = []
+        groups: dict[tuple[LocalModel, str, Sampling], list[_Waiting]] = defaultdict(list)
+        for waiting in batch:
+            groups[waiting.model, waiting.prompt.prefix, waiting.sampling].append(waiting)
+        answered: list[tuple[_Waiting, Completion | Exception]] = []
+        for (model, _, sampling), group in groups.items():
+            for i in range(0, len(group), model.max_batch):
+                part = group[i : i + model.max_batch]
+                answered += zip(part, await model._answered(part, sampling), strict=True)
+        for waiting, outcome in answered:
+            if waiting.answer.done():
+                continue
+            if isinstance(outcome, Exception):
+                waiting.answer.set_exception(outcome)
+            else:
+                waiting.answer.set_result(outcome)
+        await asyncio.sleep(0)
 
 
 def _too_long(row: Row, context: int) -> EndpointError:
