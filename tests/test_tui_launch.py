@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from msgrpo.agent import LanguageAgent
 from msgrpo.cli import make_app
 from msgrpo.episode import read_episodes
 from msgrpo.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
@@ -26,6 +27,7 @@ from msgrpo.loopback import is_own
 from msgrpo.prompt import make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
+from msgrpo.tui.agents import LazyAgent, Table
 from msgrpo.tui.export import append_episode
 from msgrpo.tui.keys import bindings, is_key, read_keys
 from msgrpo.tui.plain import meant, play_plain
@@ -73,10 +75,24 @@ def test_models_are_asked_as_the_command_says(monkeypatch: pytest.MonkeyPatch) -
         run("frozen-lake", "--agent", "nano", "--prompt", "brif")
 
 
-@pytest.mark.parametrize("given", [("--step",), ("--agent", "random", "--live"), ("--seed", "5")])
+@pytest.mark.parametrize(
+    "given", [("--step",), ("--agent", "random", "--live"), ("--seed", "5"), ("--temperature", "0")]
+)
 def test_what_is_said_of_a_game_needs_one(given: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="none is named"):
         run(*given)
+
+
+def test_who_plays_on_from_a_record_has_the_temperature_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 1, whatever --temperature said."""
+    given: list[Any] = []
+    monkeypatch.setattr("msgrpo.tui.launch.start", lambda resolve, *_, **__: given.append(resolve))
+    run("--replay", "records.jsonl", "--agent", "nano", "--temperature", "0.5")
+    seat = Table(given[0]).seat("nano")
+    assert isinstance(seat, LazyAgent)
+    made = seat._make()
+    assert isinstance(made, LanguageAgent)
+    assert made.sampling.temperature == 0.5
 
 
 def test_a_comparison_in_plain_text_ends_with_its_result() -> None:

@@ -109,7 +109,7 @@ class LazyAgent:
         self._resolve = resolve
         self._making = threading.Lock()
         self._agent: Agent | None = None
-        self._temperature = 1.0
+        self._temperature: float | None = None
 
     @property
     def loaded(self) -> bool:
@@ -134,7 +134,8 @@ class LazyAgent:
         with self._making:
             if self._agent is None:
                 self._agent = self._resolve(self.spec)
-                self.sample_at(self._temperature)
+                if self._temperature is not None:
+                    self.sample_at(self._temperature)
             return self._agent
 
     def sample_at(self, temperature: float) -> None:
@@ -160,11 +161,12 @@ class Table:
         self._resolve = resolve
         self._agents: dict[str, LazyAgent] = {}
 
-    def seat(self, spec: str, temperature: float = 1.0) -> Agent:
+    def seat(self, spec: str, temperature: float | None = None) -> Agent:
         if spec == HUMAN:
             return HumanAgent()
         agent = self._agents.setdefault(spec, LazyAgent(spec, self._resolve))
-        agent.sample_at(temperature)
+        if temperature is not None:
+            agent.sample_at(temperature)
         return agent
 
     async def close(self) -> None:

@@ -88,7 +88,7 @@ def play(
     from msgrpo.specs import make_agent
     from msgrpo.tui import launch
 
-    sampling, asked = Sampling(max_tokens=max_tokens), as_given(prompt, chat)
+    sampling, asked = Sampling(temperature=temperature, max_tokens=max_tokens), as_given(prompt, chat)
     if keys:
         launch.print_keys(out)
     elif web:

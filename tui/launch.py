@@ -58,8 +58,8 @@ def setup(
         given = "a game, --against, --seed, --step and --live are of what is played"
         raise UsageError(f"{given}, and {shown} is only shown", fix="leave out the one or the other")
     if scenario is None and shown is None:
-        if step or live or against or seed or agent:
-            given = "--agent, --against, --seed, --step and --live are of a game, and none is named"
+        if step or live or against or seed or agent or temperature != 1:
+            given = "--agent, --against, --seed, --temperature, --step and --live are of a game, and none is named"
             raise UsageError(given, fix="name one: msgrpo play snake …, or leave them out and choose in the app")
         return None
     if scenario is None:
