@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install 'msgrpo[train]'")
 gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
 
+from peft import LoraConfig, get_peft_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, pre_tokenizers  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
@@ -124,12 +125,68 @@ def test_an_adapter_whose_weights_are_no_numbers_is_not_handed_on(to: str, tmp_p
 
 def test_what_rounding_takes_is_measured() -> None:
     model, _, adapter = merged(RUN)
-    change = sum(float((adapter.scale * b @ a).square().sum()) for a, b in adapter.layers.values())
+    change = sum(float((b @ a).square().sum()) for a, b in adapter.layers.values())
     assert adapter.squared_change() == pytest.approx(change, rel=1e-4)
     assert lost_in(model, adapter, torch.float32) == 0.0
     assert 0.01 < lost_in(model, adapter, torch.bfloat16) < 0.1
-    tiny = Adapter(adapter.base, adapter.scale * 1e-4, adapter.layers)
+    tiny = Adapter(adapter.base, {name: (a, b * 1e-4) for name, (a, b) in adapter.layers.items()})
     assert lost_in(model, tiny, torch.bfloat16) > 1  # of so small a change nothing would be left
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"use_rslora": True},
+    {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"layers.1.mlp.up_proj": 24}},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_an_adapters_matrices_are_the_change_that_peft_makes(settings: dict[str, Any], tmp_path: Path) -> None:
+    adapted = lora(settings, tmp_path)
+    adapter, before = Adapter.of(tmp_path), AutoModelForCausalLM.from_pretrained(NANO_DIR).state_dict()
+    after = adapted.merge_and_unload().state_dict()
+    for layer, (a, b) in adapter.layers.items():
+        assert torch.allclose(b @ a, after[f"{layer}.weight"] - before[f"{layer}.weight"], atol=1e-5)
+    assert len(adapter.layers) == sum("proj.weight" in name for name in before)
+
+
+@pytest.mark.parametrize("kind", ["rslora", "ranks"])
+def test_llama_cpp_adds_an_adapter_of_another_scale_to_its_base(
+    kind: str, tmp_path: Path, plain: tuple[Any, Any]
+) -> None:
+    """The run's adapter, written in two other ways: its scale as rsLoRA's, or one layer's with twice the rank."""
+    pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
+    shutil.copytree(RUN, tmp_path / "run")
+    file, held = tmp_path / "run" / "adapter_config.json", load_file(RUN / ADAPTER_WEIGHTS)
+    config = json.loads(file.read_text())
+    if kind == "rslora":
+        config |= {"use_rslora": True, "lora_alpha": config["lora_alpha"] / config["r"] ** 0.5}
+    else:
+        config["rank_pattern"] = {"q_proj": 2 * config["r"]}
+        config["alpha_pattern"] = {"q_proj": 2 * config["lora_alpha"]}
+        for name in [name for name in held if ".q_proj." in name]:
+            held[name] = torch.cat([held[name], torch.zeros_like(held[name])], dim=int(".lora_B." in name))
+    file.write_text(json.dumps(config))
+    save_file(held, tmp_path / "run" / ADAPTER_WEIGHTS)
+    base = AutoModelForCausalLM.from_pretrained(NANO_DIR)
+    gguf_writer.write_gguf(base, plain[1], "nano", tmp_path / "base.gguf", "nano", "float32")
+    gguf_writer.write_gguf_adapter(Adapter.of(tmp_path / "run"), base.config, tmp_path / "lora.gguf", "lora")
+    assert furthest(Llama(tmp_path / "base.gguf", tmp_path / "lora.gguf"), *plain) < 1e-3
+
+
+def test_a_dora_adapter_is_not_taken_for_a_lora(tmp_path: Path) -> None:
+    lora({"use_dora": True}, tmp_path)
+    with pytest.raises(ModelError, match="more than a LoRA's two matrices"):
+        Adapter.of(tmp_path)
+
+
+def lora(settings: dict[str, Any], folder: Path) -> Any:
+    """nano with a LoRA of random weights, which is saved in the folder."""
+    torch.manual_seed(0)
+    config = LoraConfig(r=8, lora_alpha=48, target_modules="all-linear", init_lora_weights=False, **settings)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(NANO_DIR), config)
+    adapted.save_pretrained(folder)
+    return adapted
 
 
 class Llama:

@@ -60,8 +60,8 @@ def write_gguf_adapter(adapter: Adapter, config: Any, file: Path, name: str) -> 
     writer.add_type("adapter")
     writer.add_name(name)
     writer.add_string("adapter.type", "lora")
-    rank = next(iter(adapter.layers.values()))[0].shape[0]
-    writer.add_float32("adapter.lora.alpha", float(adapter.scale * rank))
+    ranks = {a.shape[0] for a, _ in adapter.layers.values()}
+    writer.add_float32("adapter.lora.alpha", float(*ranks) if len(ranks) == 1 else 0.0)  # either way the scale is 1
     for layer, (a, b) in adapter.layers.items():
         tensor = layout.name(f"{layer}.weight")
         writer.add_tensor(f"{tensor}.lora_a", np.ascontiguousarray(a.numpy()))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -19,36 +21,47 @@ from msgrpo.models.paths import read_adapter_config
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter's matrices by the name of their layer: ΔW = scale · B A."""
+    """The adapter's matrices by the name of their layer: ΔW = B A."""
 
     base: str
-    scale: float
-    layers: dict[str, tuple[torch.Tensor, torch.Tensor]]  # layer: A (r, in), B (out, r)
+    layers: dict[str, tuple[torch.Tensor, torch.Tensor]]  # layer: A (r, in), B (out, r), with the layer's scale in B
 
     @classmethod
     def of(cls, run: Path) -> Adapter:
-        """Raises ModelError for what is no plain adapter, and for damaged weights."""
+        """Raises ModelError for an adapter that is not B A in every layer, and for damaged weights."""
         config = read_adapter_config(run)
         rank, alpha = config.get("r"), config.get("lora_alpha")
         if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
             raise ModelError(f"the adapter {run} has no rank and alpha: {rank!r}, {alpha!r}")
         weights = load_file(run / ADAPTER_WEIGHTS)
+        if odd := [name for name in weights if not name.endswith((".lora_A.weight", ".lora_B.weight"))]:
+            raise ModelError(
+                f"the adapter {run} holds more than a LoRA's two matrices a layer: {odd[0][-80:]!r}",
+                fix="merge it into its base with the tool that made it (PEFT: merge_and_unload)",
+            )
         layers = {}
-        for name, matrix in weights.items():
+        for name in weights:
             if name.endswith(".lora_A.weight"):
-                layer = name.removesuffix(".lora_A.weight")
-                layers[layer.removeprefix("base_model.model.")] = (
-                    matrix.float(),
-                    weights[f"{layer}.lora_B.weight"].float(),
-                )
-        adapter = cls(config["base_model_name_or_path"], alpha / rank, layers)
+                stem = name.removesuffix(".lora_A.weight")
+                layer = stem.removeprefix("base_model.model.")
+                b = weights[f"{stem}.lora_B.weight"].float()
+                layers[layer] = (weights[name].float(), b * _scale(config, layer))
+        adapter = cls(config["base_model_name_or_path"], layers)
         if not math.isfinite(adapter.squared_change()):
             raise ModelError(f"the adapter {run} holds no numbers (NaN, or infinite ones): its weights are damaged")
         return adapter
 
     def squared_change(self) -> float:
         """‖ΔW‖² of all layers: tr(BᵀB · AAᵀ), without making ΔW."""
-        return sum(self.scale**2 * float(((b.T @ b) * (a @ a.T)).sum()) for a, b in self.layers.values())
+        return sum(float(((b.T @ b) * (a @ a.T)).sum()) for a, b in self.layers.values())
+
+
+def _scale(config: Mapping[str, Any], layer: str) -> float:
+    """What PEFT multiplies B A with: alpha / r, or with rsLoRA alpha / √r, by the layer's own alpha and r."""
+    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+    rank = ranks.get(get_pattern_key(ranks, layer), config["r"])
+    alpha = alphas.get(get_pattern_key(alphas, layer), config["lora_alpha"])
+    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def merged(run: Path) -> tuple[Any, Any, Adapter]:
