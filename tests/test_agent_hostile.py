@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from msgrpo import contract, limits, prompt
+from msgrpo import contract, limits, outside_code, prompt
 from msgrpo.agent import Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.cli import make_app
 from msgrpo.contract import examine
@@ -34,7 +34,7 @@ from msgrpo.episode import GAME_FAULT, play_episode
 from msgrpo.errors import EndpointError, GameFaultError, ModelError, TookTooLongError, UsageError
 from msgrpo.evals import inspect_log
 from msgrpo.game import Board, Game, Scenario
-from msgrpo.games import get_scenario, outside
+from msgrpo.games import get_scenario
 from msgrpo.games.outside import _checked
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code, memory_within, within
@@ -391,7 +391,7 @@ async def test_a_regular_expression_that_never_ends_is_stopped(monkeypatch: pyte
 @pytest.mark.parametrize("where", ["import", "factory"])
 @pytest.mark.parametrize("does", ["re.match('(a+)+$', 'a' * 40 + 'b')", "time.sleep(99)"])
 def test_a_games_file_has_its_time(where: str, does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "IMPORT_S", 0.3)
+    monkeypatch.setattr(outside_code, "IMPORT_S", 0.3)
     file = tmp_path / "slow.py"
     begins = "def scenario():\n    " if where == "factory" else ""
     file.write_text(f"import re, time\n{begins}{does}\n")

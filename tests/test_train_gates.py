@@ -46,7 +46,7 @@ def test_more_than_half_of_the_first_thoughts_must_be_true() -> None:
     "spec", ["nowhere:gate", "msgrpo.train.nano.gate:none", "train.gates", ":", "msgrpo.train.update:WARM_UP"]
 )
 def test_a_gate_that_is_none_is_named_before_anything_is_loaded(spec: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no function|cannot be imported|no gate is named|is not name"):
+    with pytest.raises(UsageError, match=r"has no function|cannot be loaded|no gate is named|is not name"):
         loop.train(make_config(settings=[f"gate={spec}", *TINY]), tmp_path / "out", report=Quiet())
     assert not (tmp_path / "out").exists()
 
@@ -59,6 +59,7 @@ def raises(group): raise ValueError("too short")
 def tensor(group): return torch.tensor([1.0, 2.0])
 def two(group, other): return True
 def leaves(group): raise SystemExit(0)
+def moves(group): import os; os.chdir('/'); return True
 def good(group): return len(group.turns) > 1
 """
 
@@ -77,9 +78,12 @@ def test_a_gate_that_fails_or_decides_nothing_is_an_error_with_its_name(
     for name in ("two", "leaves"):
         with pytest.raises(UsageError, match=f"users_gate:{name}' failed"):
             OutsideGate(spec=f"users_gate:{name}").passing([group("a")])
+    here = Path.cwd()
+    assert OutsideGate(spec="users_gate:moves").passing([group("a")]) == [0]
+    assert Path.cwd() == here
     for name, text in {"syntax": "def f(:", "divides": "1/0", "leaves": "raise SystemExit"}.items():
         (tmp_path / f"users_{name}.py").write_text(text)
-        with pytest.raises(UsageError, match=rf"cannot be imported.*users_{name}.py:1"):
+        with pytest.raises(UsageError, match=rf"cannot be loaded.*users_{name}.py:1"):
             load(f"users_{name}:f")
 
 

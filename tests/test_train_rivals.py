@@ -587,7 +587,7 @@ def test_a_choice_of_ones_own_is_a_function_in_a_file(tmp_path: Path) -> None:
         "credit=nothing": "returned None",
         "select=far": "at least one index",
         "select=none": "at least one index",
-        "credit=missing": "cannot be imported",
+        "credit=missing": "has no function 'missing'",
     }.items():
         kind, name = setting.split("=")
         with pytest.raises(UsageError) as error:

@@ -14,31 +14,20 @@ for by becomes its id, so that a record's `scenario` finds it again.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
-import os
-import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from msgrpo.errors import UsageError, users_code, where_raised
+from msgrpo.errors import UsageError
 from msgrpo.extras import needs
-from msgrpo.files import is_file
 from msgrpo.game import Scenario
-from msgrpo.limits import is_interrupt, unmoved, within
+from msgrpo.outside_code import loading, module_at
 from msgrpo.text import printable
 from msgrpo.trust import allow, names_code
 
 GROUP = "msgrpo.scenarios"
-IMPORT_S = 60.0  # seconds that a game's file may take to be imported, libraries included
 HOW = "module:scenario, path/to/file.py:scenario, or the name of an entry point of the group " + GROUP
 
 
@@ -103,11 +92,10 @@ def _found(name: str) -> Scenario | None:
         return arena_scenario(rest)
     if ":" in name:
         where, _, attribute = name.rpartition(":")
-        module = _from_file(Path(where), name) if where.endswith(".py") else _imported(where, name)
-        return _scenario(module, attribute, name)
+        return _scenario(module_at(where, name, HOW), attribute, name)
     for entry in entry_points(group=GROUP):
         if entry.name == name:
-            with _users(name):
+            with loading(name, HOW):
                 return _checked(entry.load(), name, entry.value)
     return None
 
@@ -116,36 +104,6 @@ def _found(name: str) -> Scenario | None:
 def offered() -> list[str]:
     """The names that installed packages offer."""
     return sorted(entry.name for entry in entry_points(group=GROUP))
-
-
-def _imported(module: str, name: str) -> ModuleType:
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
-        raise UsageError(f"{name!r} names no module: {module!r}", fix=HOW)
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # behind all that is installed: a user's train.py does not stand in for ours
-    with _users(name):
-        return importlib.import_module(module)
-
-
-def _from_file(file: Path, name: str) -> ModuleType:
-    if not is_file(file):
-        raise UsageError(f"{name[:200]!r}: there is no file {str(file)[:200]}", fix=HOW)
-    known = "msgrpo_game_" + hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
-    if known in sys.modules:
-        return sys.modules[known]
-    spec = importlib.util.spec_from_file_location(known, file)
-    assert spec is not None  # a file that ends in .py has both
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[known] = module  # dataclasses look their module up
-    try:
-        with _users(name):
-            spec.loader.exec_module(module)
-    except UsageError:
-        del sys.modules[known]
-        raise
-    return module
 
 
 def _scenario(module: ModuleType, attribute: str, name: str) -> Scenario:
@@ -159,7 +117,7 @@ def _scenario(module: ModuleType, attribute: str, name: str) -> Scenario:
 
 def _checked(value: Any, name: str, where: str) -> Scenario:
     if callable(value) and not isinstance(value, Scenario):
-        with _users(name):
+        with loading(name, HOW):
             value = value()
     if not isinstance(value, Scenario):
         raise UsageError(
@@ -171,15 +129,3 @@ def _checked(value: Any, name: str, where: str) -> Scenario:
     if odd:
         raise UsageError(f"{name!r}: {odd[0]!r} is no name of a player or an action that can be printed")
     return replace(value, id=name, rules=printable(str(value.rules)), source=printable(str(value.source)))
-
-
-@contextmanager
-def _users(name: str) -> Iterator[None]:
-    failed = f"{name!r} cannot be loaded"
-    with users_code(failed, fix=HOW), within(IMPORT_S, f"the import of {name}"), unmoved():
-        try:
-            yield
-        except KeyboardInterrupt as error:
-            if is_interrupt(error):
-                raise
-            raise UsageError(f"{failed}: {where_raised(error)}", fix=HOW) from error

@@ -10,20 +10,17 @@ imported when the run begins, and asked by the first process of a run alone: it 
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from msgrpo.errors import UsageError, users_code
+from msgrpo.limits import unmoved
+from msgrpo.outside_code import module_at
 from msgrpo.train.groups import Advantages, Group
 from msgrpo.train.rivals.contract import Choice, Credit, Gate, Learner, Select
 
@@ -34,27 +31,11 @@ HOW = "name it as file.py:function, or module:function of what is installed"
 def load(spec: str) -> Callable[..., Any]:
     """The function that `file.py:function` or `module:function` names. Raises UsageError if there is none."""
     place, _, name = spec.rpartition(":")
-    with users_code(f"{spec!r} cannot be imported", fix=HOW):
-        module = _module(Path(place)) if place.endswith(".py") else import_module(place)
-        function = getattr(module, name)
+    module = module_at(place, spec, HOW)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise UsageError(f"{spec!r} is no function", fix=HOW)
-    return function  # type: ignore[no-any-return]
-
-
-def _module(file: Path) -> Any:
-    name = f"msgrpo_outside_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
-    if spec is None or spec.loader is None or not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        raise UsageError(f"{spec!r}: {place} has no function {name!r}", fix=HOW)
+    return function
 
 
 class Function(Choice):
@@ -69,7 +50,8 @@ class Function(Choice):
         return self.spec
 
     def ask(self, kind: str, *given: Any) -> Any:
-        with users_code(f"{kind} {self.spec!r} failed", fix=f"see what a {kind} takes: docs/algorithm.md"):
+        fix = f"see what a {kind} takes: docs/algorithm.md"
+        with users_code(f"{kind} {self.spec!r} failed", fix=fix), unmoved():
             return load(self.spec)(*given)
 
 
