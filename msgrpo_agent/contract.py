@@ -23,6 +23,7 @@ import numpy as np
 from msgrpo.episode import observation_of
 from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
 from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, stream
+from msgrpo.judge import judgement_of
 from msgrpo.limits import GAME_S, is_interrupt, within
 from msgrpo.references import best_actions
 from msgrpo.text import printable
@@ -45,6 +46,7 @@ RULES: dict[str, str] = {
     "splits": "make different seeds draw different starts; or say one_start=True",
     "goal": "success is True or False where goal=True, and None where it is not",
     "reference": "reference(game, player) returns some of the actions that are legal now, each time the same",
+    "judge": "judge(game, player) gives each legal action and None one finite number, each time the same",
     "describe": "describe(game, player) returns text without <action>",
 }
 STEPS_PLAYED = 400  # at most, of one play: a rule that holds so long is believed
@@ -115,7 +117,7 @@ def _breaches(scenario: Scenario, seed: int, play: int) -> Iterator[_BrokenError
         if time.perf_counter() - began > GAME_S:
             return
         try:
-            part(scenario, generator)
+            part(scenario, generator, play)
         except _BrokenError as broken:
             yield broken
         except GameFaultError as fault:
@@ -133,14 +135,15 @@ def _require(holds: bool, rule: str, what: str) -> None:
         raise _BrokenError(rule, what)
 
 
-def _splits(scenario: Scenario, generator: np.random.Generator) -> None:
+def _splits(scenario: Scenario, generator: np.random.Generator, play: int) -> None:
     with within(GAME_S, f"the game {scenario.id}"):
         train, val, test = ({scenario.start_key(s) for s in islice(scenario.starts(split), 10)} for split in SPLITS)
     alone = len(train | val | test) == 1 or not scenario.holds_out
     _require(alone or not train & (val | test), "splits", "training shares a start with validation or test")
 
 
-def _play(scenario: Scenario, generator: np.random.Generator) -> None:
+def _play(scenario: Scenario, generator: np.random.Generator, play: int) -> None:
+    """One random game. Its judge, which may play on many times, is asked once: in play n after n steps."""
     start, chance = (int(x) for x in generator.integers(2**31, size=2))
     name = f"the game {scenario.id}"
     with within(GAME_S, name):
@@ -152,6 +155,9 @@ def _play(scenario: Scenario, generator: np.random.Generator) -> None:
             if game.outcome is not Outcome.PLAYING:
                 break
             _require(game.steps == number, "limit", f"it says that {game.steps} steps were played after {number}")
+            _check_state(scenario, game)
+            if number == play:
+                _check_judge(scenario, game)
             _check_step(scenario, game, twin, generator, chance)
     with within(GAME_S, name):
         _check_end(scenario, game)
@@ -159,7 +165,6 @@ def _play(scenario: Scenario, generator: np.random.Generator) -> None:
 
 def _check_step(scenario: Scenario, game: Game, twin: Game, generator: np.random.Generator, chance: int) -> None:
     """One step of a game, of its twin with the same seeds, and of a copy."""
-    _check_state(scenario, game)
     moves = _random_moves(game, generator)
     fork = game.copy()
     before = _seen(game)
@@ -237,6 +242,12 @@ def _check_state(scenario: Scenario, game: Game) -> None:
     for wrong in ({}, dict.fromkeys(moving, nonsense)):
         twin = game.copy()
         _require(_refuses(twin, wrong), "refusals", f"step takes {wrong}")
+
+
+def _check_judge(scenario: Scenario, game: Game) -> None:
+    for player in game.to_move if scenario.judge is not None else ():
+        same = judgement_of(scenario, game, player) == judgement_of(scenario, game, player)
+        _require(same, "judge", f"asked again at step {game.steps} it says something else")
 
 
 def _check_board(game: Game) -> None:

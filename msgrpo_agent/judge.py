@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from msgrpo.episode import Episode, Turn
-from msgrpo.errors import GameFaultError
-from msgrpo.game import Game, Judge, Judgement, Outcome, Scenario
+from msgrpo.errors import GameError, GameFaultError
+from msgrpo.game import AnyText, Game, Judge, Judgement, Outcome, Scenario
 from msgrpo.limits import games_code
 
 PLAYOUTS, HORIZON = 8, 8  # futures, and their steps; a compromise between noise and time
@@ -58,24 +58,43 @@ def _future(
     return twin.returns[player] - had
 
 
-def judged(scenario: Scenario, episode: Episode) -> list[Judgement]:
-    """The judgement of every turn of an episode, in the order of its turns. The scenario must have a judge."""
-    return [judgement_of(scenario, game, turn.player) for turn, game in decided(scenario, episode)]
-
-
 def judgement_of(scenario: Scenario, game: Game, player: str) -> Judgement:
-    """What the scenario's judge says of a state. Raises GameFaultError where that is no number for actions that are
-    legal there.
+    """What the scenario's judge says of a state, which it sees a copy of. The scenario must have a judge.
+
+    Raises GameFaultError where the judge fails, or does not say what each legal action and None are worth.
     """
     assert scenario.judge is not None
     with games_code(scenario.id):
-        found: object = scenario.judge(game, player)
-        values = found.values if isinstance(found, Judgement) else {}
+        try:
+            judgement = scenario.judge(game.copy(), player)
+        except GameError as error:  # it plays on in a way that the game refuses
+            raise GameFaultError(f"judge() failed: {error.message}", rule="judge", fix=error.fix) from error
         legal = game.legal(player)
-        known = values and all((a is None or a in legal) and math.isfinite(q) for a, q in values.items())
-        if not isinstance(found, Judgement) or not known:
-            raise GameFaultError(f"judge() gave {str(found)[:80]}, not a Judgement with numbers for legal actions")
-        return found
+        if isinstance(legal, AnyText):
+            raise GameFaultError("a game of the player's own words has no judge that values each text", rule="judge")
+        if not isinstance(judgement, Judgement):
+            raise GameFaultError(f"judge() gave {str(judgement)[:80]}, no Judgement", rule="judge")
+        if set(judgement.values) != {*legal, None}:
+            raise GameFaultError(
+                f"judge() values {str([*judgement.values])[:80]}, not each legal action and None", rule="judge"
+            )
+        return Judgement(_numbers(judgement.values), _numbers(judgement.errors))
+
+
+def _numbers(said: Mapping[str | None, float]) -> dict[str | None, float]:
+    """What a judge says of each action as plain numbers. Raises GameFaultError unless they are finite."""
+    try:
+        numbers = {action: float(number) for action, number in said.items() if not isinstance(number, str)}
+    except (TypeError, ValueError, OverflowError):
+        numbers = {}
+    if len(numbers) < len(said) or not all(map(math.isfinite, numbers.values())):
+        raise GameFaultError(f"judge() gave {str(dict(said))[:80]}, not finite numbers", rule="judge")
+    return numbers
+
+
+def judged(scenario: Scenario, episode: Episode) -> list[Judgement]:
+    """The judgement of every turn of an episode, in the order of its turns. The scenario must have a judge."""
+    return [judgement_of(scenario, game, turn.player) for turn, game in decided(scenario, episode)]
 
 
 def regrets(scenario: Scenario, episode: Episode) -> list[float]:

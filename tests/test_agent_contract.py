@@ -15,7 +15,7 @@ import pytest
 
 from msgrpo.contract import RULES, check_game, examine
 from msgrpo.errors import GameError, UsageError
-from msgrpo.game import SPLITS, Board, Game, Outcome, Scenario, stream
+from msgrpo.game import SPLITS, Board, Game, Judgement, Outcome, Scenario, stream
 from msgrpo.games import SCENARIOS
 
 DIE = np.random.default_rng(0)  # a global generator, which a game must not use
@@ -274,6 +274,18 @@ def silent(game: Walk, player: str) -> str:
     return ""
 
 
+def values_right(game: Walk, player: str) -> Judgement:
+    return Judgement({"right": 1.0})
+
+
+def forgets_later(game: Walk, player: str) -> Judgement:
+    return Judgement(dict.fromkeys([*game.actions[game.steps // 3 :], None], 0.0))
+
+
+def undecided(game: Walk, player: str) -> Judgement:
+    return Judgement(dict.fromkeys([*game.actions, None], float(next(COUNT))))
+
+
 BREACHES = [
     (LuckyStart, {}, "luck", "depends on the chance seed"),
     (OtherActions, {}, "actions", "not those of its scenario"),
@@ -312,6 +324,9 @@ BREACHES = [
     (Aimless, {}, "goal", "success is None at the end"),
     (Raises, {}, "runs", r"ZeroDivisionError: no reason \(.*test_agent_contract.py:\d+"),
     (Walk, {"reference": nonsense}, "reference", r"reference\(\) gave \['jump'\]"),
+    (Walk, {"judge": values_right}, "judge", "not each legal action and None"),
+    (Walk, {"judge": forgets_later}, "judge", "not each legal action and None"),
+    (Walk, {"judge": undecided}, "judge", "asked again at step 0 it says something else"),
     (Walk, {"describe": silent}, "describe", "it says ''"),
 ]
 

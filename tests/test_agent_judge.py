@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msgrpo.episode import play_episode
-from msgrpo.errors import GameFaultError
-from msgrpo.game import BLUNDER, MISTAKE, Judgement, Outcome, Scenario
+from msgrpo.errors import GameError, GameFaultError
+from msgrpo.game import BLUNDER, MISTAKE, AnyText, Judgement, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.games.snake import Cell, Snake
-from msgrpo.judge import add_regrets, judged, regrets
+from msgrpo.judge import add_regrets, judged, judgement_of
 from msgrpo.references import OptimalAgent, RandomAgent
 
 
@@ -73,27 +73,6 @@ def test_the_optimum_never_regrets_on_the_lake(seed: int) -> None:
     ] * len(episode.turns)
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        None,
-        Judgement({}),
-        Judgement({"jump": 1.0, "up": 0.0, "down": 0.0, "left": 0.0, "right": 0.0}),
-        Judgement({"up": math.nan, "down": 0.0, "left": 0.0, "right": 0.0}),
-        Judgement({"up": 0.5}),
-    ],
-)
-def test_a_judge_that_gives_rubbish_costs_the_regrets_and_nothing_else(found: Any) -> None:
-    """`eval --regret` ended in a traceback, or kept regrets from a move that there is not."""
-    lake = replace(get_scenario("frozen-lake-4x4"), judge=lambda game, player: found)
-    episode = played(lake, RandomAgent(), 3)
-    assert {turn.action for turn in episode.turns} != {"up"}
-    asyncio.run(add_regrets(lake, episode))
-    assert {turn.regret for turn in episode.turns} == {None}
-    with pytest.raises(GameFaultError):
-        regrets(lake, episode)
-
-
 def test_in_snake_the_apple_is_worth_more_than_the_wall() -> None:
     scenario = get_scenario("snake-solo")
     game = scenario.new(0, 0)
@@ -125,6 +104,58 @@ def test_regrets_are_written_and_a_random_player_has_more() -> None:
         assert all(turn.regret is not None for episode in episodes for turn in episode.turns)
     assert sums[0] == 0
     assert sums[1] > 2  # of ten, most were lost by somebody
+
+
+WORTH: dict[str | None, Any] = {"up": 1.0, "down": 0.0, "left": 0.0, "right": 0.0, None: 0.0}
+
+
+def refused(game: object, player: str) -> Judgement:
+    raise GameError("the game cannot draw new luck", fix="define _draw_luck")
+
+
+@pytest.mark.parametrize(
+    ("judge", "says"),
+    [
+        (lambda game, player: Judgement({"up": 1.0}), "not each legal action and None"),
+        (lambda game, player: Judgement(WORTH | {"jump": 1.0}), "not each legal action and None"),
+        (lambda game, player: Judgement(WORTH | {"up": float("nan")}), "not finite numbers"),
+        (lambda game, player: Judgement(WORTH | {"up": None}), "not finite numbers"),
+        (lambda game, player: Judgement(WORTH | {"up": "1"}), "not finite numbers"),
+        (lambda game, player: Judgement(WORTH, {"up": float("inf")}), "not finite numbers"),
+        (lambda game, player: WORTH, "no Judgement"),
+        (refused, "cannot draw new luck"),
+        (lambda game, player: 1 // 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_judge_that_says_nonsense_is_a_fault_of_the_game_and_nobody_regrets(judge: Any, says: str) -> None:
+    lake = get_scenario("frozen-lake")
+    episode = played(lake, RandomAgent(), 3)
+    wrong = replace(lake, judge=judge)
+    with pytest.raises(GameFaultError, match=says):
+        judgement_of(wrong, wrong.new(3, 3), "player")
+    asyncio.run(add_regrets(wrong, episode))
+    assert {turn.regret for turn in episode.turns} == {None}
+
+
+def test_a_judge_is_given_a_copy_and_its_numbers_are_plain_ones() -> None:
+    def judge(game: Any, player: str) -> Judgement:
+        game.step({player: "up"})
+        return Judgement({action: np.float32(value) for action, value in WORTH.items()})
+
+    lake = replace(get_scenario("frozen-lake"), judge=judge)
+    game = lake.new(3, 3)
+    judgement = judgement_of(lake, game, "player")
+    assert game.steps == 0
+    assert judgement.values == WORTH
+    assert {type(value) for value in judgement.values.values()} == {float}
+
+
+def test_no_judge_can_value_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = replace(get_scenario("frozen-lake"), judge=lambda game, player: Judgement(WORTH))
+    game = lake.new(3, 3)
+    monkeypatch.setattr(type(game), "legal", lambda self, player: AnyText(self.actions))
+    with pytest.raises(GameFaultError, match="own words"):
+        judgement_of(lake, game, "player")
 
 
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,10 +16,11 @@ from textual.theme import Theme
 from msgrpo.agent import Agent, Completion
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, MissingExtraError
+from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
-from msgrpo.tui.screens.start import StartScreen
+from msgrpo.tui.screens.start import PREVIEW_S, StartScreen
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.theme import THEMES
 from msgrpo.tui.widgets.bars import ActionBars
@@ -890,6 +891,21 @@ async def test_the_start_screen_lists_a_game_from_outside_that_was_named(app_of,
         assert app.screen.chosen("games") == NIM
         assert app.screen.setup.scenario == NIM
         assert "Nim. Stones lie on a heap" in text_of(app, "#rules")
+
+
+async def test_the_preview_moves_by_a_reference_player_that_gives_a_set(
+    app_of, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = get_scenario("frozen-lake")
+    monkeypatch.setitem(SCENARIOS, lake.id, replace(lake, reference=lambda game, player: set(game.actions)))
+    app = app_of(Setup(lake.id, "random"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        app.choose()
+        await settle(pilot)
+        await ticks(pilot, clock, 1, PREVIEW_S)
+        assert app.screen._preview is not None
+        assert app.screen._preview.steps == 1
 
 
 TALK = """

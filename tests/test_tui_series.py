@@ -15,12 +15,12 @@ from msgrpo.agent import Agent, Decision
 from msgrpo.episode import read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.stats import bootstrap_mean
-from msgrpo.game import Judgement, Outcome
+from msgrpo.game import Judge, Judgement, Outcome
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.export import append_episode
-from msgrpo.tui.judging import Advice, Judging
+from msgrpo.tui.judging import Advice, Judging, advise
 from msgrpo.tui.plain import play_plain
 from msgrpo.tui.records import Records, reached, reached_by_people
 from msgrpo.tui.screens.match import BETWEEN_S
@@ -413,20 +413,32 @@ async def test_the_first_episode_can_be_chosen_and_odd_names_are_shown(record: P
         await until(lambda: "llama[red]x" in app.export_screenshot().replace("&#160;", " "))  # drawn after the key
 
 
-async def test_a_judge_that_fails_is_told_and_the_game_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(game: object, player: str) -> None:
-        raise ValueError("no idea")
+def broken(game: object, player: str) -> list[str]:
+    raise ValueError("no idea")
 
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [(broken, "ValueError: no idea"), (lambda game, player: Judgement({"up": 1.0}), "values ['up'], not each legal")],
+)
+async def test_a_judge_that_fails_is_told_and_the_game_goes_on(
+    broken: Judge, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(SCENARIOS, "frozen-lake", replace(get_scenario("frozen-lake"), judge=broken))
     clock = ManualClock()
     app = PlayApp(seat, Setup("frozen-lake", "optimal", seed=3), clock=clock, runs=tmp_path, plays=tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         await ticks(pilot, clock, 2)
-        assert "no move is judged any more" in play_screen(app).judging.failed
+        assert play_screen(app).judging.failed.startswith("no move is judged any more: the game frozen-lake")
+        assert says in play_screen(app).judging.failed
         assert play_screen(app).match.last == 2
+
+
+def test_where_the_reference_player_fails_the_judges_best_moves_are_recommended() -> None:
+    lake = replace(get_scenario("frozen-lake"), reference=broken)
+    advice = advise(lake, lake.new(3, 3), "player")
+    assert advice.moves == tuple(advice.judgement.best)
 
 
 async def test_brackets_in_names_are_brackets_everywhere(tmp_path: Path) -> None:

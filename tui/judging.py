@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
+from msgrpo.errors import GameError
 from msgrpo.game import Game, Judgement, Scenario
-from msgrpo.text import printable
+from msgrpo.judge import judgement_of
+from msgrpo.references import known_best
 from msgrpo.tui.agents import in_daemon_thread
 from msgrpo.tui.messages import Judged
 from msgrpo.tui.session import Match, Session
@@ -107,8 +109,8 @@ class Judging:
     async def _judge(self) -> None:
         try:
             await self._judge_all()
-        except Exception as error:  # of a foreign judge: nothing more is judged, and the game goes on
-            self.failed = printable(f"no move is judged any more: {type(error).__name__}: {error}")
+        except GameError as error:  # of a foreign judge: nothing more is judged, and the game goes on
+            self.failed = f"no move is judged any more: {error.message}"
             self._tell(Judged())
         finally:
             self._work = None
@@ -148,10 +150,9 @@ class Judging:
 
 
 def advise(scenario: Scenario, game: Game, player: str) -> Advice:
-    """Judge a position. The scenario must have a judge."""
-    assert scenario.judge is not None
-    judgement = scenario.judge(game.copy(), player)
-    known = scenario.reference(game.copy(), player) if scenario.reference is not None else ()
+    """Judge a position. The scenario must have a judge. Raises GameFaultError where that fails."""
+    judgement = judgement_of(scenario, game, player)
+    known = known_best(scenario, game, player) or ()
     values = [value for action, value in judgement.values.items() if action is not None]
     settled = judgement.exact and max(values) - min(values) < SAME
     bad = judgement.value < -SAME or (scenario.goal and judgement.value < SAME)

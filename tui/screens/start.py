@@ -23,6 +23,7 @@ from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
 from msgrpo.limits import games_code
+from msgrpo.references import best_actions
 from msgrpo.text import printable
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.choices import (
@@ -366,8 +367,7 @@ class StartScreen(Screen[None]):
                     if game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
                         game = self._preview = scenario.new(self.seed, self.seed)
                     else:
-                        reference = scenario.reference
-                        game.step({player: reference(game, player)[0] for player in game.to_move})
+                        game.step({player: best_actions(scenario, game, player)[0] for player in game.to_move})
                     shown, seen = game.board(), observation_of(game, (game.to_move or game.players)[0])
                 self.query_one(BoardView).show(shown, seen)
             except MsgrpoError:  # of somebody's game: its board stands still
