@@ -126,6 +126,17 @@ def test_a_person_plays_in_plain_text(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [turn.action for turn in episode.turns] == ["right", "down"]
 
 
+def test_a_record_of_people_that_cannot_be_written_is_told_and_the_game_has_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plays" / "human.jsonl").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda prompt: "left")
+    said = run("frozen-lake", "--agent", "human", "--against", "random", "--plain")
+    assert "plays/human.jsonl cannot be opened: Is a directory" in said
+    assert said.index("cannot be opened") < said.rindex("random")
+
+
 def test_a_person_of_a_plain_duel_is_told_their_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspiel")
     monkeypatch.chdir(tmp_path)

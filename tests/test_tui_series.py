@@ -309,6 +309,26 @@ async def test_a_damaged_record_of_people_does_not_end_the_game(tmp_path: Path) 
         assert "recorded in" in play_screen(app).note
 
 
+def test_a_torn_line_is_cut_off_before_the_next_one(record: Path) -> None:
+    whole = record.read_bytes()
+    episode = next(read_episodes(record))
+    record.write_bytes(whole + whole[:100])  # whoever wrote it was killed
+    append_episode(record, episode)
+    assert record.read_bytes() == whole + whole[: whole.index(b"\n") + 1]
+
+
+@pytest.mark.parametrize("keys", [["left"] * 8, ["left", "q"]], ids=["finished", "broken off"])
+async def test_a_record_of_people_that_cannot_be_written_is_told(keys: list[str], tmp_path: Path) -> None:
+    (tmp_path / "human.jsonl").mkdir()
+    app = PlayApp(seat, Setup("frozen-lake", "human", seed=3), clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    said: list[str] = []
+    app.notify = lambda message, **how: said.append(message)  # type: ignore[method-assign]
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, *keys)
+    assert said == [f"{tmp_path / 'human.jsonl'} cannot be opened: Is a directory"]
+
+
 @pytest.mark.parametrize("setup", [Setup("frozen-lake", "human", "optimal"), Setup("snake-duel", "human", "optimal")])
 async def test_nothing_says_what_is_best_before_the_person_has_chosen(setup: Setup, tmp_path: Path) -> None:
     app = PlayApp(seat, setup, clock=ManualClock(), runs=tmp_path, plays=tmp_path)

@@ -19,7 +19,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from msgrpo.episode import Episode
-from msgrpo.errors import MsgrpoError
+from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.files import replace_bytes
 from msgrpo.games import SCENARIOS
 from msgrpo.tui import export
@@ -248,10 +248,7 @@ class PlayApp(App[None]):
         if not session.human_played:
             return ""
         path = self.by_hand
-        try:
-            export.append_episode(path, session.episode)
-        except OSError as error:
-            self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
+        if not self._record(session):
             return ""
         others = reached_by_people(path, session.scenario.id)
         if len(others) < 2 or HUMAN not in session.episode.agents.values():
@@ -261,10 +258,16 @@ class PlayApp(App[None]):
 
     def broken_off(self, session: Session) -> None:
         if session.human_played and not session.over:
-            try:
-                export.append_episode(self.by_hand, session.episode)
-            except OSError as error:
-                self.notify(f"{self.by_hand} cannot be written: {error.strerror}", severity="error")
+            self._record(session)
+
+    def _record(self, session: Session) -> bool:
+        """Write a person's episode down; where that cannot be, say why and return False."""
+        try:
+            export.append_episode(self.by_hand, session.episode)
+        except RecordError as error:
+            self.notify(error.message, severity="error")
+            return False
+        return True
 
     def filmed(self, film: Film) -> None:
         if self.record:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from msgrpo.episode import Episode
+from msgrpo.evals.record import RecordFile
 from msgrpo.tui.session import Session
 
 PLAYS = Path("plays")  # where episodes and pictures go
@@ -30,9 +30,6 @@ def episode_line(episode: Episode) -> str:
 
 
 def append_episode(path: Path, episode: Episode) -> None:
-    """Add one line to a record, on the disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(episode_line(episode))
-        file.flush()
-        os.fsync(file.fileno())
+    """Add one line to a record. Raises RecordError where it cannot be written."""
+    with RecordFile(path) as record:
+        record.append(episode)

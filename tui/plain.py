@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from msgrpo.agent import Decision, thought
+from msgrpo.errors import RecordError
 from msgrpo.game import Board, Role
 from msgrpo.tui.agents import Resolve, Table
 from msgrpo.tui.export import BY_HAND, append_episode
@@ -105,8 +106,11 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
         console.print("left before the end", highlight=False)
     for session in match.sessions:
         if session.human_played:
-            append_episode(BY_HAND, session.episode)
-            console.print(f"recorded in {BY_HAND}", highlight=False)
+            try:
+                append_episode(BY_HAND, session.episode)
+                console.print(f"recorded in {BY_HAND}", highlight=False)
+            except RecordError as error:
+                console.print(error.message, highlight=False, markup=False)
     result = verdict(match)
     if result:
         console.print(result, highlight=False, markup=False)
