@@ -270,11 +270,29 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
         await press(pilot, "home", "tab", "down")
         assert (screen.run.step, screen.run.group) == (1, 1)
         await press(pilot, "end", "space")
-        before = screen.session.cursor if isinstance(screen.session, Session) else 0
+        assert isinstance(screen.session, Session)
+        assert screen.session.last > 0
+        before = screen.session.cursor
         clock.tick(1.0)
         await settle(pilot)
-        assert isinstance(screen.session, Session)
-        assert screen.session.cursor != before or screen.session.last == 0
+        assert screen.session.cursor != before
+
+
+async def test_evaluations_without_an_interval_are_shown_all_the_same(run: Path) -> None:
+    """Those of a few equal returns, of which nobody can say more."""
+    rows = run_log.read_rows(run)
+    for row in rows:
+        if row["kind"] == "eval":
+            row |= {"score": "return", "return": 0.25, "return_low": None, "return_high": None}
+    (run / run_log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    watched, text = Learning.of(run), io.StringIO()
+    assert watched.evaluations == [(step, 0.25, None, None) for step in range(4)]
+    launch.print_run(watched, Console(file=text))
+    assert "after 3 updates: return 0.250 [no interval]" in text.getvalue()
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=watched, clock=ManualClock())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert shown(app).count("┼") >= 4  # the axes may cross in one, too
 
 
 async def test_a_new_update_appears_while_it_is_watched(run: Path) -> None:

@@ -154,14 +154,14 @@ class Learning:
         return [row for row in self.rows if row["kind"] == "train"]
 
     @property
-    def evaluations(self) -> list[tuple[int, float, float, float]]:
-        """(update, mean, low, high) of every evaluation."""
+    def evaluations(self) -> list[tuple[int, float, float | None, float | None]]:
+        """(update, mean, low, high) of every evaluation; the ends are None where it has no interval."""
         rows = [row for row in self.rows if row["kind"] == "eval"]
         ends = [[measured(row, f"{self.score}{end}") for end in ("", "_low", "_high")] for row in rows]
         return [
             (row["step"], mean, low, high)
             for row, (mean, low, high) in zip(rows, ends, strict=True)
-            if mean is not None and low is not None and high is not None
+            if mean is not None
         ]
 
     @property

@@ -35,7 +35,8 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
         plot.plot(*zip(*shown, strict=True), marker="braille", color=line)
     evaluations = [row for row in run.evaluations if row[0] <= run.updates_shown]
     for step, _, low, high in evaluations:
-        plot.plot([step, step], [low, high], marker="│", color=interval)
+        if low is not None and high is not None:
+            plot.plot([step, step], [low, high], marker="│", color=interval)
     if evaluations:
         plot.scatter(*zip(*((step, mean) for step, mean, *_ in evaluations), strict=True), marker="┼", color=interval)
     if run.step and not run.filming:
@@ -47,7 +48,8 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
         plot.ylim(0, 1)
         plot.yticks([0, 0.5, 1])
     elif played:
-        values = [*(value for _, value in played), *(end for _, _, *ends in run.evaluations for end in ends)]
+        measurements = (value for _, *values in (*played, *run.evaluations) for value in values)
+        values = [value for value in measurements if value is not None]
         plot.ylim(min(values), max(values))
     curve.refresh()
 
