@@ -24,10 +24,16 @@ from msgrpo.files import open_lock, read_regular, replace_text
 from msgrpo.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, FILM, LOCK = "config.json", "metrics.jsonl", "updates", "film", ".lock"
+POLICY = "policy"  # what the agent that is trained is called in the episodes of its run
 LOCK_TRIES, LOCK_RETRY_S = 20, 0.05  # a watcher holds the lock briefly, so retry before giving up
 LATEST, EVERY = 100, 10  # updates that are kept: the latest hundred, and every tenth before them
 Kept = TypeVar("Kept", bound=BaseModel)
 MOST_SCENES = 200  # of a film: where there would be more, every second one goes
+
+
+def own_seats(episode: Episode) -> list[str]:
+    """The seats that the policy had; all where no opponent was named."""
+    return [player for player, spec in episode.agents.items() if spec == POLICY] or list(episode.agents)
 
 
 class Member(BaseModel):

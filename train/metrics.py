@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgrpo.episode import Episode
+from msgrpo.run_log import own_seats
 from msgrpo.train.information import state_information
-from msgrpo.train.rollouts import Rollouts, entropy, own_seats, own_turns
+from msgrpo.train.rollouts import Rollouts, entropy, own_turns
 
 
 def left_out(episodes: Sequence[Episode]) -> str:

@@ -25,6 +25,7 @@ from msgrpo.errors import GameFaultError, RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.local import LocalModel
+from msgrpo.run_log import POLICY, own_seats
 from msgrpo.specs import make_agent
 from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig
@@ -37,7 +38,6 @@ Ended = Callable[[int, int, int], None]  # episodes that have ended, episodes in
 Start = tuple[Scenario, int]
 Begin = Callable[[], Coroutine[Any, Any, Episode]]
 MOST_LOST = 0.25  # of the episodes that a run plays at once: more without a result end it
-POLICY = "policy"  # what the trained agent is called in an episode
 
 
 class LostError(RunError):
@@ -258,11 +258,6 @@ class Playing:
         """Of each start, whether its episodes say nothing: in no group was one better than another."""
         telling = {group.place - self.first for group in self.groups(episodes) if not group.is_flat}
         return [place not in telling for place in range(len(self.starts))]
-
-
-def own_seats(episode: Episode) -> list[str]:
-    """The seats that the policy had; all where no opponent was named."""
-    return [player for player, spec in episode.agents.items() if spec == POLICY] or list(episode.agents)
 
 
 def own_turns(episodes: Sequence[Episode]) -> list[Turn]:

@@ -12,8 +12,6 @@ from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.tui.session import Session, points
 from msgrpo.tui.shades import MUTED
 
-POLICY = "policy"  # who is trained, in the records of a run
-
 
 @dataclass
 class Scenes:
@@ -103,8 +101,8 @@ class Scenes:
 
 
 def learner_of(episode: Episode) -> str:
-    """The player whose seat the policy had."""
-    return next((player for player, spec in episode.agents.items() if spec == POLICY), next(iter(episode.agents)))
+    """The player whose seat the policy had, the first of several."""
+    return run_log.own_seats(episode)[0]
 
 
 def has_goal(episode: Episode) -> bool:
