@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from msgrpo.agent import Agent
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
-from msgrpo.evals.record import RecordFile, as_recorded, folder_name
+from msgrpo.evals.record import RecordFile, as_recorded, folder_name, seeds_of
 from msgrpo.evals.stats import ends, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
 from msgrpo.evals.verify import MATCHES, first_difference
@@ -98,15 +98,15 @@ async def _play_all(
     played, gate = 0, asyncio.Semaphore(concurrency)
     planned = 2 * starts * len(records)
 
-    async def play_game(seated: Mapping[str, str], seeds: tuple[int, int, int], record: RecordFile) -> None:
+    async def play_game(seated: Mapping[str, str], seeds: EpisodeSeeds, record: RecordFile) -> None:
         nonlocal played
         async with gate:
             episode = await play_episode(
                 scenario,
                 {player: agents[spec] for player, spec in seated.items()},
-                start_seed=seeds[0],
-                chance_seed=seeds[1],
-                sampling_seed=seeds[2],
+                start_seed=seeds.start,
+                chance_seed=seeds.chance,
+                sampling_seed=seeds.sampling,
             )
         record.append(episode)
         played += 1
@@ -128,10 +128,10 @@ async def _play_all(
             for seeds in episode_seeds(scenario, starts):
                 for first, second in (pair, pair[::-1]):
                     seated = dict(zip(scenario.players, (first, second), strict=True))
-                    if (_seeds(seeds), tuple(seated.items())) in known:
+                    if (seeds, tuple(seated.items())) in known:
                         played += 1
                     else:
-                        waiting.append((seated, _seeds(seeds), record))
+                        waiting.append((seated, seeds, record))
         try:
             await asyncio.gather(*(play_game(*game) for game in waiting))
         finally:
@@ -139,13 +139,9 @@ async def _play_all(
                 await agent.close()
 
 
-def _seeds(seeds: EpisodeSeeds) -> tuple[int, int, int]:
-    return seeds.start, seeds.chance, seeds.sampling
-
-
-def _key(episode: Episode) -> tuple[tuple[int, int, int], tuple[tuple[str, str], ...]]:
-    seeds = (episode.start_seed, episode.chance_seed, episode.sampling_seed)
-    return seeds, tuple(episode.agents.items())
+def _key(episode: Episode) -> tuple[EpisodeSeeds, tuple[tuple[str, str], ...]]:
+    """An episode's identity within a match: its seeds, and who had which seat."""
+    return seeds_of(episode), tuple(episode.agents.items())
 
 
 def _check_same(
@@ -178,7 +174,7 @@ def points_of(
     finished = {_key(episode): episode for episode in read_episodes(file) if episode.error is None}
     points_by_start: dict[int, list[float]] = {}
     for number, seeds in enumerate(episode_seeds(scenario, starts)):
-        keys = [(_seeds(seeds), tuple(zip(scenario.players, order, strict=True))) for order in (pair, pair[::-1])]
+        keys = [(seeds, tuple(zip(scenario.players, order, strict=True))) for order in (pair, pair[::-1])]
         if all(key in finished for key in keys):
             points_by_start[number] = [_points(finished[key], i) for i, key in enumerate(keys)]
     return points_by_start, starts - len(points_by_start)
