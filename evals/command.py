@@ -233,7 +233,7 @@ def cluster(options: Options) -> Iterator[Elsewhere | None]:
         yield OnRay(options.agent)
 
 
-def run_match(options: Options, console: Console = err) -> tuple[str, list[match.Result], list[match.Rating]]:
+def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rating]]:
     """Play what is missing of a match or a round robin, and return the scenario, the results and the ratings."""
     if len(options.scenarios) != 1:
         raise UsageError("a match is played in one game", fix="--scenario spiel:connect_four")
@@ -241,7 +241,7 @@ def run_match(options: Options, console: Console = err) -> tuple[str, list[match
     specs = [*options.agents, *options.served()] or ["optimal", "random"]
     pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
     agents = {spec: options.agent(spec) for spec in dict.fromkeys(itertools.chain(*pairs))}
-    with RichProgress(console=console, transient=True) as bar, ending_as_interrupt():
+    with RichProgress(console=err, transient=True) as bar, ending_as_interrupt():
         task = bar.add_task("episodes", total=None)
         records = match.play(
             scenario,

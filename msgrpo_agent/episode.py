@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo.agent import Agent, Completion, Decision, FinishReason, OnText, ParseFailure, View
+from msgrpo.agent import Agent, Completion, Decision, FinishReason, ParseFailure, View
 from msgrpo.errors import EndpointError, GameFaultError, RecordError, first_fault
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
@@ -220,15 +220,12 @@ def observation_of(game: Game, player: str) -> str:
     return printable(seen if whole else f"{seen}\nLegal now: {', '.join(legal)}.")
 
 
-async def decide(
-    agents: Mapping[str, Agent], views: Mapping[str, View], on_text: Mapping[str, OnText] | None = None
-) -> dict[str, Decision]:
+async def decide(agents: Mapping[str, Agent], views: Mapping[str, View]) -> dict[str, Decision]:
     """Ask all players to move at the same time; none sees another's choice."""
-    hooks = on_text or {}
     if len(views) == 1:
         ((player, view),) = views.items()
-        return {player: await agents[player].act(view, on_text=hooks.get(player))}
-    asked = [asyncio.ensure_future(agents[p].act(view, on_text=hooks.get(p))) for p, view in views.items()]
+        return {player: await agents[player].act(view)}
+    asked = [asyncio.ensure_future(agents[player].act(view)) for player, view in views.items()]
     try:
         return dict(zip(views, await asyncio.gather(*asked), strict=True))
     except (Exception, asyncio.CancelledError):  # what the others would still answer is paid for, and in no record

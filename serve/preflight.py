@@ -163,15 +163,16 @@ _FIXES = (
     (re.compile(r"unrecognized arguments|invalid choice|error: argument"), "vLLM does not know that option"),
     (re.compile(r"Address already in use"), "another program took the port: try another --port"),
 )
+TOLD = 6  # lines of a failed vLLM's log, at most
 _PREFIX = re.compile(r"^(\([\w -]+pid=\d+\)\s*)?((ERROR|WARNING|INFO)\s+\S+\s+\S+\s+\[[^\]]*\]\s*)?")
 _TELLING = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b.*:|: error:|^Value error,|^Killed|^Segmentation fault")
 
 
-def telling_lines(log: str, limit: int = 6) -> list[str]:
+def telling_lines(log: str) -> list[str]:
     """The lines of a failed vLLM's log that name the error, each once; its last lines where none does."""
     lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]
     telling = list(dict.fromkeys(line for line in lines if _TELLING.search(line)))
-    return telling[:limit] or [line for line in lines if line][-limit:]
+    return telling[:TOLD] or [line for line in lines if line][-TOLD:]
 
 
 def failure(what: str, log: Path) -> ServeError:
