@@ -24,6 +24,7 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
+from msgrpo.text import duration
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -146,12 +147,6 @@ class EvalProgress:
         if self.stopped:
             parts.append(self.stopped)
         return " · ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 _END = object()

@@ -56,3 +56,11 @@ CleanData = Annotated[dict[str, Any], AfterValidator(printable_data)]  # the sam
 def counted(number: int, what: str) -> str:
     """`1 update`, `2 updates`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:05 min` or `2:10 h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"

@@ -13,7 +13,7 @@ from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.prompt import PromptTemplate
 from msgrpo.specs import make_agent
-from msgrpo.text import printable
+from msgrpo.text import duration, printable
 
 ACTIONS = ("up", "down", "left", "right")
 PIECES = st.sampled_from(
@@ -219,3 +219,7 @@ def test_reasoning_that_was_cut_off_stays_reasoning() -> None:
     assert parse_action(cleaned(closed), ACTIONS).action == "up"
     plain = "x" * LONGEST_TEXT + "<action>up</action>"
     assert parse_action(cleaned(plain), ACTIONS).action == "up"
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (9.9, 185, 7800)] == ["9 s", "3:05 min", "2:10 h"]

@@ -20,7 +20,7 @@ from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import leaderboard, plays, suites
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
-from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, EvalProgress, duration, evaluate
+from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, EvalProgress, evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.game import Scenario
@@ -333,10 +333,6 @@ async def test_progress_counts_and_names_what_waits(tmp_path: Path) -> None:
     assert (progress.done, progress.failed, progress.running, progress.left) == (3, 0, 0, 0)
     assert seen[-1].startswith("3/3 episodes · endpoint:fake · 0 running · 0 retrying · 0 failed · ")
     assert "tokens" in seen[-1]
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (5.2, 65, 3725)] == ["5s", "1m05s", "1h02m"]
 
 
 def test_a_very_long_name_is_a_folder_too(tmp_path: Path) -> None:

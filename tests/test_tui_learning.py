@@ -28,7 +28,7 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.run_log import GroupRow, Member, Scene, Update
 from msgrpo.tui import launch
 from msgrpo.tui.app import PlayApp
-from msgrpo.tui.learning import SIGNS, Learning, duration, sign
+from msgrpo.tui.learning import SIGNS, Learning, sign
 from msgrpo.tui.screens.learn import FILM_SPEED, LOOK_S, LearnScreen
 from msgrpo.tui.session import Session
 from msgrpo.tui.widgets.board import BoardView
@@ -237,8 +237,7 @@ def test_a_disk_that_knows_no_locks_is_used_without(tmp_path: Path, monkeypatch:
         assert run_log.goes_on(tmp_path) is None
 
 
-def test_durations_and_signs() -> None:
-    assert [duration(seconds) for seconds in (9.9, 185, 7800)] == ["9 s", "3:05 min", "2:10 h"]
+def test_signs() -> None:
     members = [Member(total=0, advantage=a, kept=kept) for a in (1, -1, 0) for kept in (True, False)]
     assert "".join(map(sign, members)) == "▲△▼▽•·"
     assert GroupRow(scenario="s", start_seed=1, player="p", members=members[4:]).flat

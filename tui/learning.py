@@ -14,7 +14,7 @@ from typing import Any
 from msgrpo import run_log
 from msgrpo.errors import MsgrpoError, RecordError, RunError
 from msgrpo.run_log import GroupRow, Member, Sample, Update
-from msgrpo.text import printable
+from msgrpo.text import duration, printable
 from msgrpo.tui.scenes import Scenes
 from msgrpo.tui.session import Session, short_name
 
@@ -217,14 +217,6 @@ def measured(row: dict[str, Any], key: str) -> float | None:
     """A row's finite number; None where there is none."""
     value = row.get(key)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `3:05 min` or `2:10 h`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
 SIGNS = (
