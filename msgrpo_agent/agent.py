@@ -201,15 +201,13 @@ def parse_action(text: str, actions: Sequence[str], legal: Sequence[str] | None 
     if span is None:
         return Parsed(None, ParseFailure.NO_TAG)
     tag_text = text[slice(*span)].strip()
-    known = actions or legal or ()
-    for action in (
-        (tag_text,) if tag_text in known else known
-    ):  # where names differ only in case (chess), the case counts
-        if tag_text.casefold() == action.casefold():
-            if legal is not None and action not in legal:
-                return Parsed(None, ParseFailure.NOT_NOW)
-            return Parsed(action, None)
-    return Parsed(None, ParseFailure.ILLEGAL)
+    known, named = actions or legal or (), tag_text.casefold()
+    # where names differ only in case (chess), the case counts; where it does not tell, a legal one is meant
+    meant = [tag_text] if tag_text in known else [action for action in known if action.casefold() == named]
+    allowed = [action for action in meant if legal is None or action in legal]
+    if allowed:
+        return Parsed(allowed[0], None)
+    return Parsed(None, ParseFailure.NOT_NOW if meant else ParseFailure.ILLEGAL)
 
 
 def _answer_span(text: str) -> tuple[int, int]:

@@ -206,6 +206,24 @@ def test_a_games_own_spelling_of_an_action_is_kept() -> None:
     assert parse_action("<action>NORTH</action>", ("North", "South")).action == "North"
 
 
+@pytest.mark.parametrize(
+    ("said", "legal", "action"),
+    [
+        ("BXC3", ("Bxc3",), "Bxc3"),
+        ("BXC3", ("bxc3",), "bxc3"),
+        ("BXC3", ("bxc3", "Bxc3"), "bxc3"),
+        ("Bxc3", ("bxc3", "Bxc3"), "Bxc3"),
+        ("bxc3", ("Bxc3",), None),  # the pawn's move, which is not legal, and not the bishop's
+        ("BXC3", ("e4",), None),
+    ],
+)
+def test_of_actions_that_differ_in_case_only_a_legal_one_is_meant(
+    said: str, legal: tuple[str, ...], action: str | None
+) -> None:
+    parsed = parse_action(f"<action>{said}</action>", ("bxc3", "Bxc3", "e4"), legal)
+    assert (parsed.action, parsed.failure) == (action, None if action else ParseFailure.NOT_NOW)
+
+
 def test_a_thought_cannot_drive_the_terminal() -> None:
     assert thought(" red \x1b[31m<action>left</action>") == "red \N{REPLACEMENT CHARACTER}[31m"
 
