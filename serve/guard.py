@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import MsgrpoError
-from msgrpo.loopback import is_loopback
+from msgrpo.loopback import is_own
 from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo.serve.adapters import check_fits, read_adapter, same_base
 from msgrpo.serve.vllm_command import is_model_name
@@ -90,8 +89,7 @@ class Guard:
         given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if not given:  # HTTP/1.0; every browser names the host
             return
-        host = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:]*)(:\d+)?", given[0]) if len(given) == 1 else None
-        if host is None or not is_loopback(host[1].strip("[]").lower()):
+        if len(given) > 1 or not is_own(given[0], None):
             raise RefusedError(421, "a server without a key answers to localhost and 127.0.0.1 only")
 
     def _check_key(self, scope: Scope) -> None:

@@ -556,7 +556,7 @@ async def test_what_is_no_load_request_is_told_what_one_is(loading: Guard, body:
         (b"127.9.9.9", 200),
         (b"evil.example:8000", 421), (b"127.0.0.1.evil.example", 421), (b"localhost.evil.example", 421),
         (b"", 421),
-        (b"127.0.0.1@evil.example", 421), (b"[::1", 421),
+        (b"127.0.0.1@evil.example", 421), (b"[::1", 421), (b"::1", 421), (b"localhost:99999", 421),
     ],
 )  # fmt: skip
 async def test_a_server_without_a_key_answers_to_loopbacks_names_only(
