@@ -145,13 +145,13 @@ _STAGES = (
 )
 
 
-def stage(log: str) -> str:
-    """The stage of a starting vLLM, from the last log line that names one."""
-    for line in reversed(log.splitlines()):
+def stage(lines: str, before: str = "importing vLLM") -> str:
+    """The stage of a starting vLLM, from the last of these log lines that names one; else the one before them."""
+    for line in reversed(lines.splitlines()):
         for pattern, text in _STAGES:
             if pattern.search(line):
                 return text
-    return "importing vLLM"
+    return before
 
 
 _FIXES = (

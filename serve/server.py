@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -68,23 +68,28 @@ class Server:
             raise ServeError(f"the log {self.log} cannot be written: {error.strerror}") from error
         with output:
             self._began_ns = os.fstat(output.fileno()).st_ctime_ns
-            self._scratch = tempfile.mkdtemp(prefix="msgrpo-")
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", str(program), str(DRAIN_S + 1), self._scratch, *self.launch.command],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=child_environment(self.launch, os.environ),
-                start_new_session=True,
-            )
+            try:
+                self._scratch = tempfile.mkdtemp(prefix="msgrpo-")
+                self._supervisor = subprocess.Popen(
+                    [sys.executable, "-I", str(program), str(DRAIN_S + 1), self._scratch, *self.launch.command],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=child_environment(self.launch, os.environ),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._port.close()
+                shutil.rmtree(self._scratch, ignore_errors=True)
+                raise ServeError(f"vLLM cannot be started: {error.strerror}") from error
 
     def wait_ready(self, on_stage: Callable[[str], None] = lambda _: None) -> None:
         """Return once every model of the launch is listed. `on_stage` is told what vLLM does meanwhile.
 
         Raises ServeError with the telling lines of the log when vLLM ends first.
         """
-        child, taken_at = self._running(), math.inf
+        child, taken_at, stages = self._running(), math.inf, _stages(self.log)
         while child.poll() is None:
             # Another server that starts at the same port may answer before ours fails: theirs is not our readiness.
             if supervisor.listens(child.pid, self.launch.port) and answers(self.launch.host, self.launch.port):
@@ -104,7 +109,7 @@ class Server:
                         f"another program has taken port {self.launch.port} meanwhile",
                         fix=f"try --port {self.launch.port + 1}",
                     )
-            on_stage(stage(self.log.read_text(errors="replace")))
+            on_stage(next(stages))
             time.sleep(_POLL_S)
         raise failure(f"vLLM did not start (exit status {child.returncode})", self.log)
 
@@ -144,6 +149,16 @@ class Server:
         if self._supervisor is None:
             raise ServeError("the server was not started")
         return self._supervisor
+
+
+def _stages(log: Path) -> Iterator[str]:
+    """What a starting vLLM does, each time that it is asked for. Its log is read once."""
+    now, rest = stage(""), ""
+    with log.open(errors="replace") as file:
+        while True:
+            lines = rest + file.read()
+            now, rest = stage(lines, now), lines.rpartition("\n")[2]  # a line that has not ended is looked at again
+            yield now
 
 
 def hold_port(port: int) -> socket.socket:

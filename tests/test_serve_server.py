@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -83,6 +84,35 @@ def _interrupt_once(log: Path) -> Callable[[str], None]:
             raise KeyboardInterrupt
 
     return on_stage
+
+
+def test_of_a_child_that_cannot_be_started_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    launch = fake_launch()
+    launch = replace(launch, command=[*launch.command, "x" * 2**21])  # longer than the kernel takes
+    for _ in range(2):  # the port is free again, too
+        with pytest.raises(ServeError, match="cannot be started: Argument list too long"):
+            Server(launch, tmp_path / "vllm.log").start()
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_while_a_server_starts_its_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    looks: list[str] = []
+    monkeypatch.setattr(server_module, "stage", lambda lines, before="": read.append(lines) or before)
+    server = Server(fake_launch("starting"), tmp_path / "vllm.log")
+
+    def on_stage(now: str) -> None:
+        if "serving" in server.log.read_text():
+            looks.append(now)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    server.start()
+    with pytest.raises(KeyboardInterrupt), server:
+        server.wait_ready(on_stage)
+    assert "".join(read).count("serving") == 1
 
 
 def test_a_server_that_dies_at_the_start_is_one_error_with_its_telling_line(tmp_path: Path) -> None:
@@ -297,6 +327,7 @@ def test_the_stage_is_read_from_the_last_line_that_tells() -> None:
         "model='nano', compilation_config={'mode': 3}\n"
     )
     assert stage(log + "nothing\n") == "starting the engine"
+    assert stage("nothing\n", "loading the weights") == "loading the weights"
     assert stage(log + "(Worker pid=2) INFO 1 2 [x] Starting to load model nano...\n") == "loading the weights"
 
 
