@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
-from msgrpo.tui.screens.start import PREVIEW_S, StartScreen
+from msgrpo.tui.screens.start import PREVIEW_S, StartScreen, command_of
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.theme import THEMES
 from msgrpo.tui.widgets.bars import ActionBars
@@ -470,7 +471,13 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
         await press(pilot, *["backspace"] * 7, *"http://h:1/v1", "enter")
         assert "name the model after a #" in text_of(app, ".problem")
         await press(pilot, *"#m", "enter")
-        assert "--agent endpoint:http://h:1/v1#m" in text_of(app, "#command")
+        assert "--agent 'endpoint:http://h:1/v1#m'" in text_of(app, "#command")
+
+
+def test_the_command_is_what_a_shell_takes_as_it_is_meant() -> None:
+    setup = Setup("my game.py:scenario", "adapter:runs/my run", "endpoint:http://h:1/v1?a=b&c#m")
+    given = shlex.split(command_of(setup), comments=True)
+    assert given == ["msgrpo", "play", setup.scenario, "--agent", setup.agent, "--against", setup.against]
 
 
 async def test_without_torch_the_start_screen_says_what_can_play(app_of, monkeypatch: pytest.MonkeyPatch) -> None:

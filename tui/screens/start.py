@@ -85,9 +85,9 @@ def setup_of(
 
 def command_of(setup: Setup) -> str:
     """The command that plays the same."""
-    parts = ["msgrpo play", shlex.quote(setup.scenario), "--agent", setup.agent]
+    parts = ["msgrpo play", shlex.quote(setup.scenario), "--agent", shlex.quote(setup.agent)]
     if setup.against is not None:
-        parts += ["--against", setup.against]
+        parts += ["--against", shlex.quote(setup.against)]
     if setup.seed:
         parts += ["--seed", str(setup.seed)]
     if setup.speed != (LIVE_SPEED if setup.live else SPEED):
