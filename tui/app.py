@@ -37,7 +37,7 @@ from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.series import Series
-from msgrpo.tui.session import Match, Session, Setup, Sitting, new_match, points
+from msgrpo.tui.session import SPEED, Match, Session, Setup, Sitting, new_match, points
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
@@ -160,7 +160,7 @@ class PlayApp(App[None]):
 
     def _start_screen(self, notice: str = "") -> StartScreen:
         scenario = self.first.scenario if self.first is not None else next(iter(SCENARIOS))
-        seed, speed = (self.first.seed, self.first.speed) if self.first is not None else (0, 4.0)
+        seed, speed = (self.first.seed, self.first.speed) if self.first is not None else (0, SPEED)
         choices = agent_choices(self.runs)
         return StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed)
 
