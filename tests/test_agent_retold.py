@@ -59,7 +59,6 @@ def test_a_retelling_reads_differently(name: str) -> None:
     plain = get_scenario(str(told.plain))
     seen = [scenario.new(3, 3).observe(scenario.players[0]) for scenario in (plain, told)]
     assert (plain.rules, plain.actions, seen[0]) != (told.rules, told.actions, seen[1])
-    assert plain.rules_hash != told.rules_hash or seen[0] != seen[1]
     assert told.start_key(3) == plain.start_key(3)  # held out by the same board
 
 
