@@ -31,7 +31,6 @@ from msgrpo.games import get_scenario
 from msgrpo.models.generation import Row
 from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import evaluating, left_pad, trunk_and_head
-from msgrpo.train.batches import MicroBatch, micro_batches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.evaluate import evaluate
@@ -40,7 +39,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Playing, RolloutSource
-from msgrpo.train.update import Picked, pick, update
+from msgrpo.train.update import MicroBatch, Picked, micro_batches, pick, update
 
 
 def attention_flop(query: Any, key: Any, *rest: Any, **named: Any) -> int:

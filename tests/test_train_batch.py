@@ -19,18 +19,17 @@ from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
-from msgrpo.train.batches import Pairs, micro_batches, minibatches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.groups import Group, Sample
 from msgrpo.train.metrics import describe
 from msgrpo.train.msgrpo import group_advantages
-from msgrpo.train.policy import Policy
+from msgrpo.train.policy import Pairs, Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.spread import largest_spread
 from msgrpo.train.rollouts import Rollouts
-from msgrpo.train.update import _accumulate, pick
+from msgrpo.train.update import _accumulate, micro_batches, minibatches, pick
 from tests.train_helpers import learner, samples_in, taught
 
 CPU = torch.device("cpu")

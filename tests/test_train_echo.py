@@ -15,7 +15,6 @@ from torch import Tensor
 from msgrpo.episode import observation_of
 from msgrpo.games import get_scenario
 from msgrpo.prompt import PromptTemplate
-from msgrpo.train.batches import micro_batches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.groups import Lesson, Sample
 from msgrpo.train.policy import Policy
@@ -23,7 +22,7 @@ from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals.echo import observed_tokens
 from msgrpo.train.rivals.optimal import Advice, Optimal
-from msgrpo.train.update import _accumulate, lessons, pick, update
+from msgrpo.train.update import _accumulate, lessons, micro_batches, pick, update
 from tests.train_helpers import learner, played
 
 WEIGHT = 0.3

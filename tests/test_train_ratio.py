@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from msgrpo.train.batches import logprobs_of
 from msgrpo.train.config import make_config
 from msgrpo.train.groups import Sample
 from msgrpo.train.policy import Policy
@@ -18,7 +17,7 @@ from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals import decoupled as rivals_decoupled
 from msgrpo.train.rivals.contract import Learner, Loss
-from msgrpo.train.update import lessons, pick
+from msgrpo.train.update import lessons, logprobs_of, pick
 from tests.test_train_msgrpo import random_inputs
 from tests.train_helpers import learner, played
 

@@ -20,12 +20,12 @@ from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
 from msgrpo.models.local import pad_id
 from msgrpo.models.paths import absolute
 from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, longest_sharing, trunk_and_head
-from msgrpo.train.batches import Pairs
 from msgrpo.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from msgrpo.train.shard import Lockstep
 
+Pairs = Sequence[tuple[list[int], list[int]]]  # of each turn what follows the prefix in its prompt, and its answer
 State = dict[str, Tensor]  # the adapter's weights by name
 
 

@@ -47,7 +47,6 @@ from msgrpo.evals.suites import episode_seeds
 from msgrpo.game import Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.models.local import LocalModel
-from msgrpo.train.batches import micro_batches, minibatches
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.groups import Sample
@@ -55,7 +54,7 @@ from msgrpo.train.nano.words import DEADLY, Sight, Words, follow
 from msgrpo.train.policy import Policy
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rollouts import Play, Players, Playing, RolloutSource
-from msgrpo.train.update import MAX_GRAD_NORM, learning_rate
+from msgrpo.train.update import MAX_GRAD_NORM, learning_rate, micro_batches, minibatches
 
 EVERY = 5  # updates between evaluations
 

@@ -19,10 +19,10 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from msgrpo.train.batches import logprobs_of
 from msgrpo.train.groups import Sample
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rivals.paper import Clip
+from msgrpo.train.update import logprobs_of
 
 
 class Decoupled(Clip):

@@ -25,9 +25,10 @@ from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
 from msgrpo.specs import make_agent
 from msgrpo.text import Clean
-from msgrpo.train.batches import Pairs, logprobs_of
 from msgrpo.train.groups import Lesson, Sample
+from msgrpo.train.policy import Pairs
 from msgrpo.train.rivals.contract import Learner, Teacher
+from msgrpo.train.update import logprobs_of
 
 TOKENS = 16_384  # own tokens of one forward pass
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.models.loading import local_tokenizer
-from msgrpo.train.batches import minibatches
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.tinker import TinkerEngine
@@ -29,7 +28,7 @@ from msgrpo.train.sinks import Reporter
 from msgrpo.train.tinker.cost import Meter
 from msgrpo.train.tinker.download import download
 from msgrpo.train.tinker.service import Row, Service
-from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate
+from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches
 
 # As ours. With the protocol's own eps, 1e-12, gradients that are only rounding would make whole steps.
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": MAX_GRAD_NORM}
