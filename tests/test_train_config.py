@@ -309,6 +309,11 @@ def test_no_text_of_a_number_ends_in_a_traceback(setting: str, number: Any, insi
         ("film=0", "it stands in the parentheses of evaluation: --set 'evaluation=…(film=…)'"),
         ("ahead=1", "it stands in the parentheses of rollouts"),
         ("engine=tinker", "it is called backend"),
+        ("lr=1e-4", "it is called learning_rate: --set learning_rate=…"),
+        ("beta=0.1", "parentheses of a choice: --set 'loss=clip(kl=…)'"),
+        ("keep=4", "--set 'select=aaw(keep=…)' (also select=uniform(keep=…), select=spread(keep=…))"),
+        ("gamma=0.5", "--set 'credit=to-go(gamma=…)'"),
+        ("group_size=4", "group_size (G), 4: add --set 'select=aaw(keep=1)', or --set select=all"),
     ],
 )
 def test_the_command_ends_with_what_is_wrong(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from msgrpo.cli import make_app
@@ -15,6 +17,7 @@ from msgrpo.errors import UsageError
 from msgrpo.run_log import read_rows
 from msgrpo.train import sinks
 from msgrpo.train.config import make_config
+from msgrpo.train.display import LiveDisplay
 from tests.train_helpers import Told
 
 CONFIG = make_config()
@@ -153,3 +156,13 @@ def test_a_missing_interval_is_not_taken_for_markup(capsys: pytest.CaptureFixtur
         make_app()(["train", "frozen-lake", "--steps", "1", *options, "--out", str(tmp_path / "run")])
     assert ended.value.code == 0
     assert "95 % interval [no interval]" in capsys.readouterr().out
+
+
+def test_the_bar_says_how_long_a_run_of_slow_updates_will_take() -> None:
+    """An update of a real model takes minutes, and rich forgets after half of one."""
+    display, clock = LiveDisplay(Console(file=io.StringIO()), make_config(given={"steps": 10})), 0.0
+    display.progress.get_time = lambda: clock
+    for step in range(1, 5):
+        clock += 100.0
+        display.update(step, {"rollout/turns": 50.0})
+    assert display.progress.tasks[0].time_remaining == 600.0

@@ -159,6 +159,7 @@ def _show_settings(config: TrainConfig, as_json: bool) -> None:
         say(
             "change one with --set: --set steps=20 --set 'credit=to-go(gamma=0.6)'; what each does: docs/algorithm.md"
         )
+        say("[P]: as in the paper, arXiv 2508.10839")
 
 
 def _show_cost(config: TrainConfig, as_json: bool) -> None:
@@ -169,7 +170,9 @@ def _show_cost(config: TrainConfig, as_json: bool) -> None:
 
     if config.service is None:
         raise UsageError(
-            "--dry-run says what a service takes, and this machine takes nothing", fix="--backend tinker"
+            "--dry-run says what a run costs at a service; a run on this machine says its time and memory after its "
+            "first update",
+            fix="with --backend tinker, or without --dry-run",
         )
     price = price_of(config)
     expected = estimate(config, local_tokenizer(config.base))

@@ -35,7 +35,7 @@ from msgrpo.models.paths import NANO, NANO_SIZED, parameters_of
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
 from msgrpo.train.mixture import names_of, weights_of
-from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed
+from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed, rival
 from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select, Teacher
 from msgrpo.train.rivals.paper import AAW, Clip, WholeReturn
 
@@ -238,7 +238,8 @@ class TrainConfig(BaseModel):
         WholeReturn(), description="a turn's advantage: episode [P], or a rival of `msgrpo.train.rivals`"
     )
     select: Annotated[Select, *_named("select")] = Field(
-        AAW(), description="which episodes of a group the update sees: aaw(keep=8) [P], or a rival"
+        AAW(),
+        description="which episodes of a group the update sees: aaw [P] (the paper keeps a quarter), or a rival",
     )
     gate: Annotated[Gate, *_named("gate")] | None = Field(None, description="which whole groups the update sees")
     objectives: Annotated[Objectives, *_named("objectives")] | None = Field(
@@ -264,7 +265,9 @@ class TrainConfig(BaseModel):
         1e-3, gt=0, le=1, description="AdamW's at its highest: see `msgrpo.train.update.learning_rate`"
     )
     minibatches: int = Field(6, ge=1, le=MANY, description="optimizer steps an update")
-    lora_rank: int = Field(16, ge=1, le=512, description="of every linear layer's adapter [P]; alpha is twice this")
+    lora_rank: int = Field(
+        16, ge=1, le=512, description="of the adapter on every linear layer [ours; the layers: P]; alpha is twice it"
+    )
 
     backend: Clean = Field(
         "local",
@@ -610,16 +613,44 @@ def make_config(
         raise UsageError(first_fault(error, "settings")) from error
 
 
+# What TRL, veRL and papers call some of our settings.
+ELSEWHERE = {
+    "lr": "learning_rate",
+    "G": "group_size",
+    "num_generations": "group_size",
+    "max_steps": "steps",
+    "max_completion_length": "max_tokens",
+    "beta": "kl",
+    "kl_coef": "kl",
+    "epsilon": "low",
+    "clip_low": "low",
+    "epsilon_high": "high",
+    "clip_high": "high",
+}
+
+
 def _where(key: str) -> str:
     """What helps somebody who named a setting that there is not: where it is a part of one, which."""
     if key == "engine":  # as runs called it at first
         return "it is called backend: local, or tinker(max_cost=…)"
+    key = ELSEWHERE.get(key, key)
+    if key in TrainConfig.model_fields:
+        return f"it is called {key}: --set {key}=…"
     for setting, kinds in {
         "rollouts": ROLLOUTS.values(),
         **{name: [kind] for name, kind in NUMBERED.items()},
     }.items():
         if any(key in kind.model_fields for kind in kinds):
             return f"it stands in the parentheses of {setting}: --set '{setting}=…({key}=…)'"
+    takers = [
+        f"{kind}={name}({key}=…)"
+        for kind, names in RIVALS.items()
+        for name in names
+        if key in rival(kind, name).model_fields
+    ]
+    if takers:
+        others = f" (also {', '.join(takers[1:])})" if takers[1:] else ""
+        return f"it stands in the parentheses of a choice: --set '{takers[0]}'{others}"
     return nearest(key, TrainConfig.model_fields)
 
 

@@ -98,6 +98,7 @@ class LiveDisplay(Lines):
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=24 * 3600,  # an update may take minutes, and rich looks back for half of one
         )
         self.task = self.progress.add_task("updates", total=config.steps, rate="")
         self.values: dict[str, float] = {}

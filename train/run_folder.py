@@ -100,7 +100,8 @@ def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
             engine = recorded.pop("engine")
             recorded["backend"] = "local" if engine == "here" else engine
         if isinstance(recorded, dict):
-            check_named(recorded, given, str(file), f"train --resume --out {shlex.quote(str(out))}")
+            steps = f" --steps {given['steps']}" if "steps" in given else ""
+            check_named(recorded, given, str(file), f"train --resume --out {shlex.quote(str(out))}{steps}")
         return TrainConfig.model_validate(recorded)
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)

@@ -175,7 +175,10 @@ class Sampled(Select):
 
     def check(self, config: Settings) -> None:
         if self.keep > config.group_size:
-            raise ValueError(f"select keeps {self.keep} episodes (G′), more than group_size (G), {config.group_size}")
+            raise ValueError(
+                f"select keeps {self.keep} episodes (G′), more than group_size (G), {config.group_size}: "
+                f"add --set 'select={self.name}(keep={max(1, config.group_size // 3)})', or --set select=all"
+            )
 
 
 class Gate(Choice):
