@@ -29,6 +29,7 @@ from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.models import generation, loading, local, shared_prefix
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.prompt import ChatFormat, PromptTemplate
 from msgrpo.run_log import read_rows
 from msgrpo.train import checkpoint, loop, update
@@ -743,6 +744,18 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
         logprobs.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]))
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-3)
+
+
+def test_checkpointed_layers_drop_nothing_at_random(tmp_path: Path) -> None:
+    """They are in training mode, where a base with dropout would answer differently each time."""
+    base = shutil.copytree(NANO_DIR, tmp_path / "base", ignore=shutil.ignore_patterns("adapters"))
+    settings = json.loads((base / "config.json").read_text()) | {"attention_dropout": 0.5}
+    (base / "config.json").write_text(json.dumps(settings))
+    policy = Policy(tiny(base=str(base), micro_batch="16384(checkpointing=true)"))
+    plain = Policy(tiny(base=str(base)))
+    asked: tuple[list[int], list[tuple[list[int], list[int]]]] = [], [([1, 2, 3, 4, 5, 6], [7, 8, 9])]
+    assert policy.model.training
+    torch.testing.assert_close(policy.logprobs(*asked), plain.logprobs(*asked))
 
 
 def test_a_run_as_on_a_gpu_bfloat16_with_checkpointed_layers(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Policy:
         if config.micro_batch.checkpointing:
             self.model.enable_input_require_grads()
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            _without_dropout(self.model)
             self.model.train()
         self.temperature = config.temperature
         self.pad_id = pad_id(self.model, self.tokenizer)
@@ -134,6 +135,17 @@ class Policy:
         """Write the PEFT adapter, each file replaced in one move."""
         for name, data in self.adapter_files(state).items():
             replace_bytes(folder / name, data)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Layers are checkpointed in training mode, in which some bases would drop values at random: the ratio to the
+    rollouts, and the gradient, would be noise.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def _dtype(config: TrainConfig) -> str:
