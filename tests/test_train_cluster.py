@@ -21,7 +21,7 @@ from tests.test_train_ranks import ROOT
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
 
 from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
-from msgrpo.train.desk import STARTS, Desk, Outcome  # noqa: E402
+from msgrpo.train.desk import STARTS, Desk, RunEnd  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
 from msgrpo.train.run_folder import resume_command  # noqa: E402
 from msgrpo.train.stopping import StopRequested  # noqa: E402
@@ -32,9 +32,9 @@ def test_the_desk_passes_on_what_ranks_report_once_and_in_order() -> None:
     assert desk.begin() == 0
     desk.report("note", "a")
     desk.report("update", 1, {"loss": 0.5})
-    desk.end(Outcome({"steps": 1}))
-    desk.end(Outcome(error="too late"))
-    assert desk.fetch() == ([("note", ("a",)), ("update", (1, {"loss": 0.5}))], Outcome({"steps": 1}), True)
+    desk.end(RunEnd({"steps": 1}))
+    desk.end(RunEnd(error="too late"))
+    assert desk.fetch() == ([("note", ("a",)), ("update", (1, {"loss": 0.5}))], RunEnd({"steps": 1}), True)
     assert desk.fetch()[0] == []
     assert desk.begin() == 1  # again: the rank goes on from the checkpoint
 

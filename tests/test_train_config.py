@@ -23,7 +23,7 @@ from msgrpo.train.config import (
     NUMBERED,
     PRESETS,
     ROLLOUTS,
-    Evaluation,
+    EvaluationSettings,
     MicroBatching,
     TrainConfig,
     make_config,
@@ -193,7 +193,7 @@ def test_the_paper_preset_is_the_papers() -> None:
     assert (paper.base, paper.groups, paper.group_size, str(paper.select), paper.steps) == (
         "Qwen/Qwen2.5-3B-Instruct", 1, 100, "aaw(keep=25)", 700,
     )  # fmt: skip
-    assert paper.evaluation == Evaluation(starts=50, every=50)
+    assert paper.evaluation == EvaluationSettings(starts=50, every=50)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -209,7 +209,7 @@ def test_a_run_has_few_settings() -> None:
 
 
 EVALUATIONS = st.builds(
-    Evaluation,
+    EvaluationSettings,
     starts=st.integers(1, MANY),
     every=st.integers(1),
     film=st.integers(0, 20),
@@ -236,10 +236,10 @@ def test_a_number_with_more_in_parentheses_is_read_as_it_is_written(data: st.Dat
 
 
 def test_the_defaults_are_those_that_the_parentheses_leave_out() -> None:
-    assert TrainConfig().evaluation == Evaluation() == Evaluation.read(str(Evaluation()))
+    assert TrainConfig().evaluation == EvaluationSettings() == EvaluationSettings.read(str(EvaluationSettings()))
     assert TrainConfig().micro_batch == MicroBatching() == MicroBatching.read(str(MicroBatching()))
-    assert str(Evaluation()) == "200(every=15, film=3, film_share=0.018)"
-    assert make_config(given={"evaluation": 100, "micro_batch": 64}).evaluation == Evaluation(starts=100)
+    assert str(EvaluationSettings()) == "200(every=15, film=3, film_share=0.018)"
+    assert make_config(given={"evaluation": 100, "micro_batch": 64}).evaluation == EvaluationSettings(starts=100)
 
 
 WRITTEN = {"evaluation": "200(every=15, film=3, film_share=0.018)", "micro_batch": "16384(checkpointing=false)"}
@@ -329,9 +329,11 @@ def test_the_command_ends_with_what_is_wrong(
 
 def test_a_number_keeps_what_the_preset_has_in_parentheses() -> None:
     """As before, when they were settings of their own: more validation starts on Snake come as often as its 100."""
-    assert make_config(given={"scenario": "snake", "evaluation": 50}).evaluation == Evaluation(starts=50, every=10)
+    assert make_config(given={"scenario": "snake", "evaluation": 50}).evaluation == EvaluationSettings(
+        starts=50, every=10
+    )
     changed = make_config("small", settings=["evaluation=60(film=0)"])
-    assert changed.evaluation == Evaluation(starts=60, every=10, film=0)
+    assert changed.evaluation == EvaluationSettings(starts=60, every=10, film=0)
     assert changed.micro_batch == MicroBatching(tokens=2048)
     assert make_config("small", settings=["evaluation=60(every=3)"]).evaluation.every == 3
     assert make_config("paper", settings=["micro_batch=512"]).micro_batch.checkpointing
@@ -348,7 +350,7 @@ def test_the_same_command_with_resume_means_the_same(said: str) -> None:
 def test_on_resume_the_film_may_be_named_alone() -> None:
     held = make_config(given={"scenario": "snake"})
     changed = make_config(settings=["evaluation=100(film=0)"], held=held).evaluation
-    assert changed == Evaluation(starts=100, every=10, film=0)
+    assert changed == EvaluationSettings(starts=100, every=10, film=0)
 
 
 @pytest.mark.parametrize("said", ["gate=widest", "explore=skip", "credit=to-go"])

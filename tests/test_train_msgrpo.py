@@ -19,8 +19,6 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.1}
 def test_composite_returns_add_shaping_over_all_steps() -> None:
     returns = composite_returns([[0.0, 1.0], [0.0, 0.0, -1.0]], [[-0.1, 0.0], [0.0, -0.1, -0.1]])
     assert returns.tolist() == pytest.approx([0.9, -1.2])
-    wrong_without_shaping = [1.0, -1.0]
-    assert returns.tolist() != pytest.approx(wrong_without_shaping)
 
 
 def test_composite_returns_refuse_ragged_shaping() -> None:
@@ -32,8 +30,6 @@ def test_advantages_by_hand() -> None:
     """Returns 0, 0, 0, 1: mean 1/4, population std √3/4; the sample std (÷ G − 1) would give 1.5, not √3."""
     advantages = group_advantages(torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64))
     assert advantages.tolist() == pytest.approx([-1 / math.sqrt(3)] * 3 + [math.sqrt(3)])
-    wrong_sample_std = 1.5
-    assert advantages[3].item() != pytest.approx(wrong_sample_std)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=40))
@@ -152,8 +148,6 @@ def test_loss_by_hand() -> None:
     loss, stats = policy_loss(lp, lp - 0.5, lp, torch.tensor([2.0]), torch.ones(1, 1), **CLIP, aggregate="token")
     assert loss.item() == pytest.approx(-2.56)
     assert stats["clip_share"].item() == 1.0
-    wrong_unclipped = -2 * math.exp(0.5)
-    assert loss.item() != pytest.approx(wrong_unclipped)
 
 
 def test_a_bad_turn_is_not_clipped_when_it_became_more_likely() -> None:
@@ -175,8 +169,6 @@ def test_the_kl_term_by_hand_and_its_sign() -> None:
     loss, stats = policy_loss(lp, lp, lp + math.log(2), torch.zeros(1), torch.ones(1, 1), **CLIP, aggregate="token")
     assert stats["kl"].item() == pytest.approx(1 - math.log(2))
     assert loss.item() == pytest.approx(0.1 * (1 - math.log(2)))
-    wrong_direction = 0.5 + math.log(2) - 1
-    assert stats["kl"].item() != pytest.approx(wrong_direction)
 
 
 def test_a_token_that_the_policy_gave_up_cannot_outweigh_all_others() -> None:
@@ -191,8 +183,6 @@ def test_a_token_that_the_policy_gave_up_cannot_outweigh_all_others() -> None:
     assert lp.grad is not None
     assert stats["kl"].item() == pytest.approx((K3_MAX + math.exp(4) - 5) / 2)
     assert lp.grad[0].tolist() == pytest.approx([0.0, (1 - math.exp(4)) / 2])
-    wrong_unbounded = (math.exp(12) - 13 + math.exp(4) - 5) / 2
-    assert stats["kl"].item() != pytest.approx(wrong_unbounded)
 
 
 def test_a_token_that_is_all_but_impossible_leaves_the_gradient_finite() -> None:

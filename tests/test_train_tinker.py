@@ -22,7 +22,7 @@ from msgrpo.train.engines.contract import Engine
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.tinker import service
-from msgrpo.train.tinker.cost import LimitReachedError, Meter, Price, price_of
+from msgrpo.train.tinker.cost import LimitReachedError, Meter, ServicePrice, price_of
 from msgrpo.train.tinker.estimate import estimate
 from msgrpo.train.update import update
 from tests.train_helpers import Told, learner, taught
@@ -300,7 +300,7 @@ def test_a_price_is_known_given_or_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_meter_never_passes_its_limit() -> None:
-    meter = Meter(Price(1.0, 2.0, 3.0, "here"), limit=10e-6)
+    meter = Meter(ServicePrice(1.0, 2.0, 3.0, "here"), limit=10e-6)
     meter.reserve(prefill=2, sample=4)  # 2 + 8
     with pytest.raises(LimitReachedError):
         meter.reserve(prefill=1)

@@ -30,7 +30,7 @@ from msgrpo.models.paths import NANO
 from msgrpo.ray_cluster import connected
 from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.desk import STARTS, Desk, Outcome
+from msgrpo.train.desk import STARTS, Desk, RunEnd
 from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
 from msgrpo.train.engines.pool import NoServerError
 from msgrpo.train.peers import SILENT_S, use_network_of
@@ -124,17 +124,17 @@ def rank(work: Mapping[str, Work]) -> None:
                 given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster
             )
     except KeyboardInterrupt:
-        outcome = Outcome()
+        outcome = RunEnd()
     except (LostPeerError, NoServerError) as error:
         desk.fault.remote(error.message)
         raise
     except MsgrpoError as error:
-        outcome = Outcome(error=error.message, fix=error.fix)
+        outcome = RunEnd(error=error.message, fix=error.fix)
     except BaseException as error:
         desk.fault.remote(f"{type(error).__name__}: {error}"[:500])
         raise
     else:
-        outcome = Outcome(summary)
+        outcome = RunEnd(summary)
     if first or outcome.error:
         ray.get(desk.end.remote(outcome))
 

@@ -74,7 +74,7 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(read), PlainSerializer(str, return_type=str)
 
 
-class Playing(BaseModel):
+class RolloutSettings(BaseModel):
     """What every kind of rollouts takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,11 +82,11 @@ class Playing(BaseModel):
     ahead: int = Field(0, ge=0, le=4, description="updates that they run ahead, while the trainer learns")
 
 
-class Hf(Playing):
+class Hf(RolloutSettings):
     """This process plays."""
 
 
-class Vllm(Playing):
+class Vllm(RolloutSettings):
     """vLLM plays: a child of this process, or servers that --ray starts."""
 
     gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
@@ -101,7 +101,7 @@ class Vllm(Playing):
         return self
 
 
-class Servers(Playing):
+class Servers(RolloutSettings):
     """vLLM servers play that run already."""
 
     at: Clean = Field(
@@ -126,7 +126,7 @@ class Servers(Playing):
         return self
 
 
-ROLLOUTS: dict[str, type[Playing]] = {"hf": Hf, "vllm": Vllm, "servers": Servers}
+ROLLOUTS: dict[str, type[RolloutSettings]] = {"hf": Hf, "vllm": Vllm, "servers": Servers}
 
 
 class Tinker(BaseModel):
@@ -198,7 +198,7 @@ class Numbered(BaseModel):
             raise ValueError(f"{error}; it is written {cls()}") from error
 
 
-class Evaluation(Numbered):
+class EvaluationSettings(Numbered):
     """What evaluation=200(every=15, film=3, film_share=0.018) says."""
 
     starts: int = Field(200, ge=1, le=MANY, description="validation starts: no update plays them, no leaderboard")
@@ -219,7 +219,7 @@ def _numbered(kind: type[Numbered]) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(kind.read), PlainSerializer(str, return_type=str)
 
 
-NUMBERED: Mapping[str, type[Numbered]] = {"evaluation": Evaluation, "micro_batch": MicroBatching}
+NUMBERED: Mapping[str, type[Numbered]] = {"evaluation": EvaluationSettings, "micro_batch": MicroBatching}
 
 
 class TrainConfig(BaseModel):
@@ -284,8 +284,8 @@ class TrainConfig(BaseModel):
         PromptTemplate(), description="how the model is asked: a preset's name, a file, or its fields as JSON"
     )
 
-    evaluation: Annotated[Evaluation, *_numbered(Evaluation)] = Field(
-        Evaluation(),
+    evaluation: Annotated[EvaluationSettings, *_numbered(EvaluationSettings)] = Field(
+        EvaluationSettings(),
         description="validation starts, how often, and the film of `msgrpo play --run`: "
         "200(every=15, film=3, film_share=0.018)",
     )
@@ -416,10 +416,10 @@ class TrainConfig(BaseModel):
         return weights_of(self.scenario)
 
     @property
-    def played(self) -> Playing:
+    def played(self) -> RolloutSettings:
         """The settings of `rollouts`: what plays, and with what."""
 
-        def kind_of(name: str) -> type[Playing]:
+        def kind_of(name: str) -> type[RolloutSettings]:
             if name not in ROLLOUTS:
                 raise ValueError(f"{self.rollouts!r} is not hf, vllm or servers(at=http://host:port, adapters=DIR)")
             return ROLLOUTS[name]

@@ -12,7 +12,7 @@ STARTS = 5  # in a row that end before one more update is done: then the run end
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunEnd:
     """How a run has ended: its summary, or the error of a rank; neither where it was asked to stop."""
 
     summary: dict[str, Any] | None = None
@@ -25,7 +25,7 @@ class Desk:
 
     def __init__(self) -> None:
         self._reports: list[tuple[str, tuple[Any, ...]]] = []
-        self._outcome: Outcome | None = None
+        self._outcome: RunEnd | None = None
         self._stopping = self._running = False
         self._starts, self._fruitless, self._last_fault = 0, 0, "no message"
 
@@ -34,7 +34,7 @@ class Desk:
         if method == "update":
             self._fruitless = 0
 
-    def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], Outcome | None, bool]:
+    def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], RunEnd | None, bool]:
         """The reports since the last time, how the run has ended, and whether its ranks run."""
         reports, self._reports = self._reports, []
         return reports, self._outcome, self._running
@@ -44,7 +44,7 @@ class Desk:
         self._running = True
         self._fruitless += 1
         if self._fruitless > STARTS and self._outcome is None:
-            self._outcome = Outcome(
+            self._outcome = RunEnd(
                 error=f"{STARTS} starts in a row have ended before an update was done, the last with: "
                 f"{self._last_fault}",
                 fix="the last checkpoint is kept; Ray's logs of the workers say more (ray logs)",
@@ -57,7 +57,7 @@ class Desk:
         self._last_fault, self._running = text, False
         self._reports.append(("note", (f"a process of the run has ended, all begin again: {text}",)))
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunEnd) -> None:
         self._outcome = self._outcome or outcome
 
     def is_over(self) -> bool:

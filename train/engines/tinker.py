@@ -12,7 +12,7 @@ from msgrpo.errors import RunError
 from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
-from msgrpo.train.tinker.service import Row, Service
+from msgrpo.train.tinker.service import Service, TrainingRow
 
 MOST_APART = (
     0.15  # nats a token on average, between two of the service's own computations: as bfloat16 kernels differ
@@ -94,7 +94,7 @@ class TinkerEngine:
         although steps were taken in between.
         """
         answers = asyncio.run(self._answers(model))
-        turns = [Row(answer.prompt_ids, answer.token_ids) for answer in answers]
+        turns = [TrainingRow(answer.prompt_ids, answer.token_ids) for answer in answers]
         read = asyncio.run(self._read(model, turns))
         trained = [value for values in self._service.forward(turns) for value in values]
         sampled = [value for answer in answers for value in answer.logprobs]
@@ -119,7 +119,7 @@ class TinkerEngine:
         asked = zip(self._prompts, SEEDS, strict=True)
         return await asyncio.gather(*(model.complete(prompt, self._sampling, seed) for prompt, seed in asked))
 
-    async def _read(self, model: TinkerModel, turns: Sequence[Row]) -> list[float]:
+    async def _read(self, model: TinkerModel, turns: Sequence[TrainingRow]) -> list[float]:
         """log p of all tokens of the answers, one after another."""
         by_turn = await asyncio.gather(*(self._service.logprobs(model.sampler, turn) for turn in turns))
         return [value for values in by_turn for value in values]

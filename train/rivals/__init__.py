@@ -23,7 +23,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
     "credit": {
         "episode": "rivals.paper:WholeReturn",
         "to-go": "rivals.to_go:ToGo",
-        "state": "rivals.state:State",
+        "state": "rivals.state:StateReturn",
         "state-action": "rivals.state_action:StateAction",
         "lambda": "rivals.gae:Lambda",
         "critic": "rivals.critic:Critic",
@@ -56,7 +56,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
     "loss": {
         "clip": "rivals.paper:Clip",
         "gspo": "rivals.ratio:Gspo",
-        "turn": "rivals.ratio:Turn",
+        "turn": "rivals.ratio:TurnRatio",
         "cispo": "rivals.ratio:Cispo",
         "dual": "rivals.ratio:Dual",
         "icepop": "rivals.ratio:Icepop",

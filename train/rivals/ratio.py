@@ -70,7 +70,7 @@ class Gspo(_Clipped):
         return self.clipped(mean.exp().expand_as(log_w_NT), advantages_NT)
 
 
-class Turn(_Clipped):
+class TurnRatio(_Clipped):
     """One ratio for a turn: the product of its tokens'."""
 
     name = "turn"

@@ -13,7 +13,7 @@ from msgrpo.train.groups import Advantages, Trajectories
 from msgrpo.train.rivals.discounted import Discounted, by_state, centred, returns_to_go
 
 
-class State(Discounted):
+class StateReturn(Discounted):
     """The episode's advantage plus `weight` times the advantage among the turns in the same state.
 
     A state that was met once, or where all returns to go are equal, adds nothing. A prompt holds all that the policy

@@ -29,7 +29,7 @@ PRICED = "--backend 'tinker(prefill=…, sample=…, train=…)'"
 
 
 @dataclass(frozen=True)
-class Price:
+class ServicePrice:
     """US$ for a million tokens: of prompts read, of answers sampled, of turns trained on; and who says so."""
 
     prefill: float
@@ -45,8 +45,8 @@ class Price:
 # The newest that was found for each; the hosted list changes, so look at
 # https://tinker-docs.thinkingmachines.ai/tinker/models/ before you rely on one.
 PRICES = {
-    "Qwen/Qwen3-4B-Instruct-2507": Price(0.07, 0.22, 0.22, "thinkingmachines.ai/tinker on 2026-01-05"),
-    "Qwen/Qwen3-8B": Price(0.195, 0.60, 0.44, "tinker-docs.thinkingmachines.ai/tinker/models on 2026-10-07"),
+    "Qwen/Qwen3-4B-Instruct-2507": ServicePrice(0.07, 0.22, 0.22, "thinkingmachines.ai/tinker on 2026-01-05"),
+    "Qwen/Qwen3-8B": ServicePrice(0.195, 0.60, 0.44, "tinker-docs.thinkingmachines.ai/tinker/models on 2026-10-07"),
 }
 
 
@@ -56,18 +56,18 @@ def is_hosted() -> bool:
     return not url or urlsplit(url).hostname == HOST
 
 
-def price_of(config: TrainConfig) -> Price:
+def price_of(config: TrainConfig) -> ServicePrice:
     """The price that the settings name, else the table's. Raises UsageError where nobody knows one."""
     assert config.service is not None
     if config.service.prices is not None:
-        return Price(*config.service.prices, source="--backend")
+        return ServicePrice(*config.service.prices, source="--backend")
     if not is_hosted():
         if config.service.max_cost is not None:
             raise UsageError(
                 "max_cost needs a price, and none is known for the server of TINKER_BASE_URL",
                 fix=f"{PRICED} in US$ for a million tokens",
             )
-        return Price(0.0, 0.0, 0.0, source="a server of your own: nothing is counted where no price is given")
+        return ServicePrice(0.0, 0.0, 0.0, source="a server of your own: nothing is counted where no price is given")
     if config.base not in PRICES:
         raise UsageError(
             f"no price of {config.base!r} is known; known are those of {', '.join(PRICES)}",
@@ -89,7 +89,7 @@ class Meter:
     a beginning that they have cached.
     """
 
-    price: Price
+    price: ServicePrice
     limit: float | None = None
     file: Path | None = None
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))

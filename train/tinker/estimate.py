@@ -15,7 +15,7 @@ from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, TOKENS
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rollouts import Play, Players, own_turns, whole
-from msgrpo.train.tinker.cost import KINDS, Price
+from msgrpo.train.tinker.cost import KINDS, ServicePrice
 
 PLAYED = 32  # episodes that a random player plays for an estimate
 LETTERS = 3.5  # characters of a prompt for one token, where no tokenizer is here
@@ -131,7 +131,7 @@ class _Random:
         """Nothing is open."""
 
 
-def lines(config: TrainConfig, cost: Estimate, price: Price) -> list[str]:
+def lines(config: TrainConfig, cost: Estimate, price: ServicePrice) -> list[str]:
     """The estimate as a person reads it."""
     usd = price.of(cost.tokens)
     tokens = ", ".join(f"{cost.tokens[kind]:,} {kind}" for kind in KINDS)

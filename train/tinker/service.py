@@ -38,7 +38,7 @@ SEED_BITS = 31
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """A turn as it is trained on: each token of `answer` has a log-probability with which it was sampled, and an
     advantage.
     """
@@ -181,7 +181,7 @@ class Service:
         if min(ids) < 0 or max(ids) >= 2**31 or not _are_logprobs(logprobs):
             raise ValueError("token ids or log-probabilities that are none")
 
-    async def logprobs(self, sampler: Any, row: Row) -> list[float]:
+    async def logprobs(self, sampler: Any, row: TrainingRow) -> list[float]:
         """log p of an answer's tokens, by the weights that the sampler has."""
         self.meter.reserve(prefill=row.tokens, sample=1)
         prompt = self._sdk.types.ModelInput.from_ints([*row.prompt, *row.answer])
@@ -189,7 +189,7 @@ class Service:
             values = await _awaited(sampler.compute_logprobs(prompt))
             return _tail(values, row)
 
-    def forward(self, rows: Sequence[Row]) -> list[list[float]]:
+    def forward(self, rows: Sequence[TrainingRow]) -> list[list[float]]:
         """log p of each answer's tokens, by the weights that are trained."""
         self.meter.reserve(train=sum(row.tokens for row in rows))
         data = [
@@ -199,7 +199,7 @@ class Service:
             return _tails(_result(self.training.forward(data, "cross_entropy")), rows)
 
     def step(
-        self, rows: Sequence[Row], clip: tuple[float, float], adam: dict[str, float]
+        self, rows: Sequence[TrainingRow], clip: tuple[float, float], adam: dict[str, float]
     ) -> tuple[list[list[float]], float | None]:
         """Sum the clipped loss of these turns and take one step of AdamW; the caller has reserved their tokens.
 
@@ -218,7 +218,7 @@ class Service:
             logprobs = _tails(_result(gradient), rows)
             return logprobs, _norm(_result(taken).metrics)
 
-    def _datum(self, row: Row, inputs: dict[str, list[float]]) -> Any:
+    def _datum(self, row: TrainingRow, inputs: dict[str, list[float]]) -> Any:
         """Position i of the input predicts token i + 1, so inputs and targets are the turn shifted by one."""
         types, whole = self._sdk.types, [*row.prompt, *row.answer]
         tensors = {
@@ -273,7 +273,7 @@ async def _awaited(future: Any) -> Any:
         return await asyncio.wrap_future(plain)
 
 
-def _padded(row: Row, values: Sequence[float]) -> list[float]:
+def _padded(row: TrainingRow, values: Sequence[float]) -> list[float]:
     """Values of the answer's tokens, with zeros where the prompt's are predicted."""
     return [0.0] * (len(row.prompt) - 1) + list(values)
 
@@ -285,14 +285,14 @@ def _path(path: Any) -> str:
     return path
 
 
-def _tails(output: Any, rows: Sequence[Row]) -> list[list[float]]:
+def _tails(output: Any, rows: Sequence[TrainingRow]) -> list[list[float]]:
     outputs = output.loss_fn_outputs
     if len(outputs) != len(rows):
         raise ValueError(f"{len(outputs)} outputs for {len(rows)} turns")
     return [_tail(one["logprobs"].data, row) for one, row in zip(outputs, rows, strict=True)]
 
 
-def _tail(values: Sequence[Any], row: Row) -> list[float]:
+def _tail(values: Sequence[Any], row: TrainingRow) -> list[float]:
     """The values of the answer's tokens, at the end of those of the whole turn."""
     if not row.tokens - 1 <= len(values) <= row.tokens:
         raise ValueError(f"{len(values)} log-probabilities for {row.tokens} tokens")

@@ -27,7 +27,7 @@ from msgrpo.train.rivals.paper import Clip
 from msgrpo.train.sinks import Reporter
 from msgrpo.train.tinker.cost import Meter
 from msgrpo.train.tinker.download import download
-from msgrpo.train.tinker.service import Row, Service
+from msgrpo.train.tinker.service import Service, TrainingRow
 from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches
 
 # As ours. With the protocol's own eps, 1e-12, gradients that are only rounding would make whole steps.
@@ -153,7 +153,7 @@ def _away() -> UsageError:
     return UsageError("a choice asks the policy's own layers, and backend=tinker keeps them at a service")
 
 
-def rows(part: Sequence[Sample], over: str) -> list[Row]:
+def rows(part: Sequence[Sample], over: str) -> list[TrainingRow]:
     """The turns of a minibatch with the loss's mean in their advantages: the sum over all tokens of −min(w A, …) is
     then our loss.
 
@@ -161,7 +161,7 @@ def rows(part: Sequence[Sample], over: str) -> list[Row]:
     """
     tokens = sum(len(sample.answer_ids) for sample in part)
     return [
-        Row(
+        TrainingRow(
             sample.prompt_ids,
             sample.answer_ids,
             sample.old_logprobs,
