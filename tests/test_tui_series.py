@@ -134,6 +134,49 @@ async def test_a_live_game_waits_for_the_first_key_and_then_for_nobody(tmp_path:
         assert session.episode.turns[2].action == "down"  # the last key counts
 
 
+@pytest.mark.parametrize("dialog", ["escape", "question_mark", "g", "ctrl+p"])
+async def test_a_dialog_stops_a_live_game_which_then_goes_on(dialog: str, tmp_path: Path) -> None:
+    clock = ManualClock()
+    app = PlayApp(seat, Setup("snake-solo", "human", seed=1, live=True), clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "right")
+        await ticks(pilot, clock, 1)
+        screen, session = play_screen(app), play_screen(app).match.sessions[0]
+        await press(pilot, dialog)
+        assert app.screen is not screen
+        await ticks(pilot, clock, 40)
+        assert (session.last, session.over) == (1, False)
+        app.screen.dismiss()
+        await settle(pilot)
+        await ticks(pilot, clock, 1, 0.2)
+        assert session.last == 1  # a whole step's time to look again
+        await ticks(pilot, clock, 1, 0.2)
+        assert session.last == 2
+
+
+async def test_an_answer_that_comes_behind_a_dialog_is_played_when_that_is_closed(tmp_path: Path) -> None:
+    clock, gate = ManualClock(), asyncio.Event()
+    agents = {"slow": scripted("slow", answer("right"), gate=gate)}
+    setup = Setup("snake-solo", "human", "slow", seed=1, live=True)
+    app = PlayApp(agents.__getitem__, setup, clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test() as pilot:
+        await until(lambda: play_screen(app).asking.people())
+        await pilot.press("right")
+        screen = play_screen(app)
+        await until(lambda: screen.wanted)
+        clock.tick(0.5)
+        await until(lambda: not screen.asking.people())
+        await pilot.press("question_mark")
+        await until(lambda: app.screen is not screen)
+        gate.set()
+        await until(lambda: screen.match.ready)
+        await settle(pilot)
+        assert screen.match.last == 0
+        await press(pilot, "escape")
+        assert screen.match.last == 1
+
+
 async def test_who_goes_on_into_the_wall_is_not_said_to_have_given_no_action(tmp_path: Path) -> None:
     clock = ManualClock()
     app = PlayApp(seat, Setup("snake-solo", "human", seed=1, live=True), clock=clock, runs=tmp_path, plays=tmp_path)

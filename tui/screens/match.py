@@ -359,8 +359,22 @@ class MatchScreen(Screen[None]):
         elif self.pace.playing:
             self.pace.later()
 
+    @property
+    def held(self) -> bool:
+        """A dialog stands before a game in real time, which waits for it to be closed."""
+        return self.setup.live and self.app.screen is not self
+
+    def on_screen_resume(self) -> None:
+        """The dialog is closed: what came meanwhile is played, and the next step has its whole time."""
+        if self.setup.live and self.match.ready:
+            self.round_ended(RoundEnded())
+        elif self.setup.live and self.pace.playing:
+            self.pace.later()
+
     @while_standing
     def tick(self) -> None:
+        if self.held:
+            return
         people = self.asking.people()
         if self.host.unattended and self._untaken:  # a recording shows every step, on a slow machine as well
             self.pace.later()
@@ -453,6 +467,8 @@ class MatchScreen(Screen[None]):
     @on(RoundEnded)
     @while_standing
     def round_ended(self, message: RoundEnded) -> None:
+        if self.held and self.match.ready:
+            return
         if self.match.ready and not (self.setup.step and not self.pace.playing and not self.match.human):
             self.commit()
             return
