@@ -63,6 +63,14 @@ def text_of(app: PlayApp, selector: str) -> str:
     return " ".join(" ".join(strip.text for strip in widget.render_lines(widget.size.region)).split())
 
 
+async def test_ctrl_c_says_in_plain_words_what_ends_the_app(app_of) -> None:
+    app = app_of(Setup("snake", "human"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "ctrl+c")
+        assert [(note.title, note.message) for note in app._notifications] == [("", "ctrl+q ends the app.")]
+
+
 # ── watch ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

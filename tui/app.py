@@ -328,6 +328,10 @@ class PlayApp(App[None]):
         if self.use_command_palette and not CommandPalette.is_open(cast("App[object]", self)):
             self.push_screen(Palette(id="--command-palette"))
 
+    def action_help_quit(self) -> None:
+        """Ctrl-C copies where text is typed, so elsewhere it does not end the app: say what does."""
+        self.notify("ctrl+q ends the app.")
+
     def action_toggle_light(self) -> None:
         self.theme = NIGHT.name if self.theme == DAY.name else DAY.name
 
