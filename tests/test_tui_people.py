@@ -578,8 +578,10 @@ async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unas
         assert "enter loads it" in text_of(app, "#rules")
         names = [choice.spec for choice in screen.games]
         assert {"babyai-goto", "spiel:chess", "spiel:connect_four"} <= set(names)
+        before = memory.read_text()
         await press(pilot, "enter")
         assert "was loaded" in str([note.message for note in app._notifications])
+        assert memory.read_text() == before
         await press(pilot, "home")
         assert screen.chosen("games") == "frozen-lake"
         assert "compare" in text_of(app, "#ways")

@@ -166,13 +166,14 @@ class PlayApp(App[None]):
 
     def open_game(
         self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None
-    ) -> None:
+    ) -> bool:
         try:
             match = new_match(setup, self.table.seat)
         except MsgrpoError as error:
             self.notify(str(error), severity="error")
-            return
+            return False
         self._show(PlayScreen(match, setup, series=series, details=details), replace=replace)
+        return True
 
     def _show(self, screen: PlayScreen, *, replace: bool) -> None:
         """Messages about what was shown before go with it."""

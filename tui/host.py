@@ -33,8 +33,9 @@ class Host(Protocol):
 
     def open_game(
         self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None
-    ) -> None:
-        """Show a game of its own, in place of the present one with `replace`."""
+    ) -> bool:
+        """Show a game of its own, in place of the present one with `replace`; False, and said why, where it cannot
+        be opened."""
         ...
 
     def open_records(self, path: Path) -> None:

@@ -296,6 +296,8 @@ class StartScreen(Screen[None]):
             self.action_own_game()
             return
         chosen = {name: self.chosen(name) for name in LISTS}
+        if not host(self).open_game(self.setup):
+            return
         before = remembered(host(self).memory)
         chosen["recent"] = with_recent(before, chosen["games"])
         try:
@@ -303,7 +305,6 @@ class StartScreen(Screen[None]):
             remember(host(self).memory, chosen | {name: f"{number:g}" for name, number in numbers.items()})
         except OSError as error:
             self.notify(f"the choices cannot be kept: {error.strerror}", severity="warning")
-        host(self).open_game(self.setup)
 
     @work(group="dialog")
     async def action_own_game(self) -> None:
