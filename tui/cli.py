@@ -44,7 +44,10 @@ def view(
 @commands.command()
 def play(
     scenario: Annotated[
-        str | None, typer.Argument(help="A scenario of `msgrpo games`; default: the start screen.")
+        str | None,
+        typer.Argument(
+            help="A scenario of `msgrpo games`; default: recorded games, from which enter leads to the start screen."
+        ),
     ] = None,
     agent: Annotated[
         str | None,
