@@ -1,4 +1,4 @@
-"""Small windows over the screen: help, a question, a move, a step, an address to type in, a record to pick."""
+"""Small windows over the screen: help, a question, a move, a line to type in, a record to pick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from textual.command import CommandPalette
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.validation import Integer
 from textual.widgets import DirectoryTree, Input, Static
 from textual.widgets.option_list import Option
 
@@ -170,23 +169,6 @@ class Palette(CommandPalette):
     def _action_command_list(self, action: str) -> None:
         with laid_out():
             super()._action_command_list(action)
-
-
-class Jump(ModalScreen[int | None]):
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close")]
-
-    def __init__(self, last: int) -> None:
-        super().__init__()
-        self.last = last
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as box:
-            box.border_title = f"go to step 0 … {self.last}"
-            yield Input(type="integer", placeholder="step", validators=[Integer(0, self.last)])
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        if event.validation_result is not None and event.validation_result.is_valid:
-            self.dismiss(int(event.value))
 
 
 class Ask(ModalScreen[str | None]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from msgrpo.tui import hands
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat
 from msgrpo.tui.clock import once_drawn
 from msgrpo.tui.messages import ActionChosen, SeekTo
-from msgrpo.tui.screens.dialogs import Choose, Confirm, Help, Jump
+from msgrpo.tui.screens.dialogs import Ask, Choose, Confirm, Help
 from msgrpo.tui.screens.match import MatchScreen
 from msgrpo.tui.status import retry_from
 from msgrpo.tui.widgets.keyline import Hint
@@ -214,10 +215,15 @@ class PlayScreen(MatchScreen):
 
     @work(group="dialog")
     async def action_jump(self) -> None:
-        step = await self.app.push_screen_wait(Jump(self.match.last))
+        last = self.match.last
+
+        def no_step(typed: str) -> str:
+            return "" if re.fullmatch("[0-9]{1,9}", typed) and int(typed) <= last else f"a step from 0 to {last}"
+
+        step = await self.app.push_screen_wait(Ask(f"go to step 0 … {last}", "step", check=no_step))
         if step is not None:
             self.pace.playing = False
-            self.jump_to(step)
+            self.jump_to(int(step))
 
     def action_speed(self, by: int) -> None:
         self.pace.change_speed(by)
