@@ -474,7 +474,9 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
         await settle(pilot)
         assert "fl (frozen-lake)" in text_of(app, "#agents")
         assert "dqn-fl (DQN, frozen-lake)" in text_of(app, "#agents")
-        await press(pilot, "u", *"foo bar", "enter")
+        await press(pilot, "u")
+        assert str(app.screen.query_one(".dialog").border_subtitle) == "enter: done   esc: close"
+        await press(pilot, *"foo bar", "enter")
         assert "begins with http" in text_of(app, ".problem")
         await press(pilot, *["backspace"] * 7, *"http://h:1/v1", "enter")
         assert "name the model after a #" in text_of(app, ".problem")

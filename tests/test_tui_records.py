@@ -19,8 +19,9 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
+from msgrpo.tui.screens.dialogs import RecordTree
 from msgrpo.tui.screens.records import RecordsScreen
-from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, until
 
 LAKE = get_scenario("frozen-lake")
 AGENTS = {
@@ -105,6 +106,21 @@ async def test_an_episode_without_a_partner_is_said(evaluated: Path) -> None:
         await settle(pilot)
         await press(pilot, "c")
         assert isinstance(app.screen, RecordsScreen)
+
+
+async def test_a_record_is_looked_for_where_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("a_source_folder", "runs/eval", "plays"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "plays" / "human.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+    app = PlayApp(AGENTS.__getitem__, clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "o")
+        tree = app.screen.query_one(RecordTree)
+        await until(lambda: tree.cursor_node is not None and str(tree.cursor_node.label) == "plays")
+        open_ = {str(node.label): [str(child.label) for child in node.children] for node in tree.root.children}
+        assert open_ == {"a_source_folder": [], "plays": ["human.jsonl"], "runs": ["eval"]}
 
 
 def listed(*arguments: str) -> str:

@@ -17,6 +17,9 @@ from textual.screen import ModalScreen
 from textual.widgets import DirectoryTree, Input, Static
 from textual.widgets.option_list import Option
 
+from msgrpo.tui.choices import RUNS
+from msgrpo.tui.clock import once_drawn
+from msgrpo.tui.export import PLAYS
 from msgrpo.tui.shades import MUTED
 from msgrpo.tui.widgets.options import Options, laid_out
 
@@ -114,6 +117,7 @@ class Choose(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog choose") as box:
             box.border_title = self.heading
+            box.border_subtitle = "enter: choose   esc: close"
             yield Input(placeholder="type it, or choose with ↑ ↓")
             yield Options()
 
@@ -191,6 +195,7 @@ class Ask(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = self.heading
+            box.border_subtitle = "enter: done   esc: close"
             yield Input(placeholder=self.placeholder)
             yield Static(classes="problem", markup=False)
 
@@ -232,6 +237,16 @@ class Pick(ModalScreen[Path | None]):
             box.border_subtitle = "enter: open   o: open a whole folder   esc: close"
             yield RecordTree(self.root)
             yield Input(placeholder="or type a path")
+
+    async def on_mount(self) -> None:
+        """Open the folders in which records are kept, and begin there."""
+        tree = self.query_one(RecordTree)
+        await tree.reload_node(tree.root)
+        kept = [node for node in tree.root.children if node.data and node.data.path.name in (RUNS.name, PLAYS.name)]
+        for node in kept:
+            node.expand()
+        if kept:
+            once_drawn(tree, lambda: tree.move_cursor(kept[0]))
 
     @on(DirectoryTree.FileSelected)
     def picked(self, event: DirectoryTree.FileSelected) -> None:
