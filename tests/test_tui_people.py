@@ -96,6 +96,21 @@ async def test_a_game_by_hand_from_its_rules_to_trying_again(tmp_path: Path) -> 
     assert ([turn.action for turn in begun.turns], begun.outcome.value) == (["right", "left"], "playing")
 
 
+async def test_the_title_says_of_the_end_what_has_room_and_nothing_of_it_when_the_game_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = PlayApp(resolve, Setup("frozen-lake", "human"), clock=ManualClock(), runs=tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "right", "left", "down")
+        assert text_of(app, "#title").endswith("play recorded in plays/human.jsonl")
+        await press(pilot, "enter")
+        assert text_of(app, "#title").endswith("play")  # another game is played now
+        await press(pilot, "down", "enter", "down")
+        assert text_of(app, "#title").endswith("play place 1 of 3 by hand, the best 0")  # no part of where
+
+
 async def test_a_lost_position_is_called_lost(tmp_path: Path) -> None:
     app = app_of(tmp_path, Setup("frozen-lake", "human"))
     async with app.run_test(size=(120, 40)) as pilot:

@@ -349,7 +349,7 @@ async def test_a_damaged_record_of_people_does_not_end_the_game(tmp_path: Path) 
         await settle(pilot)
         await press(pilot, *["left"] * 8)
         assert play_screen(app).match.over
-        assert "recorded in" in play_screen(app).note
+        assert "recorded in" in " ".join(play_screen(app).notes)
 
 
 def test_a_torn_line_is_cut_off_before_the_next_one(record: Path) -> None:

@@ -243,19 +243,20 @@ class PlayApp(App[None]):
 
     # ── what stays ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def finished(self, session: Session) -> str:
-        """An episode ended: it counts in the sitting, and a person's is recorded. Says where."""
+    def finished(self, session: Session) -> tuple[str, ...]:
+        """An episode ended: it counts in the sitting, and a person's is recorded. Says its place and where."""
         self.sitting.add(session)
         if not session.human_played:
-            return ""
+            return ()
         path = self.by_hand
         if not self._record(session):
-            return ""
+            return ()
         others = reached_by_people(path, session.scenario.id)
         if len(others) < 2 or HUMAN not in session.episode.agents.values():
-            return f"recorded in {path}"
+            return (f"recorded in {path}",)
         place = 1 + sum(other > reached(session.episode, HUMAN) for other in others)
-        return f"recorded in {path} · place {place} of {len(others)} by hand, the best {points(max(others))}"
+        standing = f"place {place} of {len(others)} by hand, the best {points(max(others))}"
+        return standing, f"recorded in {path}"
 
     def broken_off(self, session: Session) -> None:
         if session.human_played and not session.over:

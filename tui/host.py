@@ -62,8 +62,8 @@ class Host(Protocol):
         """Show the record's chosen episode, and another one beside it."""
         ...
 
-    def finished(self, session: Session) -> str:
-        """Count an episode that has ended, record a person's, and say where it was recorded."""
+    def finished(self, session: Session) -> tuple[str, ...]:
+        """Count an episode that has ended, record a person's, and say what place it takes and where it is."""
         ...
 
     def broken_off(self, session: Session) -> None:

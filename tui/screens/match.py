@@ -104,7 +104,7 @@ class MatchScreen(Screen[None]):
         self._second: Cancel | None = None
         self._next: Cancel | None = None
         self.counted = False  # in the series
-        self.note = ""  # beside the title: where the episode was recorded
+        self.notes: tuple[str, ...] = ()  # beside the title: the place that the episode takes, where it was recorded
         self.left_record = False  # somebody took a seat of a replay over
         self.film = Film()  # empty unless the sitting is recorded
         self._untaken = 0  # pictures that wait for their layout
@@ -291,8 +291,11 @@ class MatchScreen(Screen[None]):
         title = f" msgrpo   {names} · {first.scenario.id} · seed {first.seed} · {mode}"
         if self.series is not None:
             title += f" · game {self.series.played + (not self.counted)} of {self.series.games}"
-        note = Content.styled(f"   {self.note}", MUTED) if self.note else Content("")
-        return Content.styled(title, "bold") + note
+        line = Content.styled(title, "bold")
+        for note in self.notes:  # a part of one says nothing
+            more = line + Content.styled(f"   {note}", MUTED)
+            line = more if more.cell_length <= self.size.width else line
+        return line
 
     @while_standing
     def show_seat(self, index: int, player: str) -> None:
@@ -490,7 +493,7 @@ class MatchScreen(Screen[None]):
             return
         for was, session in zip(over, self.match.sessions, strict=True):
             if session.over and not was:
-                self.note = self.host.finished(session)
+                self.notes = self.host.finished(session) or self.notes
         if self.match.over:
             self.pace.playing = False
             self.series_goes_on()

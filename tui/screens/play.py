@@ -255,13 +255,18 @@ class PlayScreen(MatchScreen):
                 self.notify(f"You play on from step {self.match.cursor}; what came after it is gone.")
             if self._next is not None:
                 self._next()  # the series waits for this game to end again
-            self.match.rewind()
+            self.rewind()
             session.take_over(player)
             self.left_record = self.replay is not None
         self.match.seat_people()
         self.asking.failed.pop((index, player), None)
         self.show_all()
         once_drawn(self, self.go)
+
+    def rewind(self) -> None:
+        """Make the moment that is shown the present; what was said of the game's end is no longer true."""
+        self.notes = ()
+        self.match.rewind()
 
     def action_retry(self) -> None:
         """Ask those who failed again; after the end, sit down where the worst mistake was made.
@@ -272,7 +277,7 @@ class PlayScreen(MatchScreen):
         if again is not None:
             self.jump_to(again[1])
             if self.match.human_seat(*again[0]):
-                self.match.rewind()
+                self.rewind()
                 self.show_all()
                 once_drawn(self, self.go)
             else:
