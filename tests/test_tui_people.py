@@ -85,8 +85,8 @@ async def test_a_game_by_hand_from_its_rules_to_trying_again(tmp_path: Path) -> 
         assert session.over
         end = text_of(app, ".status")
         assert "fell in the hole at (0,2) 1 mistake, the worst at step 3: down lost 1.00" in end
-        assert "enter: play on yourself from step 2" in end
-        assert keys_of(app).startswith("enter try again from the mistake x next start r again")
+        assert "enter: try step 3 again" in end
+        assert keys_of(app).startswith("enter try step 3 again x next start r again")
         await press(pilot, "enter")
         assert (session.last, session.over) == (2, False)
         assert "your move" in text_of(app, ".status")

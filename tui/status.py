@@ -32,7 +32,7 @@ def status(
         return (past if session.human else ""), "note"
     if session.over:
         again = retry_from(match, judging)
-        retry = f"enter: play on yourself from step {again[1]}" if again and again[0] == (index, player) else ""
+        retry = f"enter: try step {again[1] + 1} again" if again and again[0] == (index, player) else ""
         lines = filter(None, (ending(session, session.frame), judging.summary(index, player, idle), retry))
         return "\n".join(lines), mood(session, player)
     if (index, player) in asking.failed:

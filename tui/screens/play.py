@@ -105,8 +105,8 @@ class PlayScreen(MatchScreen):
     def _hints_of_the_end(self) -> list[Hint]:
         shown = []
         if self.replay is None and (self.series is None or self.series.over):
-            if retry_from(self.match, self.judging):
-                shown.append(Hint("enter", "try again from the mistake", "retry"))
+            if again := retry_from(self.match, self.judging):
+                shown.append(Hint("enter", f"try step {again[1] + 1} again", "retry"))
             shown.append(self._hint("game.next", "next start", "next_seed"))
             shown.append(self._hint("game.restart", "again", "restart"))
         elif self.replay is not None:
