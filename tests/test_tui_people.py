@@ -252,6 +252,19 @@ async def test_what_the_moves_of_a_duel_were_worth_is_not_cut_off(tmp_path: Path
         assert app.screen.query_one(BoardView).cut_off == ""
 
 
+@pytest.mark.parametrize(("size", "dropped"), [((120, 40), 0), ((80, 24), 1)])
+async def test_what_has_no_room_below_a_board_is_left_out_as_a_whole(
+    size: tuple[int, int], dropped: int, tmp_path: Path
+) -> None:
+    app = app_of(tmp_path, Setup("snake-duel", "optimal", "random", seed=3, step=True))
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        await press(pilot, *"nnnnnn")
+        said = play_screen(app).worth(0).split("\n")
+        assert {line.split(":")[0] for line in said[:1]} == ({"optimal"} if size[0] == 120 else {"last"})
+        assert text_of(app, ".worth") == " ".join(said[: len(said) - dropped])
+
+
 async def test_no_row_is_hidden_while_rows_are_empty(tmp_path: Path) -> None:
     app = app_of(tmp_path, Setup("snake", "human"))
     async with app.run_test(size=(60, 20)) as pilot:

@@ -380,11 +380,13 @@ async def test_nothing_says_what_is_best_before_the_person_has_chosen(setup: Set
         screen = play_screen(app)
         assert screen.match.secret
         told = [
-            worth(screen.match, screen.judging, i, hint=False, idle="") for i in range(len(screen.match.sessions))
+            worth(screen.match, screen.judging, i, hint=False, idle="", width=80)
+            for i in range(len(screen.match.sessions))
         ]
         assert not any(told)
         hints = [
-            worth(screen.match, screen.judging, i, hint=True, idle="") for i in range(len(screen.match.sessions))
+            worth(screen.match, screen.judging, i, hint=True, idle="", width=80)
+            for i in range(len(screen.match.sessions))
         ]
         assert "best" in hints[0]  # the person's own
         assert "optimal" not in hints[0]
@@ -406,7 +408,7 @@ async def test_a_move_within_the_error_of_a_search_is_not_called_best(tmp_path: 
         ):
             found = Judgement({"up": up, "down": 0.0, "left": 1.1, "right": 0.0}, {"up": error})
             screen.judging._found[0, 0, player] = game, Advice(found, ("left",) if up < 1.1 else ("up",), lost=False)
-            assert f"last: {says}" in worth(screen.match, screen.judging, 0, hint=False, idle="")
+            assert f"last: {says}" in worth(screen.match, screen.judging, 0, hint=False, idle="", width=80)
 
 
 async def test_a_duel_without_a_named_opponent_is_counted_by_agent() -> None:
@@ -611,9 +613,9 @@ def test_what_is_not_judged_yet_has_its_lines_already_so_that_the_screen_is_laid
     match = Match([session])
     told: list[object] = []
     judging = Judging(match, told.append)
-    assert worth(match, judging, 0, hint=False, idle="") == "now: …"
+    assert worth(match, judging, 0, hint=False, idle="", width=80) == "now: …"
     session.answer("snake1", Decision("up"))
     match.commit()
-    assert worth(match, judging, 0, hint=False, idle="") == "last: …\nnow: …"
+    assert worth(match, judging, 0, hint=False, idle="", width=80) == "last: …\nnow: …"
     judging.failed = "no move is judged any more"
-    assert worth(match, judging, 0, hint=False, idle="") == "no move is judged any more"
+    assert worth(match, judging, 0, hint=False, idle="", width=80) == "no move is judged any more"

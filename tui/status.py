@@ -84,8 +84,10 @@ def waiting(match: Match, asking: Asking, index: int, player: str) -> str:
     return "\n".join(lines)
 
 
-def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str) -> str:
+def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str, width: int) -> str:
     """What the position that is shown is worth, what the move before it lost, and the best moves.
+
+    A line each; where several play and so many columns hold it, both are one line for each player.
 
     The best moves of a position in which a person has still to choose are a hint, shown when asked for. `idle` is
     what a turn without an action is called. What is not judged yet has its line already: a line that comes and goes
@@ -96,19 +98,24 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str) 
     if session.scenario.judge is None or judging.failed:
         return judging.failed
     step = session.cursor
-    several, parts = len(session.players) > 1, []
+    parts: list[str] = []
     for player in session.players:
-        name = f"{session.name(player)}: " if several else ""
+        name = f"{session.name(player)}: " if len(session.players) > 1 else ""
+        last = then = ""
         before, now = judging.of(index, step - 1, player), judging.of(index, step, player)
         turn = session.frame.turns.get(player)
         if turn is not None:
-            parts.append(f"last: {name}{move_worth(session, before, turn.action, idle) if before else UNJUDGED}")
+            last = move_worth(session, before, turn.action, idle) if before else UNJUDGED
         asked = session.live and isinstance(session.agents[player], HumanAgent)
         # while others choose in secret, a hint is about the person's own move
         open_ = asked if match.secret else True
         shown = open_ and (hint or not (asked or match.secret))
         if shown and player in to_move(session, step):
-            parts.append(f"now: {name}{position_worth(session, now) if now else UNJUDGED}")
+            then = position_worth(session, now) if now else UNJUDGED
+        if name and last and then and len(both := f"{name}{last}; now {then}") <= width:
+            parts.append(both)
+        else:
+            parts += [f"{word}: {name}{said}" for word, said in (("last", last), ("now", then)) if said]
     return "\n".join(sorted(parts, key=lambda part: part.startswith("last: ")) if hint else parts)
 
 

@@ -264,7 +264,8 @@ class MatchScreen(Screen[None]):
         return standing(self.match, self.series)
 
     def worth(self, index: int) -> str:
-        return worth(self.match, self.judging, index, hint=self.hint, idle=self.idle)
+        width = self.lane(index).content_size.width
+        return worth(self.match, self.judging, index, hint=self.hint, idle=self.idle, width=width)
 
     @property
     def idle(self) -> str:

@@ -20,7 +20,10 @@ from msgrpo.tui.widgets.text import Text, lines
 
 NARROWEST, AROUND, ABOVE = 30, 4, 2  # columns of a lane; columns and rows of its border and padding
 BETWEEN = "   "  # two signs of the legend
-WORTH, LETTERS = 2, 150  # lines for what the last move and the position are worth; letters of it where there is room
+WORTH, LETTERS = (
+    2,
+    150,
+)  # lines for what the last move and the position are worth; letters of it for each player where there is room
 CHIPS = {
     "head-1": "$snake-1",
     "body-1": "$snake-body-1",
@@ -47,6 +50,7 @@ class Lane(Vertical):
         self._session = session
         self._several = several
         self._shown = 0  # the step that stood there before
+        self._worth = ""
 
     def compose(self) -> ComposeResult:
         frame = self._session.frame
@@ -84,7 +88,20 @@ class Lane(Vertical):
             self.border_subtitle = below
 
     def show_worth(self, worth: str) -> None:
-        self.query_one(".worth", Text).show(Content(worth))
+        self._worth = worth
+        self._write_worth()
+
+    def _write_worth(self) -> None:
+        """The lines of what a position is worth that have room as a whole, and in any case the first one."""
+        text, width = self.query_one(".worth", Text), max(1, self.content_size.width)
+        height = text.styles.height
+        room = int(height.value) if height is not None else 0
+        shown: list[str] = []
+        for line in self._worth.split("\n"):
+            taken = lines(Content("\n".join([*shown, line])), width)
+            if taken <= room or not shown:
+                shown.append(line)
+        text.show(Content("\n".join(shown)))
 
     def least(self, width: int) -> int:
         """The rows that the board takes at its smallest, in so many columns."""
@@ -100,6 +117,7 @@ class Lane(Vertical):
         """
         frame, board = self._session.frame, self.board
         judged = WORTH if self._session.scenario.judge is not None else 0
+        letters = LETTERS * len(self._session.players)
         caption = Content(frame.board.caption if frame.board else "")
         for scale in (*SCALES, 1):
             wide = min(width, max(NARROWEST, AXIS + 2 * scale * board.columns + AROUND))
@@ -112,9 +130,10 @@ class Lane(Vertical):
                 break
         room = height - rows
         if judged and not whole_width and not self._several:
-            judged = max(WORTH, min(1 + LETTERS // inner, room - words[0]))
+            judged = max(WORTH, min(1 + letters // inner, room - words[0]))
         self.query_one(".caption").display = bool(caption)
         self._keep(".worth", judged, room)
+        self._write_worth()
         self.query_one(".legend", Text).show(signs)
         self._keep(".legend", words[0], room - (judged if judged <= room else 0))
         if frame.board is None:
