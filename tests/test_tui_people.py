@@ -44,7 +44,7 @@ from msgrpo.tui.widgets.lane import legend
 from msgrpo.tui.widgets.learning import Groups
 from msgrpo.tui.widgets.options import Options
 from msgrpo.tui.widgets.panel import DRAWN, AgentPanel, shortened
-from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, until
+from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks, until
 
 
 def resolve(spec: str) -> Agent:
@@ -263,6 +263,21 @@ async def test_what_has_no_room_below_a_board_is_left_out_as_a_whole(
         said = play_screen(app).worth(0).split("\n")
         assert {line.split(":")[0] for line in said[:1]} == ({"optimal"} if size[0] == 120 else {"last"})
         assert text_of(app, ".worth") == " ".join(said[: len(said) - dropped])
+
+
+async def test_a_reference_player_that_errs_is_said_to_be_a_search(tmp_path: Path) -> None:
+    clock = ManualClock()
+    setup = Setup("snake-duel", "optimal", "random", seed=1)
+    app = PlayApp(resolve, setup, clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert "elsewhere it is a strong search player" in text_of(app, "#panel-0-snake1 .text")
+        while not play_screen(app).match.over:
+            await ticks(pilot, clock, 1)
+        first, second = (text_of(app, f"#panel-0-{player} .status") for player in ("snake1", "snake2"))
+        assert first.endswith("up lost 1.38 a strong search player; the judge looks further")
+        assert "3 mistakes" in second
+        assert "search" not in second
 
 
 async def test_no_row_is_hidden_while_rows_are_empty(tmp_path: Path) -> None:

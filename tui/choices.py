@@ -132,7 +132,9 @@ def training_runs(runs: Path) -> list[Path]:
 
 
 def introduced(spec: str) -> str:
-    """What nano is, for who sees it for the first time; nothing for other agents, which a person has named."""
+    """What nano and the reference player are; nothing for other agents, which a person has named."""
+    if spec == "optimal":
+        return "optimal plays perfectly where that can be computed; elsewhere it is a strong search player.\n\n"
     model, _, trained_on = spec.partition(":")
     if model != "nano":
         return ""
@@ -147,7 +149,7 @@ def agent_choices(runs: Path = RUNS) -> list[Choice]:
         *(Choice(f"nano:{name}", f"nano, trained on {name}", missing) for name in shipped_adapters()),
         Choice("nano", "nano, untrained: knows the rules, plays badly", missing_extra("nano")),
         *run_choices(runs),
-        Choice("optimal", "optimal: the best player known"),
+        Choice("optimal", "optimal: perfect play, or a strong search"),
         Choice("random", "random moves"),
     ]
     return sorted(choices, key=lambda choice: choice.missing is not None)

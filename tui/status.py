@@ -33,7 +33,9 @@ def status(
     if session.over:
         again = retry_from(match, judging)
         retry = f"enter: try step {again[1] + 1} again" if again and again[0] == (index, player) else ""
-        lines = filter(None, (ending(session, session.frame), judging.summary(index, player, idle), retry))
+        searched = agent.spec == "optimal" and judging.mistakes(index, player)
+        further = "a strong search player; the judge looks further" if searched else ""
+        lines = filter(None, (ending(session, session.frame), judging.summary(index, player, idle), further, retry))
         return "\n".join(lines), mood(session, player)
     if (index, player) in asking.failed:
         again_key = "" if asking.people() else "enter: ask again   "  # first the person moves
