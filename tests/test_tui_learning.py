@@ -33,7 +33,7 @@ from msgrpo.tui.screens.learn import FILM_SPEED, LOOK_S, LearnScreen
 from msgrpo.tui.session import Session
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
-from msgrpo.tui.widgets.learning import Groups
+from msgrpo.tui.widgets.learning import Groups, turns
 from tests.tui_helpers import NARROWEST, ManualClock, press, settle, until
 
 ROOT = Path(__file__).parents[1]
@@ -292,6 +292,30 @@ async def test_evaluations_without_an_interval_are_shown_all_the_same(run: Path)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         assert shown(app).count("┼") >= 4  # the axes may cross in one, too
+
+
+@pytest.mark.parametrize(
+    ("kept", "credits_", "says"),
+    [
+        (True, [-0.5, -0.5], "the update learnt from it; every turn's credit is -0.500"),
+        (False, [-0.5, -0.5], "left out by the selection (its credit would have been -0.500)"),
+        (False, [-0.5, 0.25], "left out by the selection (the credits are those that it would have had)"),
+    ],
+)
+def test_an_episode_that_was_left_out_is_not_said_to_have_credit(
+    kept: bool, credits_: list[float], says: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Learning.of(trained)
+    session, member, sample = run.session(), run.member, run.shown
+    assert isinstance(session, Session)
+    assert member is not None
+    assert sample is not None
+    own = sample.episode.turns_of(sample.player)
+    assert len(own) >= 2
+    given = [credits_[0], *credits_[1:] * (len(own) - 1)]
+    monkeypatch.setattr(Learning, "member", member.model_copy(update={"kept": kept}))
+    monkeypatch.setattr(Learning, "shown", sample.model_copy(update={"credits": given}))
+    assert turns(run, session).plain.split("\n")[0].endswith(f"; {says}")
 
 
 async def test_a_new_update_appears_while_it_is_watched(run: Path) -> None:

@@ -178,11 +178,14 @@ def turns(run: Learning, session: Session) -> Content:
     sample, member = run.shown, run.member
     if sample is None or member is None:
         return Content("")
-    kept = "the update learnt from it" if member.kept else "not among those that the update saw"
-    heading = f"return {points(member.total)}, advantage {member.advantage:+.3f}; {kept}"
+    heading = f"return {points(member.total)}, advantage {member.advantage:+.3f}; "
+    heading += "the update learnt from it" if member.kept else "left out by the selection"
     same = len(set(sample.credits)) <= 1  # the whole episode's advantage on every turn
     if same and sample.credits:
-        heading += f"; every turn's credit is {sample.credits[0]:+.3f}"
+        each = f"{sample.credits[0]:+.3f}"
+        heading += f"; every turn's credit is {each}" if member.kept else f" (its credit would have been {each})"
+    elif not member.kept:
+        heading += " (the credits are those that it would have had)"
     lines = [Content.styled(heading, "bold")]
     own = sample.episode.turns_of(sample.player)
     for turn, credit in zip(own, sample.credits, strict=True):
