@@ -21,6 +21,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
+from msgrpo.tui.screens.dialogs import Ask
 from msgrpo.tui.screens.start import PREVIEW_S, StartScreen, command_of
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.theme import THEMES
@@ -521,8 +522,15 @@ async def test_help_palette_theme_resize_and_quit(app_of) -> None:
         await press(pilot, "question_mark")
         assert app.screen.query(".help")
         await press(pilot, "escape")
-        commands = [command.title for command in app.get_system_commands(app.screen)]
-        assert {"Take over", "Save", "Light or dark"} <= set(commands)
+        commands = {command.title: command.help for command in app.get_system_commands(app.screen)}
+        assert {"Take the seat, or hand it back", "Hint", "Save", "Go to step", "Light or dark"} <= set(commands)
+        assert (commands["Save"], commands["The same again"]) == ("key: e", "key: r")
+        assert not {"Up", "Action 1"} & set(commands)
+        await press(pilot, "ctrl+p", *"go to step")
+        await until(lambda: app.screen.query_one("CommandList").option_count == 1)
+        await press(pilot, "enter")
+        await until(lambda: isinstance(app.screen, Ask))
+        await press(pilot, "escape")
         app.action_toggle_light()
         await pilot.resize_terminal(200, 60)
         await settle(pilot)
@@ -539,6 +547,15 @@ async def test_help_palette_theme_resize_and_quit(app_of) -> None:
         assert play_screen(app).match.last == 1
         await press(pilot, "ctrl+q")
     assert app.return_code == 0
+
+
+async def test_the_palette_of_the_start_screen_has_its_commands(app_of) -> None:
+    app = app_of(None)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        commands = {command.title: command.help for command in app.get_system_commands(app.screen)}
+        assert {"Play", "Watch a run", "High scores", "Seed", "Endpoint"} <= set(commands)
+        assert (commands["Watch a run"], commands["Seed before"]) == ("key: w", "key: S")
 
 
 async def test_no_color_keeps_every_sign_apart(app_of, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
 
+MOVING = ("move(", "choose(")  # actions of a person's turn, which its keys and clicks do
+
 
 class PlayApp(App[None]):
     """`setup` starts a game at once, `records` are replayed, `run` is watched; without any the recorded comparison
@@ -340,14 +342,12 @@ class PlayApp(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
         yield SystemCommand("Light or dark", "Switch between day ice and night ice", self.action_toggle_light)
-        if isinstance(screen, PlayScreen):
-            play = screen
-            if play.replay is None:
-                yield SystemCommand("Restart", "The same start and luck again", play.action_restart)
-            yield SystemCommand("Next seed", "Another start", play.action_next_seed)
-            yield SystemCommand("Take over", "Play on by hand, or hand back", partial(play.action_take_over, 0))
-            yield SystemCommand("Prompt", "Show what the agent reads and answers", play.action_details)
-            yield SystemCommand("Go to step", "Jump in the history", play.action_jump)
-            yield SystemCommand("Save", "Record and picture", play.action_export)
-        if isinstance(screen, StartScreen):
-            yield SystemCommand("Open a replay", "Watch a recorded episode", screen.action_open_replay)
+        named: set[str] = set()
+        for _, (node, binding, *_) in screen.active_bindings.items():
+            if node is screen and binding.action not in named and not binding.action.startswith(MOVING):
+                named.add(binding.action)
+                yield SystemCommand(
+                    binding.description.capitalize(),
+                    f"key: {self.get_key_display(binding)}",
+                    partial(screen.run_action, binding.action),
+                )
