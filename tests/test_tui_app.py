@@ -973,3 +973,17 @@ async def test_a_move_in_many_words_stands_on_one_line(app_of, clock: ManualCloc
         assert not set("".join(drawn)) & set("\n\t")
         rows = [" ".join(row.split()) for row in drawn[1 : 1 + len(said)]]
         assert rows == ["1 one two +0.1", "2 a tab +0.1", "3 日本語の長い… +0.1", f"4 {'x' * 12}… +0.1"]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+async def test_a_narrow_start_screen_tells_agents_apart_and_says_how_to_move(app_of, columns: int) -> None:
+    app = app_of(None)
+    async with app.run_test(size=(columns, 24)) as pilot:
+        await settle(pilot)
+        lists = [app.screen.query_one(f"#{name}") for name in ("games", "ways", "agents")]
+        *_, agents = ([strip.text for strip in each.render_lines(each.size.region)] for each in lists)
+        assert len({line.strip() for line in agents[:3]}) == 3
+        frame = [str(each.border_subtitle) for each in lists[:2]]
+        assert frame == ["↑ ↓ choose", "← → tab next list"]
+        assert all(len(said) + 4 <= each.outer_size.width for said, each in zip(frame, lists, strict=False))
+        assert ("u endpoint" in text_of(app, "#keys")) == (columns == 80)

@@ -146,8 +146,8 @@ def agent_choices(runs: Path = RUNS) -> list[Choice]:
     """nano before and after training, the trained runs, the references; those first that can play now."""
     missing = missing_extra("adapter")
     choices = [
-        *(Choice(f"nano:{name}", f"nano, trained on {name}", missing) for name in shipped_adapters()),
-        Choice("nano", "nano, untrained: knows the rules, plays badly", missing_extra("nano")),
+        *(Choice(f"nano:{name}", f"{name}: nano trained on it", missing) for name in shipped_adapters()),
+        Choice("nano", "untrained nano: knows the rules, plays badly", missing_extra("nano")),
         *run_choices(runs),
         Choice("optimal", "optimal: perfect play, or a strong search"),
         Choice("random", "random moves"),

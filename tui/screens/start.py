@@ -109,7 +109,7 @@ def no_endpoint(typed: str) -> str:
 KEYS = (
     Hint("enter", "play", "start"),
     Hint("s", "seed", "seed(1)"),
-    Hint("w", "watch a run", "watch_run"),
+    Hint("w", "runs", "watch_run"),
     Hint("h", "scores", "high_scores"),
     Hint("o", "replay", "open_replay"),
     Hint("u", "endpoint", "endpoint"),
@@ -162,11 +162,11 @@ class StartScreen(Screen[None]):
                 games = Options(
                     *map(self._option, self.games), Option("your own: file.py:scenario", YOURS), id="games"
                 )
-                games.border_title = "game"
+                games.border_title, games.border_subtitle = "game", "↑ ↓ choose"
                 yield games
             with Vertical(classes="column ways"):
                 ways = Options(id="ways")
-                ways.border_title = "how"
+                ways.border_title, ways.border_subtitle = "how", "← → tab next list"
                 yield ways
             with Vertical(classes="column"):
                 for name, title in (("agents", "agent"), ("others", "against")):
