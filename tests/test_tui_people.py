@@ -375,6 +375,17 @@ async def test_the_number_of_a_move_does_not_change(tmp_path: Path) -> None:
         assert text_of(app, "BoardView").startswith("0 o")  # rows are named as the moves name them
 
 
+async def test_a_digit_plays_the_move_whose_name_ends_in_it(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    app = app_of(tmp_path, Setup("spiel:connect_four", "human", "random"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert keys_of(app).startswith("0-6 choose")
+        await press(pilot, "3", "0")
+        turns = play_screen(app).match.sessions[0].episode.turns_of("player1")
+        assert [turn.action for turn in turns] == ["x3", "x0"]
+
+
 async def test_the_rules_stay_until_the_person_moves_and_every_piece_is_in_the_legend(tmp_path: Path) -> None:
     pytest.importorskip("pyspiel")
     app = app_of(tmp_path, Setup("spiel:chess", "human", "random"))

@@ -53,10 +53,14 @@ def want(match: Match, asking: Asking, wanted: dict[Seat, str], way: str, hand: 
 
 
 def numbers(game: Game, player: str) -> dict[str, int]:
-    """The number key of each action that no arrow means. An action keeps its number for the whole game."""
+    """The number key of each action that no arrow means: the digit in which all their names end (x3), where each has
+    another one, else its place. An action keeps its number for the whole game."""
     own = game.own_actions(player)
     if {action.casefold() for action in own} <= set(MOVES):
         return {}
+    ends = {action[-1:] for action in own}
+    if len(ends) == len(own) and ends <= set("0123456789"):
+        return {action: int(action[-1]) for action in own}
     return {action: number for number, action in enumerate(own[:NUMBERS], start=1)}
 
 

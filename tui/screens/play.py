@@ -49,7 +49,7 @@ class PlayScreen(MatchScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *move_bindings(),
-        *(Binding(str(n), f"choose({n})", f"action {n}") for n in range(1, 10)),
+        *(Binding(str(n), f"choose({n})", f"action {n}") for n in range(10)),
         Binding("space", "pause", "pause, go on", id="play.pause"),
         Binding("n,full_stop", "step", "one step", id="play.step"),
         Binding("left_square_bracket,comma", "seek(-1)", "one step back"),
@@ -123,7 +123,8 @@ class PlayScreen(MatchScreen):
         seats = [(self.match.sessions[index], player) for index, player in self.match.choosing()]
         game, player = seats[0][0].game, seats[0][1]
         shown = [Hint("arrows", "move")] if hands.arrows(game, player) else []
-        shown += [Hint("1-9", "choose")] if hands.numbers(game, player) else []
+        numbered = hands.numbers(game, player).values()
+        shown += [Hint(f"{min(numbered)}-{max(numbered)}", "choose")] if numbered else []
         shown += [Hint("m", "type a move", "type_move")] if hands.listed(game, player) else []
         if any(session.scenario.judge is not None for session in self.match.sessions):
             shown.append(self._hint("show.hint", "hint", "hint"))
