@@ -152,7 +152,8 @@ class Lane(Vertical):
 
 
 def legend(board: Board | None, width: int) -> Content:
-    """What the signs that are on the board mean; a snake's head and body are one entry.
+    """What the signs that are on the board mean; a snake's head and body are one entry, and the
+    white and the black piece of a kind.
 
     In lines of so many columns: a sign and its name stay together, which Textual would part at any blank.
     """
@@ -170,7 +171,7 @@ def legend(board: Board | None, width: int) -> Content:
         if floor and (glyph in EMPTY or board.roles.get(glyph) == "ice"):
             continue
         for meaning, place in there.get(glyph, {}).items():
-            name = re.sub(r"^(head|body) of ", "", meaning)
+            name = re.sub(r"^(head of|body of|white|black) ", "", meaning)
             signs, kind = look(board, place)
             paint = board.colours.get(place)
             ground = PAINTS[paint][0] if paint in PAINTS else CHIPS.get(kind, f"${kind}")
@@ -183,4 +184,5 @@ def legend(board: Board | None, width: int) -> Content:
             rows[-1] += Content(BETWEEN) + part
         else:
             rows.append(part)
-    return Content("\n").join(rows)
+    widest = max((row.cell_length for row in rows), default=0)  # so that they begin below each other
+    return Content("\n").join([row.pad_right(widest - row.cell_length) for row in rows])

@@ -89,6 +89,9 @@ class AgentPanel(Widget):
         self._following = False
         self.query_one(".words", VerticalScroll).anchor(False)
         words = details_text(turn, decision, prompt) if details else thought_text(turn, decision)
+        unlisted = frame.board is not None and not self.bars.actions  # no bar shows the move
+        if unlisted and not details and turn is not None and turn.action:
+            words = Content.styled(f"played {turn.action}\n", "bold") + words
         self._words(words or Content(rules))
         self._bars(session, turn, decision)
         self.query_one(MoveList).show(session, judging, idle=idle)
