@@ -497,7 +497,7 @@ def test_a_turning_player_s_arrows() -> None:
     assert hands.numbers(game, game.to_move[0]) == {}
     board = game.board()
     assert board is not None
-    assert "enemy" in str(legend(board, 120))
+    assert "enemy\u00a0snake\u00a02" in str(legend(board, 120))  # which the rules call snake 2
 
 
 def contrast(style: Style) -> float:

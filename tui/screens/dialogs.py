@@ -51,6 +51,7 @@ HELP = """\
 """
 SIGNS = """\
 [bold $primary]Signs[/]
+  p and bars how likely the agent was to choose each action
   + − ! ? ⁇  a gain, a loss, no legal action, a mistake, a blunder
   ⊥          no legal action was found in the answer
   ▲ △ ▼ ▽    better, worse than the group's mean; hollow: not learnt from
