@@ -684,6 +684,9 @@ async def test_a_long_streamed_answer_shows_its_end_and_scrolls_by_keys(app_of, 
         await until(lambda: box.scroll_y < box.max_scroll_y)
         gate.set()
         await settle(pilot)
+        assert box.scroll_y == 0  # the whole answer, from its beginning
+        await press(pilot, "pagedown", "i")
+        assert box.scroll_y > 0  # where a person has scrolled to
 
 
 async def test_a_short_streamed_answer_stands_at_the_top(app_of, clock: ManualClock) -> None:

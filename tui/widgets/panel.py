@@ -38,6 +38,7 @@ class AgentPanel(Widget):
         self.index = index
         self.player = player
         self.bars = ActionBars(index, player, session.game.own_actions(player))
+        self._begun: Content | None = None  # the words that are shown from their beginning
         self._following = False  # the words scroll to the end of a growing answer
         self.border_title = escape(session.title(player))
 
@@ -86,13 +87,11 @@ class AgentPanel(Widget):
         if costs and line.cell_length > self.size.width:
             line = Content("  ").join(stats) + Content("\n") + Content("  ").join(costs)
         self.query_one(".stats", Text).show(line)
-        self._following = False
-        self.query_one(".words", VerticalScroll).anchor(False)
         words = details_text(turn, decision, prompt) if details else thought_text(turn, decision)
         unlisted = frame.board is not None and not self.bars.actions  # no bar shows the move
         if unlisted and not details and turn is not None and turn.action:
             words = Content.styled(f"played {turn.action}\n", "bold") + words
-        self._words(words or Content(rules))
+        self._begin(words or Content(rules))
         self._bars(session, turn, decision)
         self.query_one(MoveList).show(session, judging, idle=idle)
         spark = self.query_one(Sparkline)
@@ -115,7 +114,17 @@ class AgentPanel(Widget):
         self.bars.show(shares, chosen, legal=legal, numbers=numbers(game, self.player) if person else {})
 
     def _words(self, text: Content) -> None:
+        self._begun = None
         self.query_one(".text", Text).show(text)
+
+    def _begin(self, text: Content) -> None:
+        """Show words from their beginning; the same ones stay where a person has scrolled to."""
+        if self._begun is None or not text.is_same(self._begun):
+            self._words(text)
+            self._begun, self._following = text, False
+            scroll = self.query_one(".words", VerticalScroll)
+            scroll.anchor(False)
+            scroll.scroll_home(animate=False, immediate=True)
 
     def stream(self, text: str, prompt: Prompt | None) -> None:
         """The end of the answer so far, always in sight; with `prompt`, above what it answers."""
@@ -130,7 +139,9 @@ class AgentPanel(Widget):
     def _follow(self) -> None:
         """Keep the end of the words in sight, once they do not fit; a person may scroll back meanwhile."""
         scroll = self.query_one(".words", VerticalScroll)
-        if scroll.max_scroll_y > 0 and not self._following:  # a text that fits would be put at the bottom
+        if (
+            scroll.max_scroll_y > 0 and not self._following and self._begun is None
+        ):  # a text that fits would be put at the bottom
             scroll.anchor()
             self._following = True
 
