@@ -30,7 +30,7 @@ class Nim(Game):
         return self.actions[: self.stones] or self.actions
 
     def observe(self, player: str) -> str:
-        return f"Step {self.steps + 1} of {LIMIT}. You are the {player} player. Stones: {self.stones}."
+        return f"Step {min(self.steps + 1, LIMIT)} of {LIMIT}. You are the {player} player. Stones: {self.stones}."
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         ((player, action),) = actions.items()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -19,6 +20,19 @@ from msgrpo.games.snake import ahead
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 def test_every_scenario_keeps_the_contract(scenario: Scenario) -> None:
     check_game(scenario)
+
+
+@pytest.mark.parametrize(
+    "name", ["msgrpo_agent/games/higher.py", "examples/nim.py", "spiel:2048", "gym:MiniGrid-Empty-5x5-v0"]
+)
+def test_after_the_last_step_no_further_one_is_said_to_come(name: str) -> None:
+    """A game without a board shows this text at its end: what `msgrpo games new` writes said step 9 of 8."""
+    if name.startswith("spiel"):
+        pytest.importorskip("pyspiel")
+    file = Path(__file__).parents[1] / name
+    game = get_scenario(f"{file}:scenario" if file.exists() else name).new(0, 0)
+    game.steps = game.step_limit
+    assert game.observe(game.players[0]).startswith(f"Step {game.step_limit} of {game.step_limit}.")
 
 
 @pytest.mark.parametrize("id", [*SCENARIOS, "snake~stones"])

@@ -63,7 +63,8 @@ class GymGame(Game):
         return twin
 
     def observe(self, player: str) -> str:
-        return f"Step {self.steps + 1} of {self.step_limit}. {self._seen(self.env, self.observation)}"
+        step = min(self.steps + 1, self.step_limit)
+        return f"Step {step} of {self.step_limit}. {self._seen(self.env, self.observation)}"
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         action = actions["player"]

@@ -24,7 +24,7 @@ class Higher(Game):
         self.deck = stream(chance_seed, "deck")
 
     def observe(self, player: str) -> str:
-        return f"Step {self.steps + 1} of {ROUNDS}. On the table: {self.card}."
+        return f"Step {min(self.steps + 1, ROUNDS)} of {ROUNDS}. On the table: {self.card}."
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         following = int(self.deck.integers(1, CARDS + 1))

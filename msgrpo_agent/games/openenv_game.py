@@ -234,7 +234,7 @@ class RemoteGame(Game):
         return AnyText([self.environment.form.example]) if isinstance(self.actions, AnyText) else self._legal
 
     def observe(self, player: str) -> str:
-        return f"Step {self.steps + 1} of {self.step_limit}.\n{self._text}{self._note}"
+        return f"Step {min(self.steps + 1, self.step_limit)} of {self.step_limit}.\n{self._text}{self._note}"
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         action, self._note = actions["player"], ""

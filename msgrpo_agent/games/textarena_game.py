@@ -179,7 +179,7 @@ class ArenaGame(Game):
         return self._legal
 
     def observe(self, player: str) -> str:
-        return f"Step {self.steps + 1} of {self.step_limit}.\n{self._texts[player]}"
+        return f"Step {min(self.steps + 1, self.step_limit)} of {self.step_limit}.\n{self._texts[player]}"
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         action = actions[self._moving] or ""
