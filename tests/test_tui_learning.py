@@ -31,6 +31,7 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.learning import SIGNS, Learning, sign
 from msgrpo.tui.screens.learn import FILM_SPEED, LOOK_S, LearnScreen
 from msgrpo.tui.session import Session
+from msgrpo.tui.theme import DAY, NIGHT
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
 from msgrpo.tui.widgets.learning import Groups, turns
@@ -292,6 +293,24 @@ async def test_evaluations_without_an_interval_are_shown_all_the_same(run: Path)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         assert shown(app).count("┼") >= 4  # the axes may cross in one, too
+
+
+async def test_the_curve_takes_the_colours_of_another_theme(trained: Path) -> None:
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(trained), clock=ManualClock())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        curve = app.screen.query_one("#curve")
+        for theme, other in ((NIGHT, DAY), (DAY, NIGHT)):
+            drawn = {
+                part.style.color.name
+                for strip in curve.render_lines(curve.size.region)
+                for part in strip
+                if part.style and part.style.color
+            }
+            for name in ("primary", "success"):
+                assert getattr(theme, name) in drawn
+                assert getattr(other, name) not in drawn
+            await press(pilot, "ctrl+t")
 
 
 @pytest.mark.parametrize(

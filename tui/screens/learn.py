@@ -91,6 +91,9 @@ class LearnScreen(Screen[None]):
         else:
             self.show_run()
             self.pace.later()
+        self.app.theme_changed_signal.subscribe(
+            self, lambda _: self.show_run()
+        )  # the curve's colours are the theme's
         self.look_again()
 
     def on_resize(self) -> None:
