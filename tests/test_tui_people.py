@@ -497,7 +497,7 @@ def test_a_turning_player_s_arrows() -> None:
     assert hands.numbers(game, game.to_move[0]) == {}
     board = game.board()
     assert board is not None
-    assert "enemy\u00a0snake\u00a02" in str(legend(board, 120))  # which the rules call snake 2
+    assert str(legend(board, 120)).endswith("●2\u00a0snake\u00a02")  # as the rules call it
 
 
 def contrast(style: Style) -> float:

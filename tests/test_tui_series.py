@@ -402,7 +402,7 @@ async def test_a_move_within_the_error_of_a_search_is_not_called_best(tmp_path: 
         (player,) = screen.match.sessions[0].players
         game, _ = screen.judging._found[0, 0, player]
         for up, error, says in (
-            (1.0, 0.2, "up: perhaps as good as the best"),
+            (1.0, 0.2, "up, perhaps as good as the best"),
             (1.0, 0.0, "up lost 0.10"),
             (1.1, 0.0, "up is best"),
         ):

@@ -132,7 +132,7 @@ def move_worth(session: Session, before: Advice, action: str | None, idle: str) 
         return f"{chosen} lost {cost:.2f} {sign}".rstrip() + f", better {' or '.join(before.moves)}"
     if action in before.moves:
         return f"{chosen} is best"
-    return f"{chosen} lost nothing" if judgement.exact else f"{chosen}: perhaps as good as the best"
+    return f"{chosen} lost nothing" if judgement.exact else f"{chosen}, perhaps as good as the best"
 
 
 def position_worth(session: Session, now: Advice) -> str:

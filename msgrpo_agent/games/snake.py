@@ -195,8 +195,7 @@ class Snake(Game):
             body = self.falls[name].body if name in self.falls else self.bodies[name]
             grid |= dict.fromkeys(body[1:], BODY_GLYPHS[i - 1])
             grid |= dict.fromkeys(body[:1], str(i))
-            kind = "enemy snake" if name in self.enemies else "snake"
-            legend |= {str(i): f"head of {kind} {i}", BODY_GLYPHS[i - 1]: f"body of {kind} {i}"}
+            legend |= {str(i): f"head of snake {i}", BODY_GLYPHS[i - 1]: f"body of snake {i}"}
             roles[str(i)] = "own" if i == 1 else "other"
             roles[BODY_GLYPHS[i - 1]] = "own-body" if i == 1 else "other-body"
             if name in self.falls:
