@@ -118,10 +118,10 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
     table = Table(title=Text(f"{scenario}: both seats on the same starts"), title_justify="left")
     for column in ("first", "second"):
         table.add_column(column, overflow="fold")
-    for column in ("won", "drawn", "lost", "points", "95 % interval"):
+    for column in ("starts", "won", "drawn", "lost", "points", "95 % interval"):
         table.add_column(column, no_wrap=True)
     for pairing in results:
-        counts = map(str, (pairing.wins, pairing.draws, pairing.losses))
+        counts = map(str, (pairing.starts, pairing.wins, pairing.draws, pairing.losses))
         table.add_row(
             Text(pairing.first),
             Text(pairing.second),

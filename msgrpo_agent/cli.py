@@ -151,7 +151,9 @@ def check(
             state = "[green]✓[/]" if finding.breach is None else f"[red]✗[/] {escape(finding.breach)}"
             table.add_row(finding.rule, state, escape(finding.fix or ""))
         out.print(table)
-        say(f"{plays} random games; an episode with all its checks takes {1000 * examined.episode_s:.3g} ms")
+        broken, rules = len(examined.breaches), len(examined.findings)
+        verdict = f"{broken} of {rules} rules are broken" if broken else f"all {rules} rules hold"
+        say(f"{verdict}; {plays} random games, {1000 * examined.episode_s:.3g} ms an episode with all its checks")
     if examined.breaches:
         raise typer.Exit(2)
 

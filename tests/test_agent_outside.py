@@ -139,6 +139,8 @@ def test_what_the_template_writes_plays_checks_and_is_evaluated(tmp_path: Path) 
     assert msgrpo("games", "new", "my_game.py", cwd=tmp_path).returncode == 2
     checked = json.loads(msgrpo("games", "check", "my_game.py:scenario", "--json", cwd=tmp_path).stdout)
     assert [rule["breach"] for rule in checked["rules"]] == [None] * len(checked["rules"])
+    told = msgrpo("games", "check", "my_game.py:scenario", cwd=tmp_path)
+    assert f"all {len(checked['rules'])} rules hold" in told.stderr
     played = msgrpo("play", "my_game.py:scenario", "--agent", "optimal", "--plain", cwd=tmp_path)
     assert "On the table" in played.stdout
     assert "all steps played" in played.stdout

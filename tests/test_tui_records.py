@@ -169,3 +169,11 @@ def test_a_list_in_a_pipe_is_not_cut_to_a_terminals_width(tmp_path: Path) -> Non
     launch.browse(AGENTS.__getitem__, Records.read(file), plain=True, console=console)
     assert isinstance(console.file, io.StringIO)
     assert "snake-poison-apple-and-banana" in console.file.getvalue()
+
+
+async def test_mistakes_are_not_looked_for_where_no_move_was_judged(evaluated: Path) -> None:
+    """The table was empty, as if there had been none."""
+    assert len(launch.filtered(evaluated, "mistakes", "", "", best=False).episodes) == 8
+    alone = next(folder for folder in evaluated.iterdir() if folder.name.startswith("nano"))
+    with pytest.raises(UsageError, match=r"no move of .* was judged"):
+        launch.filtered(alone, "mistakes", "", "", best=False)

@@ -12,6 +12,7 @@ nano learns Frozen Lake here, in one process, from top to bottom of this file. T
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -160,4 +161,6 @@ def learn(settings: Settings) -> Any:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit("it takes no arguments: change Settings in this file")
     learn(Settings())

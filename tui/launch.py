@@ -166,6 +166,8 @@ def filtered(folder: Path, only: str, agent: str, words: str, best: bool) -> Rec
     specs = {spec for episode in records.episodes for spec in episode.agents.values()}
     if agent and agent not in specs:
         raise UsageError(f"{folder} has no episode of {agent!r}", fix=nearest(agent, specs))
+    if only == "mistakes" and all(turn.regret is None for episode in records.episodes for turn in episode.turns):
+        raise UsageError(f"no move of {folder} was judged", fix="play it again with: msgrpo eval … --regret")
     records.only, records.agent, records.words, records.best_first = only, agent, words, best
     return records
 
