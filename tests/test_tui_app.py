@@ -473,8 +473,7 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
     (baseline / "dqn.json").write_text('{"scenario": "frozen-lake"}')
     app = app_of(None)
     async with app.run_test(size=(160, 60)) as pilot:
-        await settle(pilot)
-        assert "fl (frozen-lake)" in text_of(app, "#agents")
+        await until(lambda: "│fl (frozen-lake)" in text_of(app, "#agents"))
         assert "dqn-fl (DQN, frozen-lake)" in text_of(app, "#agents")
         await press(pilot, "u")
         assert str(app.screen.query_one(".dialog").border_subtitle) == "enter: done   esc: close"
