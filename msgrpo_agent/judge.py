@@ -67,6 +67,8 @@ def judgement_of(scenario: Scenario, game: Game, player: str) -> Judgement:
     with games_code(scenario.id):
         try:
             judgement = scenario.judge(game.copy(), player)
+        except GameFaultError:
+            raise
         except GameError as error:  # it plays on in a way that the game refuses
             raise GameFaultError(f"judge() failed: {error.message}", rule="judge", fix=error.fix) from error
         legal = game.legal(player)

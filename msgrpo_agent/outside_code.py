@@ -53,7 +53,7 @@ def _from_file(file: Path, name: str, fix: str) -> ModuleType:
     try:
         with loading(name, fix):
             spec.loader.exec_module(module)
-    except UsageError:
+    except BaseException:
         del sys.modules[known]
         raise
     return module

@@ -174,10 +174,25 @@ def test_llama_cpp_adds_an_adapter_of_another_scale_to_its_base(
     assert furthest(Llama(tmp_path / "base.gguf", tmp_path / "lora.gguf"), *plain) < 1e-3
 
 
-def test_a_dora_adapter_is_not_taken_for_a_lora(tmp_path: Path) -> None:
-    lora({"use_dora": True}, tmp_path)
+def test_a_dora_adapter_is_merged_and_not_taken_for_a_lora(tmp_path: Path) -> None:
+    adapted = lora({"use_dora": True}, tmp_path / "run")
+    export_run(tmp_path / "run", "merged", tmp_path / "merged", "float32")
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    for name, weight in adapted.merge_and_unload().state_dict().items():
+        assert torch.allclose(weight, written[name], atol=1e-5)
     with pytest.raises(ModelError, match="more than a LoRA's two matrices"):
-        Adapter.of(tmp_path)
+        export_run(tmp_path / "run", "gguf", tmp_path / "gguf")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pattern", [{"(([a-z_.0-9])+)+x": 4}, {"q_proj": 0}, ["x"], {"(": 3}])
+@pytest.mark.parametrize("to", ["merged", "gguf", "hub"])
+def test_a_pattern_from_an_adapters_file_is_not_run_over_its_layers(pattern: object, to: str, tmp_path: Path) -> None:
+    shutil.copytree(RUN, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "adapter_config.json").read_text()) | {"rank_pattern": pattern}
+    (tmp_path / "run" / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="no plain LoRA"):
+        export_run(tmp_path / "run", to, tmp_path / "out")
 
 
 def lora(settings: dict[str, Any], folder: Path) -> Any:

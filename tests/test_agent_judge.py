@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from msgrpo.episode import play_episode
 from msgrpo.errors import GameError, GameFaultError
-from msgrpo.game import BLUNDER, MISTAKE, AnyText, Judgement, Outcome, Scenario
+from msgrpo.game import BLUNDER, MISTAKE, AnyText, Game, Judgement, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.games.snake import Cell, Snake
@@ -135,6 +135,16 @@ def test_a_judge_that_says_nonsense_is_a_fault_of_the_game_and_nobody_regrets(ju
         judgement_of(wrong, wrong.new(3, 3), "player")
     asyncio.run(add_regrets(wrong, episode))
     assert {turn.regret for turn in episode.turns} == {None}
+
+
+def test_a_fault_of_the_game_that_a_judge_meets_keeps_its_name() -> None:
+    def judge(game: Game, player: str) -> Judgement:
+        raise GameFaultError("returns are no numbers", rule="returns", fatal=True)
+
+    lake = replace(get_scenario("frozen-lake"), judge=judge)
+    with pytest.raises(GameFaultError, match="returns are no numbers") as error:
+        judgement_of(lake, lake.new(3, 3), "player")
+    assert (error.value.rule, error.value.fatal) == ("returns", True)
 
 
 def test_a_judge_is_given_a_copy_and_its_numbers_are_plain_ones() -> None:

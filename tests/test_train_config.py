@@ -308,6 +308,7 @@ def test_no_text_of_a_number_ends_in_a_traceback(setting: str, number: Any, insi
         ("micro_batch_tokens=5", "did you mean micro_batch or"),
         ("film=0", "it stands in the parentheses of evaluation: --set 'evaluation=…(film=…)'"),
         ("ahead=1", "it stands in the parentheses of rollouts"),
+        ("max_cost=20", "it stands in the parentheses of backend"),
         ("engine=tinker", "it is called backend"),
         ("lr=1e-4", "it is called learning_rate: --set learning_rate=…"),
         ("beta=0.1", "parentheses of a choice: --set 'loss=clip(kl=…)'"),

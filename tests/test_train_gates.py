@@ -81,6 +81,9 @@ def test_a_gate_that_fails_or_decides_nothing_is_an_error_with_its_name(
     here = Path.cwd()
     assert OutsideGate(spec="users_gate:moves").passing([group("a")]) == [0]
     assert Path.cwd() == here
+    (tmp_path / "users_lazy.py").write_text("def __getattr__(name): raise ValueError(name)")
+    with pytest.raises(UsageError, match="ValueError: f"):
+        load("users_lazy:f")
     for name, text in {"syntax": "def f(:", "divides": "1/0", "leaves": "raise SystemExit"}.items():
         (tmp_path / f"users_{name}.py").write_text(text)
         with pytest.raises(UsageError, match=rf"cannot be loaded.*users_{name}.py:1"):

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
 from msgrpo import cli, run_log
 from msgrpo.agent import Completion, ParseFailure, Sampling
@@ -746,11 +747,17 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-3)
 
 
-def test_checkpointed_layers_drop_nothing_at_random(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen2", "starcoder2"])
+def test_checkpointed_layers_drop_nothing_at_random(kind: str, tmp_path: Path) -> None:
     """They are in training mode, where a base with dropout would answer differently each time."""
     base = shutil.copytree(NANO_DIR, tmp_path / "base", ignore=shutil.ignore_patterns("adapters"))
     settings = json.loads((base / "config.json").read_text()) | {"attention_dropout": 0.5}
-    (base / "config.json").write_text(json.dumps(settings))
+    if kind == "starcoder2":  # whose layers call dropout with numbers of their own
+        dropout = {"residual_dropout": 0.5, "embedding_dropout": 0.5, "hidden_act": "gelu"}
+        config = Starcoder2Config(**{k: v for k, v in settings.items() if k not in ("model_type", "dtype")} | dropout)
+        Starcoder2ForCausalLM(config).save_pretrained(base)
+    else:
+        (base / "config.json").write_text(json.dumps(settings))
     policy = Policy(tiny(base=str(base), micro_batch="16384(checkpointing=true)"))
     plain = Policy(tiny(base=str(base)))
     asked: tuple[list[int], list[tuple[list[int], list[int]]]] = [], [([1, 2, 3, 4, 5, 6], [7, 8, 9])]

@@ -638,6 +638,7 @@ def _where(key: str) -> str:
         return f"it is called {key}: --set {key}=…"
     for setting, kinds in {
         "rollouts": ROLLOUTS.values(),
+        "backend": BACKENDS.values(),
         **{name: [kind] for name, kind in NUMBERED.items()},
     }.items():
         if any(key in kind.model_fields for kind in kinds):

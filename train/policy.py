@@ -144,8 +144,10 @@ def _without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+        for settings in filter(None, (module, getattr(module, "config", None))):
+            for name, value in vars(settings).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(settings, name, 0.0)
 
 
 def _dtype(config: TrainConfig) -> str:

@@ -74,13 +74,22 @@ def resume_command(out: Path, ray: str | None = None) -> str:
     Ray cluster that it runs on.
     """
     try:
-        recorded = from_json(read_regular(out / CONFIG))
+        recorded = _recorded(read_regular(out / CONFIG))
     except (OSError, ValueError):
         recorded = {}
     named = [name for _, name in foreign(recorded)] if isinstance(recorded, dict) else []
     allowed = "".join(f"--allow {shlex.quote(name)} " for name in named)
     cluster = "" if ray is None else f" --ray {shlex.quote(ray)}"
     return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}{cluster}"
+
+
+def _recorded(text: bytes) -> Any:
+    """A run's settings as they stand in its file. Raises ValueError where that is no JSON."""
+    recorded = from_json(text)
+    if isinstance(recorded, dict) and "engine" in recorded:  # as runs called it at first, and local was `here`
+        engine = recorded.pop("engine")
+        recorded["backend"] = "local" if engine == "here" else engine
+    return recorded
 
 
 def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
@@ -93,12 +102,9 @@ def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
     if not file.is_file():
         return None
     try:
-        recorded = from_json(file.read_bytes())
+        recorded = _recorded(file.read_bytes())
         if isinstance(recorded, dict) and isinstance(recorded.get("prompt", {}), str):
             raise ValueError("prompt is a text, which would be the name of a file to read")
-        if isinstance(recorded, dict) and "engine" in recorded:  # as runs called it at first, and local was `here`
-            engine = recorded.pop("engine")
-            recorded["backend"] = "local" if engine == "here" else engine
         if isinstance(recorded, dict):
             steps = f" --steps {given['steps']}" if "steps" in given else ""
             check_named(recorded, given, str(file), f"train --resume --out {shlex.quote(str(out))}{steps}")

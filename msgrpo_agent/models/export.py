@@ -85,11 +85,12 @@ def _merged(order: Order) -> list[str]:
     dtype = getattr(torch, order.dtype) if order.dtype else None
     chosen, lost = write_merged(order.run, order.folder, dtype)
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
-    written = str(chosen).removeprefix("torch.")
-    rounded = f"{lost:.1%} of the adapter's change was lost in rounding to {written}"
-    if lost > MUCH:
-        rounded += "; --dtype float32 keeps it"
-    return [rounded, f"play it: msgrpo play SCENARIO --agent base:{order.folder}"]
+    rounded = []
+    if lost is not None:
+        written = str(chosen).removeprefix("torch.")
+        keeps = "; --dtype float32 keeps it" if lost > MUCH else ""
+        rounded.append(f"{lost:.1%} of the adapter's change was lost in rounding to {written}{keeps}")
+    return [*rounded, f"play it: msgrpo play SCENARIO --agent base:{order.folder}"]
 
 
 def _gguf(order: Order) -> list[str]:
@@ -97,6 +98,11 @@ def _gguf(order: Order) -> list[str]:
         from msgrpo.models.gguf_writer import write_gguf, write_gguf_adapter
 
     model, tokenizer, adapter = merged(order.run)
+    if not adapter.whole:
+        raise ModelError(
+            f"the adapter {order.run} holds more than a LoRA's two matrices a layer (DoRA's do): no GGUF adapter can",
+            fix="--to merged, and then llama.cpp's convert_hf_to_gguf.py on that folder",
+        )
     dtype = order.dtype or "float16"
     file = order.folder / f"{order.name}-{dtype}.gguf"
     notes = write_gguf(model, tokenizer, adapter.base, file, order.name, dtype)

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from msgrpo.errors import ModelError
-from msgrpo.models.loading import ADAPTER_WEIGHTS, base_path, load_adapted
+from msgrpo.models.loading import ADAPTER_WEIGHTS, adapter_arguments, base_path, load_adapted
 from msgrpo.models.paths import read_adapter_config
+
+PEFTS_ALPHA = LoraConfig().lora_alpha  # where an adapter's config names none
 
 
 @dataclass(frozen=True)
@@ -25,43 +28,37 @@ class Adapter:
 
     base: str
     layers: dict[str, tuple[torch.Tensor, torch.Tensor]]  # layer: A (r, in), B (out, r), with the layer's scale in B
+    whole: bool = True  # nothing but A and B makes the change; in DoRA something does
 
     @classmethod
     def of(cls, run: Path) -> Adapter:
-        """Raises ModelError for an adapter that is not B A in every layer, and for damaged weights."""
+        """Raises ModelError for what is no adapter that can be loaded here, and for damaged weights."""
         config = read_adapter_config(run)
-        rank, alpha = config.get("r"), config.get("lora_alpha")
-        if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
-            raise ModelError(f"the adapter {run} has no rank and alpha: {rank!r}, {alpha!r}")
+        settings = adapter_arguments(run, config)
         weights = load_file(run / ADAPTER_WEIGHTS)
-        if odd := [name for name in weights if not name.endswith((".lora_A.weight", ".lora_B.weight"))]:
-            raise ModelError(
-                f"the adapter {run} holds more than a LoRA's two matrices a layer: {odd[0][-80:]!r}",
-                fix="merge it into its base with the tool that made it (PEFT: merge_and_unload)",
-            )
+        if not all(bool(matrix.isfinite().all()) for matrix in weights.values()):
+            raise ModelError(f"the adapter {run} holds no numbers (NaN, or infinite ones): its weights are damaged")
+        whole = all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in weights)
         layers = {}
         for name in weights:
             if name.endswith(".lora_A.weight"):
                 stem = name.removesuffix(".lora_A.weight")
                 layer = stem.removeprefix("base_model.model.")
                 b = weights[f"{stem}.lora_B.weight"].float()
-                layers[layer] = (weights[name].float(), b * _scale(config, layer))
-        adapter = cls(config["base_model_name_or_path"], layers)
-        if not math.isfinite(adapter.squared_change()):
-            raise ModelError(f"the adapter {run} holds no numbers (NaN, or infinite ones): its weights are damaged")
-        return adapter
+                layers[layer] = (weights[name].float(), b * _scale(settings, layer))
+        return cls(config["base_model_name_or_path"], layers, whole)
 
     def squared_change(self) -> float:
         """‖ΔW‖² of all layers: tr(BᵀB · AAᵀ), without making ΔW."""
         return sum(float(((b.T @ b) * (a @ a.T)).sum()) for a, b in self.layers.values())
 
 
-def _scale(config: Mapping[str, Any], layer: str) -> float:
+def _scale(settings: Mapping[str, Any], layer: str) -> float:
     """What PEFT multiplies B A with: alpha / r, or with rsLoRA alpha / √r, by the layer's own alpha and r."""
-    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-    rank = ranks.get(get_pattern_key(ranks, layer), config["r"])
-    alpha = alphas.get(get_pattern_key(alphas, layer), config["lora_alpha"])
-    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    ranks, alphas = settings.get("rank_pattern", {}), settings.get("alpha_pattern", {})
+    rank = ranks.get(get_pattern_key(ranks, layer), settings["r"])
+    alpha = alphas.get(get_pattern_key(alphas, layer), settings.get("lora_alpha", PEFTS_ALPHA))
+    return float(alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank))
 
 
 def merged(run: Path) -> tuple[Any, Any, Adapter]:
@@ -93,14 +90,15 @@ def lost_in(model: Any, adapter: Adapter, dtype: torch.dtype) -> float:
     return float((error / change) ** 0.5) if change else 0.0
 
 
-def write_merged(run: Path, out: Path, dtype: torch.dtype | None) -> tuple[torch.dtype, float]:
-    """Write the merged model with its tokenizer to `out`; returns the weights' dtype and what its rounding has taken.
+def write_merged(run: Path, out: Path, dtype: torch.dtype | None) -> tuple[torch.dtype, float | None]:
+    """Write the merged model with its tokenizer to `out`; returns the weights' dtype and what its rounding has taken
+    (None where the change is more than B A, and so not known).
 
     Without `dtype` that of the base's own files. W + ΔW is added up in float32 and rounded once.
     """
     model, tokenizer, adapter = merged(run)
     chosen = dtype or base_dtype(adapter.base)
-    lost = lost_in(model, adapter, chosen)
+    lost = lost_in(model, adapter, chosen) if adapter.whole else None
     model.to(chosen).save_pretrained(out)
     tokenizer.save_pretrained(out)
     return chosen, lost

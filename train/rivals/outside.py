@@ -24,7 +24,7 @@ from msgrpo.outside_code import module_at
 from msgrpo.train.groups import Advantages, Group
 from msgrpo.train.rivals.contract import Choice, Credit, Gate, Learner, Select
 
-HOW = "name it as file.py:function, or module:function of what is installed"
+HOW = "name it as file.py:function, or module:function of what can be imported"
 
 
 @cache
@@ -32,7 +32,8 @@ def load(spec: str) -> Callable[..., Any]:
     """The function that `file.py:function` or `module:function` names. Raises UsageError if there is none."""
     place, _, name = spec.rpartition(":")
     module = module_at(place, spec, HOW)
-    function: Callable[..., Any] | None = getattr(module, name, None)
+    with users_code(f"{spec!r} cannot be loaded", fix=HOW):
+        function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"{spec!r}: {place} has no function {name!r}", fix=HOW)
     return function

@@ -370,7 +370,7 @@ class MatchScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         """The dialog is closed: what came meanwhile is played, and the next step has its whole time."""
-        if self.setup.live and self.match.ready:
+        if self.setup.live and self.match.ready and not self.asking.going:
             self.round_ended(RoundEnded())
         elif self.setup.live and self.pace.playing:
             self.pace.later()
