@@ -893,6 +893,7 @@ class Stub:
     def __init__(self) -> None:
         self.parameter = torch.nn.Parameter(torch.tensor(-1.0))
         self.model = SimpleNamespace(device=torch.device("cpu"))
+        self.longest_sharing = 100
         self.asked_reference = 0
 
     def logprobs(self, prefix: list[int], pairs: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
