@@ -346,7 +346,7 @@ def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch:
     monkeypatch.delenv("TINKER_BASE_URL")
     told = CliRunner().invoke(make_app(), ["train", "--backend", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])
     assert "2026-10-07" in told.stdout
-    with pytest.raises(MsgrpoError, match="takes nothing"):
+    with pytest.raises(MsgrpoError, match="costs at a service"):
         CliRunner().invoke(make_app(), ["train", "--dry-run"], catch_exceptions=False)
 
 
