@@ -42,7 +42,7 @@ from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
 
-MOVING = ("move(", "choose(")  # actions of a person's turn, which its keys and clicks do
+NOT_COMMANDS = ("move(", "choose(", "app.", "screen.")  # moves, which keys and clicks make, and keys of Textual
 
 
 class PlayApp(App[None]):
@@ -344,7 +344,7 @@ class PlayApp(App[None]):
         yield SystemCommand("Light or dark", "Switch between day ice and night ice", self.action_toggle_light)
         named: set[str] = set()
         for _, (node, binding, *_) in screen.active_bindings.items():
-            if node is screen and binding.action not in named and not binding.action.startswith(MOVING):
+            if node is screen and binding.action not in named and not binding.action.startswith(NOT_COMMANDS):
                 named.add(binding.action)
                 yield SystemCommand(
                     binding.description.capitalize(),

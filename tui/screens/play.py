@@ -123,8 +123,9 @@ class PlayScreen(MatchScreen):
         seats = [(self.match.sessions[index], player) for index, player in self.match.choosing()]
         game, player = seats[0][0].game, seats[0][1]
         shown = [Hint("arrows", "move")] if hands.arrows(game, player) else []
-        numbered = hands.numbers(game, player).values()
-        shown += [Hint(f"{min(numbered)}-{max(numbered)}", "choose")] if numbered else []
+        if numbered := hands.numbers(game, player).values():
+            low, high = min(numbered), max(numbered)
+            shown.append(Hint(f"{low}" if low == high else f"{low}-{high}", "choose"))
         shown += [Hint("m", "type a move", "type_move")] if hands.listed(game, player) else []
         if any(session.scenario.judge is not None for session in self.match.sessions):
             shown.append(self._hint("show.hint", "hint", "hint"))
