@@ -118,9 +118,13 @@ async def test_a_record_is_looked_for_where_records_are_kept(tmp_path: Path, mon
         await settle(pilot)
         await press(pilot, "o")
         tree = app.screen.query_one(RecordTree)
+
+        def folders() -> dict[str, list[str]]:
+            return {str(node.label): [str(child.label) for child in node.children] for node in tree.root.children}
+
         await until(lambda: tree.cursor_node is not None and str(tree.cursor_node.label) == "plays")
-        open_ = {str(node.label): [str(child.label) for child in node.children] for node in tree.root.children}
-        assert open_ == {"a_source_folder": [], "plays": ["human.jsonl"], "runs": ["eval"]}
+        await until(lambda: all(node.children for node in tree.root.children if node.is_expanded))
+        assert folders() == {"a_source_folder": [], "plays": ["human.jsonl"], "runs": ["eval"]}
 
 
 def listed(*arguments: str) -> str:
