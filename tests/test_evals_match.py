@@ -13,13 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msgrpo.agent import Decision, OnText, View
+from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
+from msgrpo.models.loading import nano
 from msgrpo.references import OptimalAgent, RandomAgent
+from tests.train_helpers import in_any_order, recorded_batches
 
 ROOT = Path(__file__).resolve().parents[1]
 NIM = f"{ROOT / 'examples' / 'nim.py'}:scenario"
@@ -186,3 +188,16 @@ def test_a_rating_from_equal_results_has_no_interval() -> None:
     rated = match.ratings(["a", "b", "c"], {("a", "b"): always, ("a", "c"): always, ("b", "c"): always})
     assert [rating.agent for rating in rated] == ["a", "b", "c"]
     assert all(math.isnan(rating.low) and math.isnan(rating.high) for rating in rated)
+
+
+def test_who_is_faster_does_not_decide_which_turns_are_a_batch(tmp_path: Path) -> None:
+    """Each answered what waited by then: the rounding of a batch, and now and then an answer, was the clock's."""
+    models = {name: nano() for name in ("one", "other")}
+    agents = {name: LanguageAgent(name, model, Sampling(max_tokens=3)) for name, model in models.items()}
+
+    def played(slow: str) -> list[int]:
+        with recorded_batches(models[slow]) as batches:
+            match.play(in_any_order(), agents, [("one", "other")], 12, tmp_path / slow)
+        return batches
+
+    assert played("one") == played("other")

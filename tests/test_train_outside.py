@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from msgrpo.errors import UsageError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.games import get_scenario
 from msgrpo.games.template import write
-from msgrpo.models.generation import Row
 from msgrpo.models.loading import nano
 from msgrpo.models.local import LocalModel
 from msgrpo.references import RandomAgent
@@ -32,7 +30,7 @@ from msgrpo.train.groups import Group, beginning
 from msgrpo.train.nano.teach import rows_of, teach
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rollouts import Play, Players, Playing, own_turns
-from tests.train_helpers import Told
+from tests.train_helpers import Told, in_any_order, recorded_batches
 
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
 TINY = ["groups=2", "group_size=4", "select=aaw(keep=2)", "minibatches=1", "evaluation=4(film=0)", "steps=1"]
@@ -123,49 +121,16 @@ def test_the_base_as_an_opponent_is_asked_as_the_policy_is() -> None:
     assert opponent.template.name == "none"
 
 
-class InAnyOrder(Game):
-    """Who moves is drawn for each step, so that one may move several times in a row."""
-
-    actions = ("up", "down")
-    players = ("a", "b")
-
-    def __init__(self, start_seed: int, chance_seed: int) -> None:
-        super().__init__(step_limit=6)
-        self.order = [self.players[int(who)] for who in stream(chance_seed, "order").integers(2, size=7)]
-
-    @property
-    def to_move(self) -> tuple[str, ...]:
-        return (self.order[self.steps],)
-
-    def observe(self, player: str) -> str:
-        return f"Step {self.steps}."
-
-    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
-        return dict.fromkeys(self.players, 0.0)
-
-
-def test_who_is_faster_does_not_decide_which_turns_are_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_faster_does_not_decide_which_turns_are_a_batch() -> None:
     """Policy and opponent answered at the same time, each what waited by then: two runs of one seed differed."""
-    name, sampling = "in-any-order", Sampling(max_tokens=3)
-    players = ("a", "b")
-    scenario = Scenario(
-        name, name, "Walk.", 6, "[test]", InAnyOrder, actions=InAnyOrder.actions, players=players, hidden=True
-    )
+    sampling, scenario = Sampling(max_tokens=3), in_any_order()
     opponent = LanguageAgent("opponent", (other := nano()), sampling)
-    batches: list[int] = []
-    real = LocalModel.answer_rows
 
     def played(slow: LocalModel) -> list[int]:
-        def answer_rows(model: LocalModel, rows: list[Row], *given: Any) -> None:
-            batches.append(len(rows))
-            time.sleep(0.05 if model is slow else 0)
-            real(model, rows, *given)
-
-        monkeypatch.setattr(LocalModel, "answer_rows", answer_rows)
-        batches.clear()
-        plays = [Play(scenario, start, start, start, (players[start % 2],)) for start in range(24)]
-        asyncio.run(Players(config(), ALONE, opponent).play(policy, sampling, plays, 0.0))
-        return list(batches)
+        plays = [Play(scenario, start, start, start, (scenario.players[start % 2],)) for start in range(24)]
+        with recorded_batches(slow) as batches:
+            asyncio.run(Players(config(), ALONE, opponent).play(policy, sampling, plays, 0.0))
+        return batches
 
     policy = nano()
     assert played(policy) == played(other) == played(policy)

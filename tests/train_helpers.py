@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from msgrpo.agent import Completion
 from msgrpo.episode import Episode
+from msgrpo.game import Game, Scenario, stream
+from msgrpo.models.generation import Row
+from msgrpo.models.local import LocalModel
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
@@ -59,3 +66,54 @@ def played(config: TrainConfig, policy: Policy) -> tuple[Playing, list[Episode]]
     """The first update's rollouts."""
     playing = first_playing(config, policy)
     return playing, asyncio.run(playing.play())
+
+
+class InAnyOrder(Game):
+    """Who moves is drawn for each step, so that one may move several times in a row."""
+
+    actions = ("up", "down")
+    players = ("a", "b")
+
+    def __init__(self, start_seed: int, chance_seed: int) -> None:
+        super().__init__(step_limit=6)
+        self.order = [self.players[int(who)] for who in stream(chance_seed, "order").integers(2, size=7)]
+
+    @property
+    def to_move(self) -> tuple[str, ...]:
+        return (self.order[self.steps],)
+
+    def observe(self, player: str) -> str:
+        return f"Step {self.steps}."
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        return dict.fromkeys(self.players, 0.0)
+
+
+def in_any_order() -> Scenario:
+    return Scenario(
+        "in-any-order",
+        "in-any-order",
+        "Walk.",
+        6,
+        "[test]",
+        InAnyOrder,
+        actions=InAnyOrder.actions,
+        players=InAnyOrder.players,
+        hidden=True,
+    )
+
+
+@contextmanager
+def recorded_batches(slow: LocalModel) -> Iterator[list[int]]:
+    """The sizes of the batches that are answered from now on; `slow` takes its time."""
+    batches: list[int] = []
+    real = LocalModel.answer_rows
+
+    def answer_rows(model: LocalModel, rows: list[Row], *given: Any) -> None:
+        batches.append(len(rows))
+        time.sleep(0.05 if model is slow else 0)
+        real(model, rows, *given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LocalModel, "answer_rows", answer_rows)
+        yield batches

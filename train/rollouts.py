@@ -24,7 +24,7 @@ from msgrpo.episode import GAME_FAULT, Episode, Turn, derive_seed, lost_by, new_
 from msgrpo.errors import GameFaultError, RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
-from msgrpo.models.local import LocalModel
+from msgrpo.models.local import answer_in_turn
 from msgrpo.run_log import POLICY, own_seats
 from msgrpo.specs import make_agent
 from msgrpo.train.ahead import InThread
@@ -104,9 +104,8 @@ class Players:
         """What is trained, as an agent. An opponent in the same process answers in turn with it: how fast the one
         and the other are must not decide which turns are a batch.
         """
-        opposite = self.opponent.model if isinstance(self.opponent, LanguageAgent) else None
-        if isinstance(opposite, LocalModel) and isinstance(model, LocalModel):
-            opposite.queues = model.queues
+        if isinstance(self.opponent, LanguageAgent):
+            answer_in_turn([model, self.opponent.model])
         return LanguageAgent(POLICY, model, sampling, self.config.prompt)
 
     async def play(
