@@ -71,7 +71,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            self._check_host(scope)
+            self._check_own(scope)
             self._check_key(scope)
             _check_path(scope)
             receive, send = await self._check_loading(scope, receive, send)
@@ -80,17 +80,21 @@ class Guard:
             return
         await self.app(scope, receive, send)
 
-    def _check_host(self, scope: Scope) -> None:
-        """Without a key a page of any site could ask, once its name leads to this machine (DNS rebinding): there only
-        loopback's own names are answered.
+    def _check_own(self, scope: Scope) -> None:
+        """Without a key a page of any site could ask, and vLLM lets it read the answer: there only this machine's own
+        programs are answered, by loopback's names alone (DNS rebinding), and pages of this very server.
         """
         if self._key is not None or scope["path"] == OPEN_PATH:
             return
-        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if not given:  # HTTP/1.0; every browser names the host
-            return
-        if len(given) > 1 or not is_own(given[0], None):
+        hosts, origins = (
+            [value.decode("latin-1") for name, value in scope["headers"] if name == header]
+            for header in (b"host", b"origin")
+        )
+        host = hosts[0] if hosts else "localhost"  # HTTP/1.0; every browser names the host
+        if len(hosts) > 1 or not is_own(host, None):
             raise RefusedError(421, "a server without a key answers to localhost and 127.0.0.1 only")
+        if len(origins) > 1 or not is_own(host, origins[0] if origins else None):
+            raise RefusedError(403, "a server without a key answers no page of another address; start it with a key")
 
     def _check_key(self, scope: Scope) -> None:
         if self._key is None or scope["path"] == OPEN_PATH:

@@ -569,6 +569,27 @@ async def test_a_server_without_a_key_answers_to_loopbacks_names_only(
     assert sent[0]["status"] == status
 
 
+@pytest.mark.parametrize(
+    ("origins", "status"),
+    [
+        ([], 200), ([b"http://127.0.0.1:8000"], 200), ([b"http://localhost:8000"], 200),
+        ([b"http://evil.example"], 403), ([b"null"], 403), ([b"http://localhost:3000"], 403),
+        ([b"http://127.0.0.1:8000", b"http://evil.example"], 403),
+    ],
+)  # fmt: skip
+async def test_a_server_without_a_key_answers_no_page_of_another_address(
+    inside: Inside, keyed: Guard, monkeypatch: pytest.MonkeyPatch, origins: list[bytes], status: int
+) -> None:
+    """A page of any site may send a request to 127.0.0.1, and vLLM says that it may read the answer."""
+    asked = {"type": "http.request", "body": b"", "more_body": False}
+    headers = [(b"host", b"127.0.0.1:8000"), *((b"origin", origin) for origin in origins)]
+    start, _ = await exchange(keyed, "/v1/models", asked, headers=[*headers, (b"authorization", b"Bearer s3cret")])
+    assert start["status"] == 200  # whoever knows the key
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    start, *_ = await exchange(Guard(inside), "/v1/models", asked, headers=headers)
+    assert start["status"] == status
+
+
 @pytest.mark.parametrize("given", [b"Bearer s3cret ", b"Bearer  s3cret", b"bearer s3cret\t", b"BEARER s3cret"])
 async def test_blanks_around_the_key_are_no_other_key(keyed: Guard, inside: Inside, given: bytes) -> None:
     """The guard passed `Bearer KEY ` on, and vLLM's own check, which compares the bytes, answered 401."""
