@@ -157,7 +157,8 @@ def test_a_person_is_told_the_side_and_what_is_played_for() -> None:
 
 def test_the_first_row_of_a_board_of_text_stands_above_the_others() -> None:
     game = get_scenario("spiel:2048").new(0, 0)
-    assert game.observe("player").split("\n")[1:5] == [
+    assert game.observe("player").split("\n")[:5] == [
+        "Step 1 of 400.",  # and not who they are, where nobody else plays
         "0    0    0    0",
         "0    0    0    0",
         "0    2    0    0",

@@ -98,7 +98,8 @@ class SpielGame(Game):
         hidden = kind.information != SEARCHED and kind.provides_information_state_string
         text = self.state.information_state_string(seat) if hidden else self.state.observation_string(seat)
         seen = textwrap.dedent(text.strip("\n")).rstrip() or "nothing is seen yet"  # the first row stays as far in
-        return f"Step {min(self.steps + 1, self.step_limit)} of {self.step_limit}. You are {player}.\n{seen}"
+        who = f" You are {player}." if len(self.players) > 1 else ""
+        return f"Step {min(self.steps + 1, self.step_limit)} of {self.step_limit}.{who}\n{seen}"
 
     def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
         failed = [player for player, action in actions.items() if action is None]
