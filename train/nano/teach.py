@@ -68,6 +68,7 @@ class Pace:
 
 
 Progress = Callable[[Pace], None]
+Pairs = list[tuple[list[int], list[int]]]  # of each row the rest of its prompt and its answer
 
 
 def rows_of(
@@ -138,6 +139,18 @@ def _words(scenario: Scenario, game: Game, player: str) -> str:
     return look(game, player) if has_words(scenario) else ""
 
 
+def in_parts(pairs: Pairs, tokens: int) -> Iterator[Pairs]:
+    """A batch in parts of at most so many tokens, filled up to the longest row, the shared prefix not counted."""
+    part: Pairs = []
+    for pair in pairs:
+        longest = max(len(rest) + len(answer) for rest, answer in (*part, pair))
+        if part and (len(part) + 1) * longest > tokens:
+            yield part
+            part = []
+        part = [*part, pair]
+    yield part
+
+
 class Teaching:
     """A base that is being taught: the model, its optimizer, and where it stands."""
 
@@ -152,6 +165,7 @@ class Teaching:
         self.dtype = self.model.dtype  # of a LoRA's base; the LoRA has float32
         self.pad_id = pad_id(self.model, self.tokenizer)
         self.batch, self.peak, self.warm_up = (48, 3e-3, 20) if self.whole else (24, 2e-3, 10)
+        self.at_once = 16_384 if self.whole else 2_048  # tokens of one forward and backward
         self._untaught = copy.deepcopy(self.model) if self.whole and answers == "own" else self.model
         if not self.whole:
             self.model = self._untaught = _with_lora(self.model)
@@ -185,16 +199,18 @@ class Teaching:
             group["lr"] = self.peak * min(1.0, (self.step + 1) / self.warm_up) * max(0.05, 1 - self.step / self.steps)
         prefix, pairs = Source(self.tokenizer, iter(rows), self.asked.chat).batch(len(rows))
         trunk, head = trunk_and_head(self.model)
-        logprobs, mask = answer_logprobs(trunk, head, prefix, pairs, self.pad_id)
-        loss = -logprobs.sum() / mask.sum()
+        tokens, loss = sum(len(answer) for _, answer in pairs), 0.0
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        for part in in_parts(pairs, self.at_once):
+            part_loss = -answer_logprobs(trunk, head, prefix, part, self.pad_id)[0].sum() / tokens
+            part_loss.backward()  # type: ignore[no-untyped-call]
+            loss += float(part_loss.detach())
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         self.step, self.rows = self.step + 1, self.rows + len(rows)
         self.judged += sum(row.best is not None for row in rows)
         self.best += sum(row.best is True for row in rows)
-        self.losses.append(float(loss.detach()))
+        self.losses.append(loss)
         return self.losses[-1]
 
     @property
