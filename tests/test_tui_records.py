@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, DirectoryTree, Static
 from typer.testing import CliRunner
 
 from msgrpo.cli import make_app
@@ -108,7 +109,18 @@ async def test_an_episode_without_a_partner_is_said(evaluated: Path) -> None:
         assert isinstance(app.screen, RecordsScreen)
 
 
-async def test_a_record_is_looked_for_where_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("late_s", [0, 0.3])
+async def test_a_record_is_looked_for_where_records_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    """Whenever the tree is read for the first time: that closed what had been opened before."""
+    real = DirectoryTree.watch_path
+
+    async def watch_path(tree: DirectoryTree) -> None:
+        await asyncio.sleep(late_s)
+        await real(tree)
+
+    monkeypatch.setattr(DirectoryTree, "watch_path", watch_path)
     for folder in ("a_source_folder", "runs/eval", "plays"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "plays" / "human.jsonl").write_text("")
@@ -123,7 +135,7 @@ async def test_a_record_is_looked_for_where_records_are_kept(tmp_path: Path, mon
             return {str(node.label): [str(child.label) for child in node.children] for node in tree.root.children}
 
         await until(lambda: tree.cursor_node is not None and str(tree.cursor_node.label) == "plays")
-        await until(lambda: all(node.children for node in tree.root.children if node.is_expanded))
+        await until(lambda: all(folders()[name] for name in ("plays", "runs")))
         assert folders() == {"a_source_folder": [], "plays": ["human.jsonl"], "runs": ["eval"]}
 
 

@@ -209,7 +209,16 @@ class Ask(ModalScreen[str | None]):
 
 
 class RecordTree(DirectoryTree):
-    """Folders, and the files that hold episodes."""
+    """Folders, and the files that hold episodes. Where records are kept is open, and there the cursor begins."""
+
+    async def watch_path(self) -> None:
+        """Not in `on_mount`: the tree is read here, and what was open before that is closed again."""
+        await super().watch_path()
+        kept = [node for node in self.root.children if node.data and node.data.path.name in (RUNS.name, PLAYS.name)]
+        for node in kept:
+            node.expand()
+        if kept:
+            once_drawn(self, lambda: self.move_cursor(kept[0]))
 
     def filter_paths(self, paths: Iterable[Path]) -> Iterable[Path]:
         return [
@@ -238,16 +247,6 @@ class Pick(ModalScreen[Path | None]):
             box.border_subtitle = "enter: open   o: open a whole folder   esc: close"
             yield RecordTree(self.root)
             yield Input(placeholder="or type a path")
-
-    async def on_mount(self) -> None:
-        """Open the folders in which records are kept, and begin there."""
-        tree = self.query_one(RecordTree)
-        await tree.reload_node(tree.root)
-        kept = [node for node in tree.root.children if node.data and node.data.path.name in (RUNS.name, PLAYS.name)]
-        for node in kept:
-            node.expand()
-        if kept:
-            once_drawn(tree, lambda: tree.move_cursor(kept[0]))
 
     @on(DirectoryTree.FileSelected)
     def picked(self, event: DirectoryTree.FileSelected) -> None:
