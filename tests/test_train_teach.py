@@ -393,6 +393,11 @@ def test_a_batch_in_parts_teaches_what_it_teaches_whole(monkeypatch: pytest.Monk
     for ours, theirs in zip(parts.parameters, whole.parameters, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=2e-6)
     assert max(float(ours.grad.abs().max()) for ours in parts.parameters if ours.grad is not None) > 1e-3
+    together = len(seen) - 1
+    seen.clear()
+    monkeypatch.setattr(teaching, "longest_sharing", lambda trunk: 1)
+    parts._learn(rows)
+    assert len(seen) > together  # where a row is longer than what may share a prefix, each reads the prefix whole
 
 
 @pytest.mark.usefixtures("near")

@@ -35,13 +35,14 @@ from msgrpo.limits import games_code
 from msgrpo.models.asked import TAUGHT, taught_as
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
-from msgrpo.models.shared_prefix import answer_logprobs, trunk_and_head
+from msgrpo.models.shared_prefix import answer_logprobs, longest_sharing, trunk_and_head
 from msgrpo.prompt import USUAL, Asked, Past, PromptTemplate
 from msgrpo.references import known_best
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
 from msgrpo.train.nano.sampled import own_rows
 from msgrpo.train.nano.words import has_words, look
+from msgrpo.train.policy import Pairs
 
 SKILL = 0.4  # of the actions in a game that nano has no words for are the reference player's
 STEPS = 250
@@ -68,7 +69,6 @@ class Pace:
 
 
 Progress = Callable[[Pace], None]
-Pairs = list[tuple[list[int], list[int]]]  # of each row the rest of its prompt and its answer
 
 
 def rows_of(
@@ -139,16 +139,16 @@ def _words(scenario: Scenario, game: Game, player: str) -> str:
     return look(game, player) if has_words(scenario) else ""
 
 
-def in_parts(pairs: Pairs, tokens: int) -> Iterator[Pairs]:
-    """A batch in parts of at most so many tokens, filled up to the longest row, the shared prefix not counted."""
-    part: Pairs = []
-    for pair in pairs:
-        longest = max(len(rest) + len(answer) for rest, answer in (*part, pair))
-        if part and (len(part) + 1) * longest > tokens:
-            yield part
-            part = []
-        part = [*part, pair]
-    yield part
+def in_parts(pairs: Pairs, tokens: int, prefix: int) -> Iterator[Pairs]:
+    """A batch in parts of at most so many tokens, filled up to the longest row; `prefix` are those that each rereads."""
+    first, longest = 0, 0
+    for at, (rest, answer) in enumerate(pairs):
+        own = prefix + len(rest) + len(answer)
+        longest = max(longest, own)
+        if at > first and (at - first + 1) * longest > tokens:
+            yield pairs[first:at]
+            first, longest = at, own
+    yield pairs[first:]
 
 
 class Teaching:
@@ -200,8 +200,9 @@ class Teaching:
         prefix, pairs = Source(self.tokenizer, iter(rows), self.asked.chat).batch(len(rows))
         trunk, head = trunk_and_head(self.model)
         tokens, loss = sum(len(answer) for _, answer in pairs), 0.0
+        longest = len(prefix) + max(len(rest) + len(answer) for rest, answer in pairs)
         self.optimizer.zero_grad()
-        for part in in_parts(pairs, self.at_once):
+        for part in in_parts(pairs, self.at_once, 0 if longest <= longest_sharing(trunk) else len(prefix)):
             part_loss = -answer_logprobs(trunk, head, prefix, part, self.pad_id)[0].sum() / tokens
             part_loss.backward()  # type: ignore[no-untyped-call]
             loss += float(part_loss.detach())
