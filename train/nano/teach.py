@@ -140,7 +140,7 @@ def _words(scenario: Scenario, game: Game, player: str) -> str:
 
 
 def in_parts(pairs: Pairs, tokens: int, prefix: int) -> Iterator[Pairs]:
-    """A batch in parts of at most so many tokens, filled up to the longest row; `prefix` are those that each rereads."""
+    """A batch in parts of at most so many tokens, filled up to the longest row; each row has `prefix` more."""
     first, longest = 0, 0
     for at, (rest, answer) in enumerate(pairs):
         own = prefix + len(rest) + len(answer)
