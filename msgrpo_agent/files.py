@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +46,29 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def replacing_folder(folder: Path, *, full: bool = False) -> Iterator[Path]:
+    """A temporary folder to put files into; they are synced, and it is moved into place whole.
+
+    What stands there may be an empty folder, and with `full` one that holds something; it goes in the last moment.
+    Raises OSError where this cannot be done; then nothing is left of it. What a killed writer leaves (`.NAME.*.part`)
+    is removed by whoever knows that nobody else writes there.
+    """
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{PART}")
+    try:
+        part.mkdir()
+        yield part
+        for file in part.iterdir():
+            sync_file(file)
+        sync_folder(part)
+        if full:
+            shutil.rmtree(folder, ignore_errors=True)
+        part.replace(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
+
+
 def check_regular(file: Path) -> None:
     """Raise OSError for a pipe, a device or a folder in the place of a file: to open one may take for ever."""
     if file.exists() and not file.is_file():
@@ -78,7 +103,7 @@ PART = ".part"  # how the name of a file ends that is being written
 
 
 def is_part(file: Path) -> bool:
-    """Whether a file is the temporary file of a killed writer."""
+    """Whether a file is the temporary file or folder of a killed writer."""
     return file.name.startswith(".") and file.name.endswith(PART)
 
 

@@ -7,8 +7,6 @@ from the headers of the safetensors files: no torch is imported and no weights a
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, RunError
-from msgrpo.files import read_regular, replace_bytes
+from msgrpo.files import read_regular, replacing_folder
 from msgrpo.models.paths import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -124,16 +122,9 @@ def same_base(first: str, second: str) -> bool:
 
 def write_version(root: Path, name: str, files: Mapping[str, bytes]) -> None:
     """Write an adapter's files as the folder `name`, which appears in one move. Raises OSError."""
-    part = root / f".{name}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir()
+    with replacing_folder(root / name) as part:
         for file, data in files.items():
-            replace_bytes(part / file, data)
-        os.replace(part, root / name)
-    except OSError:
-        shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
-        raise
+            (part / file).write_bytes(data)
 
 
 def list_runs(root: Path) -> list[TrainedAdapter]:

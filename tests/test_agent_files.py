@@ -23,7 +23,7 @@ from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import changing_run
 from msgrpo.evals.suites import EpisodeSeeds
-from msgrpo.files import replace_bytes, replace_text
+from msgrpo.files import is_part, replace_bytes, replace_text, replacing_folder
 from msgrpo.games import get_scenario
 from msgrpo.models.gguf_file import parameters
 from msgrpo.references import RandomAgent
@@ -69,6 +69,37 @@ def test_what_the_disk_refuses_leaves_what_was_there(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file.txt", "before")]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_folder_appears_whole_or_not_at_all(full: bool, tmp_path: Path) -> None:
+    """While it is written its place is as it was, and so it stays where the writing fails or is interrupted."""
+    place = tmp_path / "step-1"
+    place.mkdir()
+    if full:
+        (place / "before").touch()
+
+    def write(stopped: type[BaseException]) -> None:
+        with replacing_folder(place, full=full) as part:
+            (part / "half").touch()
+            assert is_part(part)
+            raise stopped
+
+    for stopped in (OSError, KeyboardInterrupt):
+        with pytest.raises(stopped):
+            write(stopped)
+        assert [one.name for one in place.iterdir()] == ["before"] * full
+    with replacing_folder(place, full=full) as part:
+        (part / "whole").touch()
+    assert list(tmp_path.rglob("*")) == [place, place / "whole"]
+
+
+def test_a_folder_that_holds_something_is_replaced_only_where_that_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with pytest.raises(OSError, match="not empty"), replacing_folder(tmp_path / "mine"):
+        pass
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine", tmp_path / "mine" / "notes.txt"]
 
 
 def test_text_is_written_in_utf8_in_any_locale(tmp_path: Path) -> None:

@@ -245,6 +245,10 @@ def test_what_is_put_in_place_was_synced_before(tmp_path: Path, monkeypatch: pyt
     assert done[1:] == ["moved", str(tmp_path)]
     assert done[0].startswith(str(tmp_path / ".f."))
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o666 & ~files._umask()
+    done.clear()
+    with files.replacing_folder(tmp_path / "folder") as part:
+        (part / "f").write_bytes(b"x")
+    assert done == [str(part / "f"), str(part), "moved", str(tmp_path)]
 
 
 @pytest.mark.parametrize(

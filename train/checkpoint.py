@@ -9,7 +9,6 @@ generator state to keep beyond that: every random draw is a function of (run see
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from msgrpo.errors import RunError
-from msgrpo.files import digest, replace_text, sync_folder
+from msgrpo.files import digest, replacing_folder
 
 KEEP = 2
 
@@ -53,23 +52,17 @@ def save(run: Path, state: State) -> Path:
     Raises RunError where there is no room; what was there before stays.
     """
     folder = run / "checkpoints" / f"step-{state.progress.step:06d}"
-    part = folder.with_suffix(".part")
+    saved = {part: getattr(state, part) for part in ("adapter", "optimizer", "memory")}
+    saved["progress"] = asdict(state.progress)
+    for left in folder.parent.glob("*.part"):  # by a killed writer
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        for left in folder.parent.glob("step-*.part"):  # by a killed writer
-            shutil.rmtree(left, ignore_errors=True)
-        part.mkdir(parents=True)
-        saved = {part: getattr(state, part) for part in ("adapter", "optimizer", "memory")}
-        saved["progress"] = asdict(state.progress)
-        with (part / "state.pt").open("wb") as file:
-            torch.save(saved, file)
-            file.flush()
-            os.fsync(file.fileno())
-        replace_text(part / "sha256", digest(part / "state.pt"))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)
-        sync_folder(folder.parent)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(folder, full=True) as part:
+            with (part / "state.pt").open("wb") as file:
+                torch.save(saved, file)
+            (part / "sha256").write_text(digest(part / "state.pt"))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        shutil.rmtree(part, ignore_errors=True)
         raise RunError(
             f"the checkpoint {folder} cannot be written: {error}",
             fix="free some disk space, then go on with the same command and --resume",

@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.files import check_regular, replace_bytes, replace_text, sync_file, sync_folder
+from msgrpo.files import check_regular, replace_bytes, replacing_folder
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
@@ -216,24 +216,15 @@ class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not ch
         return True
 
     def save(self) -> None:
-        """Write the checkpoint beside its place and rename it; older ones go."""
+        """Write the checkpoint; older ones go, and what a killed run left of one."""
         steps = self.model.num_timesteps
         place = self.out / CHECKPOINTS / str(steps)
         if not place.exists():
-            part = place.with_name(f".{steps}.part")
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            try:
+            place.parent.mkdir(exist_ok=True)
+            with replacing_folder(place) as part:
                 self.model.save(part / WEIGHTS)
                 _save_replay(self.model, part / REPLAY)
-                replace_text(part / CARD, json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
-                for file in part.iterdir():
-                    sync_file(file)
-                part.rename(place)
-                sync_folder(place.parent)
-            except OSError:
-                shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
-                raise
+                (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
         _publish(place, self.out)
         for other in (self.out / CHECKPOINTS).iterdir():
             if other != place:

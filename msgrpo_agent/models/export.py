@@ -6,10 +6,8 @@ Nothing is uploaded. The files are written beside `--out` and take its name in o
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ import torch
 
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
 from msgrpo.extras import needs
-from msgrpo.files import replace_text
+from msgrpo.files import replace_text, replacing_folder
 from msgrpo.models.asked import TAUGHT, trained_as
 from msgrpo.models.card import card, shown_base, shown_setting
 from msgrpo.models.loading import teacher_of
@@ -55,23 +53,17 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     asked = trained_as(run)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}", fix="choose another --out") from error
-    try:
-        *notes, command = WRITERS[to](Order(run, part, run.resolve().name, dtype))
-        teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}
-        taught = asked.model_dump(exclude_defaults=True) | teacher  # it is asked as the run was
-        replace_text(part / TAUGHT, json.dumps(taught, indent=2) + "\n")
-        part.chmod(0o755)
-        os.replace(part, out)
+        with replacing_folder(out) as part:
+            *notes, command = WRITERS[to](Order(run, part, run.resolve().name, dtype))
+            teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}
+            taught = asked.model_dump(exclude_defaults=True) | teacher  # it is asked as the run was
+            replace_text(part / TAUGHT, json.dumps(taught, indent=2) + "\n")
     except MsgrpoError:
         raise
     except Exception as error:  # the disk, or one of three libraries that write models
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
-        raise ModelError(f"{run} could not be written to {out}: {reason}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        fix = "choose another --out" if isinstance(error, OSError) else None
+        raise ModelError(f"{run} could not be written to {out}: {reason}", fix=fix) from error
     return [note.replace(str(part), str(out)) for note in (*notes, *_asked(asked), command)]
 
 

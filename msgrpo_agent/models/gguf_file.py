@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pydantic_core import from_json, to_json
 
 from msgrpo.errors import LONGEST_REASON, ModelError
 from msgrpo.extras import needs
-from msgrpo.files import check_regular, digest, open_lock, replace_bytes, sync_file, sync_folder
+from msgrpo.files import check_regular, digest, open_lock, replacing_folder
 
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
 CONVERSION = 2  # of the folder's name: what an older one made is made again (1 had not the file's splitting rule)
@@ -113,8 +112,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _convert(file: Path, folder: Path, header: Header) -> None:
     with needs(f"the model {file.name}", "gguf"):
         import gguf  # noqa: F401
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
-    try:
+    with replacing_folder(folder) as part:
         parameters = _save_dequantised(file, part, header.rule)
         if parameters != header.parameters:  # what it has no name for it passes over without a word
             raise ModelError(
@@ -124,14 +122,7 @@ def _convert(file: Path, folder: Path, header: Header) -> None:
         facts = {"file": file.name, "sha256": checksum(file), "bytes": file.stat().st_size}
         facts |= {"architecture": header.architecture, "parameters": parameters, "splitting": header.rule}
         facts["weights"] = "de-quantised, in bfloat16"
-        replace_bytes(part / FACTS, to_json(facts, indent=2) + b"\n")
-        for written in part.iterdir():
-            sync_file(written)
-        part.chmod(0o755)
-        part.replace(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        (part / FACTS).write_bytes(to_json(facts, indent=2) + b"\n")
 
 
 def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:

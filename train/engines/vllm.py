@@ -115,7 +115,7 @@ class VllmEngine:
         owner = out / OWNER
         old = owner.read_text(errors="replace").strip() if owner.is_file() else ""
         if re.fullmatch(r"\S+-[0-9a-f]{6}", old):
-            earlier = re.compile(rf"\.?{re.escape(old)}-v\d{{6,}}(\.part)?")
+            earlier = re.compile(rf"\.?{re.escape(old)}-v\d{{6,}}(\.\w+)*")
             asyncio.run(self._unload(fleet, [name for name in fleet.versions() if earlier.fullmatch(name)]))
         # The name of a model, and a part of a URL.
         called = re.sub(r"[^A-Za-z0-9_.]+", "-", out.resolve().name).strip("-.") or "run"
