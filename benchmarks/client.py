@@ -140,7 +140,7 @@ def in_tree(name: str, *homes: str) -> Any:
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    from msgrpo.models.loading import NANO_DIR
+    from msgrpo.models.paths import NANO_DIR
 
     return AutoTokenizer.from_pretrained(NANO_DIR)
 

@@ -99,6 +99,14 @@ def is_file(name: str | Path) -> bool:
         return False
 
 
+def is_folder(name: str | Path) -> bool:
+    """Whether there is such a folder; names that no file can have are none."""
+    try:
+        return Path(name).is_dir()
+    except OSError:
+        return False
+
+
 PART = ".part"  # how the name of a file ends that is being written
 
 

@@ -15,22 +15,15 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, RunError
-from msgrpo.files import read_regular, replacing_folder
-from msgrpo.models.paths import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    Shapes,
-    base_path,
-    is_folder,
-    read_adapter_config,
-    tensor_shapes,
-)
+from msgrpo.files import is_folder, read_regular, replacing_folder
+from msgrpo.models.headers import Shapes, tensor_shapes
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of, by_layer, read_adapter_config
+from msgrpo.models.paths import base_path
 from msgrpo.run_log import read_rows
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM's --max-lora-rank takes
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the base's own weights
 _UNSERVABLE = ("lm_head", "embed_tokens")  # vLLM has no LoRA layer for these
-_PEFT_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,7 @@ def list_runs(root: Path) -> list[TrainedAdapter]:
 def _describe(folder: Path) -> TrainedAdapter:
     base, problem = None, None
     try:
-        base = read_adapter_config(folder)["base_model_name_or_path"]
+        base = base_of(folder)
         adapter = read_adapter(folder)
         if is_folder(base_path(base)):
             check_fits(adapter, Path(base_path(base)))
@@ -195,15 +188,14 @@ def _unsupported(config: dict[str, Any]) -> list[str]:
 def _pairs(folder: Path) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Layer name → shapes of (A, B): r x in and out x r."""
     shapes = tensor_shapes(folder / ADAPTER_WEIGHTS)
-    halves: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, shape in shapes.items():
-        module, dot, half = name.removeprefix(_PEFT_PREFIX).removesuffix(".weight").rpartition(".")
-        if half not in ("lora_A", "lora_B") or not dot or len(shape) != 2:
-            raise ModelError(f"vLLM cannot serve the adapter {folder}: {name} is not part of a plain LoRA")
-        halves.setdefault(module, {})[half] = shape
-    lonely = [module for module, matrices in halves.items() if len(matrices) != 2]
-    if lonely or not halves:
+    layers = by_layer(shapes)
+    for module, parts in layers.items():
+        for part, name in parts.items():
+            if part not in ("A", "B") or not module or len(shapes[name]) != 2:
+                raise ModelError(f"vLLM cannot serve the adapter {folder}: {name} is not part of a plain LoRA")
+    lonely = [module for module, parts in layers.items() if len(parts) != 2]
+    if lonely or not layers:
         raise ModelError(
             f"{folder} is no complete adapter: " + (f"{lonely[0]} lacks a half" if lonely else "it is empty")
         )
-    return {module: (matrices["lora_A"], matrices["lora_B"]) for module, matrices in halves.items()}
+    return {module: (shapes[parts["A"]], shapes[parts["B"]]) for module, parts in layers.items()}

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from msgrpo.errors import MsgrpoError
 from msgrpo.loopback import is_own
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo.serve.adapters import check_fits, read_adapter, same_base
 from msgrpo.serve.vllm_command import is_model_name
 

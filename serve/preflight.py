@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from msgrpo.errors import ModelError, ServeError
+from msgrpo.files import is_folder
 from msgrpo.install import install_command
 from msgrpo.models.gguf_file import is_gguf, ready
-from msgrpo.models.paths import base_path, is_folder
+from msgrpo.models.paths import base_path
 from msgrpo.serve.vllm_command import ENTRY, Engine
 
 _IMPORT_FIX = "pip uninstall -y torchvision torchaudio torchcodec"

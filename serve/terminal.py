@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from msgrpo.errors import ServeError, UsageError
+from msgrpo.files import is_folder
 from msgrpo.loopback import is_loopback
 from msgrpo.models.asked import taught_as, trained_as
-from msgrpo.models.paths import is_folder
 from msgrpo.prompt import USUAL, Asked
 from msgrpo.serve.adapters import Adapter, check_fits, read_adapter
 from msgrpo.serve.preflight import (

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.serve.adapters import base_shapes
 from msgrpo.serve.vllm_command import Launch
 

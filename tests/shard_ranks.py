@@ -17,8 +17,8 @@ import msgrpo.models.shared_prefix as shared_prefix
 from msgrpo.agent import Completion
 from msgrpo.errors import MsgrpoError
 from msgrpo.games import get_scenario
-from msgrpo.models.loading import NANO_DIR
 from msgrpo.models.local import LocalModel
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines import contract
 from msgrpo.train.groups import Sample

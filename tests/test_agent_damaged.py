@@ -10,7 +10,7 @@ import pytest
 
 from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.models.dqn import CARD, WEIGHTS, read_card
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from msgrpo.run_log import CONFIG, METRICS, read_rows, settings
 from msgrpo.train.config import make_config
 from msgrpo.train.run_folder import config_of

@@ -28,8 +28,9 @@ from msgrpo.models.asked import Taught, taught_as, trained_as  # noqa: E402
 from msgrpo.models.card import card, shown_setting  # noqa: E402
 from msgrpo.models.export import export_run  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
+from msgrpo.models.lora import ADAPTER_WEIGHTS  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
-from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO_DIR, shipped_adapters  # noqa: E402
+from msgrpo.models.paths import NANO_DIR, shipped_adapters  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
 from msgrpo.prompt import PromptTemplate, as_given  # noqa: E402
 from msgrpo.specs import make_agent  # noqa: E402

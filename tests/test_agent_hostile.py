@@ -41,7 +41,8 @@ from msgrpo.limits import games_code, memory_within, within
 from msgrpo.models import loading
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
+from msgrpo.models.lora import ADAPTER_CONFIG
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.references import RandomAgent
 from msgrpo.train.engines.contract import canary_prompts

@@ -14,8 +14,9 @@ from msgrpo.agent import Sampling
 from msgrpo.errors import ModelError
 from msgrpo.games import get_scenario
 from msgrpo.models.generation import sample, uniforms
-from msgrpo.models.loading import ADAPTER_WEIGHTS, load_adapted, load_base
+from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
+from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, trunk_and_head
 from msgrpo.prompt import Prompt, PromptTemplate
 from tests.serve_fakes import write_adapter, write_safetensors

@@ -13,7 +13,8 @@ from msgrpo.errors import UsageError
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.game import Outcome, stream
 from msgrpo.games import get_scenario
-from msgrpo.models.paths import NANO_DIR, read_adapter_config, shipped_adapters
+from msgrpo.models.lora import read_adapter_config
+from msgrpo.models.paths import NANO_DIR, shipped_adapters
 from msgrpo.specs import make_agent
 from msgrpo.train.nano.words import Words, truth
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from msgrpo.errors import ModelError
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR, tensor_shapes
+from msgrpo.models.headers import tensor_shapes
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.serve.adapters import Adapter, check_fits, list_runs, read_adapter, same_base, served_rank
 from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NANO_DIR
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.serve.adapters import read_adapter
 from msgrpo.serve.guard import Guard
 from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors

@@ -26,7 +26,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from msgrpo.agent import Completion, Sampling
 from msgrpo.games import SCENARIOS
-from msgrpo.models.paths import ADAPTER_CONFIG, NANO_DIR
+from msgrpo.models.lora import ADAPTER_CONFIG
+from msgrpo.models.paths import NANO_DIR
 from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor

@@ -23,7 +23,7 @@ from msgrpo import files
 from msgrpo.errors import RunError, UsageError
 from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.files import digest, replace_bytes, replace_text
-from msgrpo.models.paths import ADAPTER_WEIGHTS
+from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.run_log import CONFIG, METRICS
 from msgrpo.train import checkpoint
 from msgrpo.train.checkpoint import Progress, State, load_latest

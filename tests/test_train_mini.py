@@ -10,7 +10,7 @@ import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 
-from msgrpo.models.paths import ADAPTER_WEIGHTS
+from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.train import mini
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet

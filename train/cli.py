@@ -76,7 +76,8 @@ def train(
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
         from msgrpo.models.asked import taught_as
-        from msgrpo.models.paths import ADAPTER_WEIGHTS, NANO
+        from msgrpo.models.lora import ADAPTER_WEIGHTS
+        from msgrpo.models.paths import NANO
         from msgrpo.train.beside import train_and_watch
         from msgrpo.train.config import make_config, preset_for, settings_given
         from msgrpo.train.display import closing_line, reporter

@@ -16,8 +16,9 @@ from torch.distributed import get_world_size, is_initialized
 
 from msgrpo.errors import RunError
 from msgrpo.files import replace_bytes
-from msgrpo.models.loading import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_base
+from msgrpo.models.loading import load_base
 from msgrpo.models.local import pad_id
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo.models.paths import absolute
 from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, longest_sharing, trunk_and_head
 from msgrpo.train.config import TrainConfig

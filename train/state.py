@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.models.paths import ADAPTER_WEIGHTS
+from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.train import checkpoint
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig

@@ -16,6 +16,7 @@ from msgrpo.files import is_file, read_regular, replace_text
 from msgrpo.games import SCENARIOS
 from msgrpo.games.outside import FIXED, offered
 from msgrpo.install import install_command
+from msgrpo.models.lora import ADAPTER_CONFIG
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import METRICS
 from msgrpo.text import printable
@@ -77,7 +78,7 @@ def with_recent(memory: Mapping[str, str], game: str) -> str:
 
 
 # What makes a folder below runs/ a trained run: the kind of its agent, and the file that names its scenario.
-RUN_FILES = {"adapter_config.json": ("adapter", "summary.json"), "dqn.json": ("dqn", "dqn.json")}
+RUN_FILES = {ADAPTER_CONFIG: ("adapter", "summary.json"), "dqn.json": ("dqn", "dqn.json")}
 
 
 def trained_on(file: Path) -> str:

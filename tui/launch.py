@@ -22,7 +22,7 @@ from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
 from msgrpo.loopback import is_loopback, is_own
-from msgrpo.models.paths import read_adapter_config
+from msgrpo.models.lora import read_adapter_config
 from msgrpo.specs import shipped
 from msgrpo.text import interval_text
 from msgrpo.tui import film

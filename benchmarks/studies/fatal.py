@@ -39,7 +39,7 @@ from msgrpo.episode import Episode, Turn
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.snake import DELTA, Snake
-from msgrpo.models.loading import ADAPTER_WEIGHTS
+from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.groups import Group
 from msgrpo.train.nano.words import DEADLY, Sight, Words, gap

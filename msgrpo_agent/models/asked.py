@@ -10,7 +10,8 @@ from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, first_fault
 from msgrpo.files import is_file, read_regular
-from msgrpo.models.paths import NANO, small_config
+from msgrpo.models.headers import small_config
+from msgrpo.models.paths import NANO
 from msgrpo.prompt import USUAL, Asked
 
 TAUGHT = "taught.json"  # beside what `teach` or `export` wrote: how it is asked, and how it was taught

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from msgrpo.files import read_regular
-from msgrpo.models.paths import NANO, NANO_DIR, read_adapter_config
+from msgrpo.models.lora import base_of
+from msgrpo.models.paths import NANO, NANO_DIR
 from msgrpo.prompt import PromptTemplate
 from msgrpo.text import as_json, counted, interval_text, printable
 
@@ -27,7 +28,7 @@ LONGEST = 10_000  # characters of a prompt's text
 
 def card(run: Path, name: str, *, merged: bool) -> str:
     """README.md with the head that the hub reads."""
-    base = shown_base(read_adapter_config(run)["base_model_name_or_path"])
+    base = shown_base(base_of(run))
     settings, summary = _object(run / "config.json"), _object(run / "summary.json")
     head = {"library_name": "transformers" if merged else "peft", "pipeline_tag": "text-generation"}
     if "/" in base:

@@ -20,8 +20,8 @@ from msgrpo.files import replace_text, replacing_folder
 from msgrpo.models.asked import TAUGHT, trained_as
 from msgrpo.models.card import card, shown_base, shown_setting
 from msgrpo.models.loading import teacher_of
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from msgrpo.models.merged import Adapter, merged, write_merged
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from msgrpo.prompt import Asked
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 import time
 import warnings
@@ -20,17 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
-from msgrpo.files import digest
+from msgrpo.files import digest, is_folder
 from msgrpo.models.asked import run_settings, taught_as, trained_as
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
-from msgrpo.models.paths import ADAPTER_CONFIG as ADAPTER_CONFIG
-from msgrpo.models.paths import ADAPTER_WEIGHTS as ADAPTER_WEIGHTS
-from msgrpo.models.paths import NANO as NANO
-from msgrpo.models.paths import NANO_DIR as NANO_DIR
-from msgrpo.models.paths import NANO_SIZED, check_base, is_folder, own_code, parameters_of, tensor_shapes
-from msgrpo.models.paths import base_path as base_path
-from msgrpo.models.paths import read_adapter_config as read_adapter_config
+from msgrpo.models.lora import ADAPTER_WEIGHTS, adapter_arguments, base_of, read_adapter_config
+from msgrpo.models.paths import NANO, NANO_DIR, NANO_SIZED, base_path, check_base, own_code, parameters_of
 from msgrpo.models.proof import prepare
 from msgrpo.text import printable
 
@@ -187,72 +181,6 @@ def _look_at_hub(name: str) -> None:
         HfApi().model_info(name, timeout=HUB_S)
 
 
-def adapter_arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an adapter's config makes its layers: a plain LoRA's, each value checked.
-
-    The layers are those that the weights name: a pattern from a file is no pattern that is run over anything. Raises
-    ModelError for a config that asks for more than that.
-    """
-    tensors = [name for name in tensor_shapes(folder / ADAPTER_WEIGHTS) if ".lora_" in name]
-    named = {name.rsplit(".lora_", 1)[0].removeprefix("base_model.model.") for name in tensors}
-    settings = {key: config[key] for key in PLAIN if key in config}
-    odd = [key for key in NOT_PLAIN if config.get(key)] + [
-        key
-        for key, kind in PLAIN.items()
-        if key in settings and not (isinstance(settings[key], kind) and _fits(settings[key], len(named)))
-    ]
-    inits = config.get("init_lora_weights")
-    if config.get("peft_type", "LORA") != "LORA":
-        odd.append("peft_type")
-    if isinstance(inits, str) and inits.lower().startswith(CHANGES_BASE):
-        odd.append("init_lora_weights")
-    if odd or "r" not in settings or not named:
-        seen = ", ".join(f"{key}={str(config.get(key))[:60]}" for key in odd) or "no rank, or no layer"
-        raise ModelError(
-            f"the adapter {folder} is no plain LoRA of this project's kind: {seen}",
-            fix="train one, or merge it into its base with the tool that made it",
-        )
-    return settings | {"target_modules": sorted(named), "task_type": "CAUSAL_LM", "init_lora_weights": False}
-
-
-# A LoRA's own settings and their types; settings that make it something else; inits that change the base's weights.
-PLAIN: dict[str, Any] = {
-    "r": int,
-    "lora_alpha": (int, float),
-    "rank_pattern": dict,
-    "alpha_pattern": dict,
-    "use_rslora": bool,
-    "use_dora": bool,
-    "fan_in_fan_out": bool,
-}
-NOT_PLAIN = (
-    "modules_to_save",
-    "layer_replication",
-    "megatron_config",
-    "trainable_token_indices",
-    "lora_bias",
-    "alora_invocation_tokens",
-    "use_qalora",
-    "use_bdlora",
-    "eva_config",
-    "target_parameters",
-)
-CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
-LARGEST = 8192  # rank, and alpha
-
-
-def _fits(value: Any, layers: int) -> bool:
-    """Whether a number is one that a layer can have; of a pattern, all of them, and plain names beside them, of which
-    there are no more than layers: each is tried on each layer.
-    """
-    if isinstance(value, bool):
-        return True
-    if isinstance(value, dict):
-        plain = all(re.fullmatch(r"[\w.]{1,200}", key) and _fits(nested, layers) for key, nested in value.items())
-        return plain and len(value) <= layers
-    return isinstance(value, (int, float)) and 0 < value <= LARGEST
-
-
 def nano() -> LocalModel:
     """The embedded model."""
     model = LocalModel(NANO, *load_base(NANO))
@@ -293,7 +221,7 @@ def teacher_of(folder: Path) -> dict[str, str]:
     """
     if isinstance(teacher := run_settings(folder).get("teacher"), str):
         return {"teacher": printable(teacher)[:200]}
-    return _taught_by(str(folder)) or _taught_by(read_adapter_config(folder)["base_model_name_or_path"])
+    return _taught_by(str(folder)) or _taught_by(base_of(folder))
 
 
 def _taught_by(base: str) -> dict[str, str]:

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from msgrpo.errors import ModelError
-from msgrpo.models.loading import ADAPTER_WEIGHTS, adapter_arguments, base_path, load_adapted
-from msgrpo.models.paths import read_adapter_config
+from msgrpo.models.loading import load_adapted
+from msgrpo.models.lora import ADAPTER_WEIGHTS, adapter_arguments, by_layer, read_adapter_config
+from msgrpo.models.paths import base_path
 
 PEFTS_ALPHA = LoraConfig().lora_alpha  # where an adapter's config names none
 
@@ -38,14 +39,13 @@ class Adapter:
         weights = load_file(run / ADAPTER_WEIGHTS)
         if not all(bool(matrix.isfinite().all()) for matrix in weights.values()):
             raise ModelError(f"the adapter {run} holds no numbers (NaN, or infinite ones): its weights are damaged")
-        whole = all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in weights)
-        layers = {}
-        for name in weights:
-            if name.endswith(".lora_A.weight"):
-                stem = name.removesuffix(".lora_A.weight")
-                layer = stem.removeprefix("base_model.model.")
-                b = weights[f"{stem}.lora_B.weight"].float()
-                layers[layer] = (weights[name].float(), b * _scale(settings, layer))
+        tensors = by_layer(weights)
+        whole = all(parts.keys() == {"A", "B"} for parts in tensors.values())
+        layers = {
+            layer: (weights[parts["A"]].float(), weights[parts["B"]].float() * _scale(settings, layer))
+            for layer, parts in tensors.items()
+            if "A" in parts
+        }
         return cls(config["base_model_name_or_path"], layers, whole)
 
     def squared_change(self) -> float:

@@ -1,4 +1,4 @@
-"""Where models and adapters lie on disk. No torch: serving and listing read this too."""
+"""Where base models lie on disk, and what is refused there. No torch: serving and listing read this too."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
-from safetensors import SafetensorError, safe_open
 
 from msgrpo.errors import ModelError
-from msgrpo.files import check_regular, read_regular
+from msgrpo.files import check_regular, is_folder, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
+from msgrpo.models.headers import check_header, small_config, tensor_shapes
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 NANO_SIZED = 20_000_000  # parameters up to which a base counts as small as nano
-Shapes = dict[str, tuple[int, ...]]
-LARGEST_CONFIG = 8 * 2**20  # bytes of a config
-LARGEST_HEADER = 16 * 2**20  # bytes of a safetensors file's list of tensors
 NANO = "nano"
 NANO_DIR = Path(__file__).parents[1] / "nano"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def base_path(base: str) -> str:
@@ -49,52 +46,6 @@ def absolute(base: str) -> str:
 def shipped_adapters() -> dict[str, Path]:
     """The adapters that come with nano, by the scenario that they were trained on."""
     return {path.parent.name: path.parent for path in sorted(NANO_DIR.glob(f"adapters/*/{ADAPTER_WEIGHTS}"))}
-
-
-def is_folder(name: str | Path) -> bool:
-    """Whether there is such a folder; names that no file can have are none."""
-    try:
-        return Path(name).is_dir()
-    except OSError:
-        return False
-
-
-def small_config(file: Path) -> bytes:
-    """A config file whole. Raises ModelError for one that is none by its size."""
-    if file.stat().st_size > LARGEST_CONFIG:
-        raise ModelError(f"{file} has {file.stat().st_size:,} bytes; no config has more than {LARGEST_CONFIG:,}")
-    return read_regular(file)
-
-
-def check_header(file: Path) -> int:
-    """How many tensors a safetensors file lists. Raises ModelError where the list is damaged, or too long for one."""
-    check_regular(file)
-    with file.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        if length > LARGEST_HEADER:
-            raise ModelError(
-                f"{file} is no complete safetensors file: it says that its list of tensors has {length:,} bytes",
-                fix="copy or train it again",
-            )
-        try:
-            return len(from_json(handle.read(length)))
-        except (ValueError, TypeError) as error:
-            raise ModelError(
-                f"{file} is no complete safetensors file: its list of tensors is damaged: {error}",
-                fix="copy or train it again",
-            ) from error
-
-
-def tensor_shapes(file: Path) -> Shapes:
-    """Tensor name → shape, from the header. Raises ModelError when the file is torn or no safetensors."""
-    try:
-        check_header(file)
-        with safe_open(file, framework="numpy") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise ModelError(f"{file} is no complete safetensors file: {error}", fix="copy or train it again") from error
 
 
 def parameters_of(base: str) -> int | None:
@@ -175,25 +126,3 @@ def own_code(base: str) -> str | None:
         if named:
             return str(named)[:80]
     return None
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The adapter's own config, after checking that the folder holds a complete adapter."""
-    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-        if not is_folder(folder) or not (folder / name).is_file():
-            raise ModelError(
-                f"{folder} is no complete adapter: {name} is missing",
-                fix="msgrpo adapters lists the runs; msgrpo train frozen-lake --out runs/frozen-lake trains one",
-            )
-    try:
-        config = from_json(small_config(folder / ADAPTER_CONFIG))
-    except OSError as error:
-        raise ModelError(f"{folder / ADAPTER_CONFIG} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"{folder / ADAPTER_CONFIG} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{folder / ADAPTER_CONFIG} holds no JSON object")
-    base = config.get("base_model_name_or_path")
-    if not isinstance(base, str) or not 0 < len(base) < 1024:
-        raise ModelError(f"{folder / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
-    return config

@@ -16,7 +16,9 @@ from pydantic_core import from_json
 
 from msgrpo.errors import RunError
 from msgrpo.files import replace_bytes
-from msgrpo.models.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, absolute, tensor_shapes
+from msgrpo.models.headers import tensor_shapes
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, by_layer
+from msgrpo.models.paths import absolute
 from msgrpo.text import as_json
 
 LARGEST = 4 * 2**30  # bytes of an adapter
@@ -34,9 +36,7 @@ def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> Non
         part = out / f"{ADAPTER_WEIGHTS}.part"
         replace_bytes(part, members[ADAPTER_WEIGHTS])
         try:
-            layers = {
-                name.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for name in tensor_shapes(part) if ".lora_" in name
-            }
+            layers = {layer.rpartition(".")[2] for layer in by_layer(tensor_shapes(part)) if layer}
         finally:
             part.unlink()
         config |= {"base_model_name_or_path": absolute(base), "target_modules": sorted(layers)}  # some name none
