@@ -151,7 +151,8 @@ def test_the_page_on_training_names_every_metric_and_no_other() -> None:
 
 
 def test_the_page_on_training_shows_the_presets() -> None:
-    from msgrpo.train.config import PRESETS, TrainConfig
+    from msgrpo.train.config import TrainConfig
+    from msgrpo.train.presets import PRESETS
 
     rows = re.findall(
         r"^\| `([\w-]+)` \|.*\| (\d+) × (\d+) \| (\d+) \| ([\d.e-]+) \|$", TRAINING.read_text(), re.MULTILINE

@@ -16,18 +16,16 @@ from msgrpo.errors import UsageError
 from msgrpo.games import SCENARIOS
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import CONFIG
+from msgrpo.train.backends import BACKENDS, ROLLOUTS
 from msgrpo.train.config import (
-    BACKENDS,
-    CHOSEN,
     MANY,
     NUMBERED,
-    PRESETS,
-    ROLLOUTS,
     EvaluationSettings,
     MicroBatching,
     TrainConfig,
     make_config,
 )
+from msgrpo.train.presets import CHOSEN, PRESETS
 from msgrpo.train.rivals import RIVALS
 from msgrpo.train.run_folder import check_folder
 from msgrpo.train.settings import settings_of

@@ -32,14 +32,15 @@ from msgrpo.models.shared_prefix import answer_logprobs
 from msgrpo.prompt import USUAL, Prompt, PromptTemplate, make_template
 from msgrpo.run_log import alone
 from msgrpo.specs import make_agent
-from msgrpo.train import config as settings
-from msgrpo.train.config import PRESETS, make_config, preset_for
+from msgrpo.train import presets
+from msgrpo.train.config import make_config
 from msgrpo.train.nano import sampled
 from msgrpo.train.nano import teach as teaching
 from msgrpo.train.nano.build import Row, build
 from msgrpo.train.nano.sampled import own_rows
 from msgrpo.train.nano.teach import ANSWERS, BEGUN, Teaching, rows_of, teach
 from msgrpo.train.nano.words import Words
+from msgrpo.train.presets import PRESETS, preset_for
 
 LAKE = get_scenario("frozen-lake")
 ROOT = Path(__file__).parents[1]
@@ -513,7 +514,7 @@ def test_a_damaged_beginning_is_named_and_kept(tmp_path: Path) -> None:
 
 def test_a_base_of_another_size_never_gets_nanos_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"small": 135_000_000, "large": 3_000_000_000, "org/unknown": None, "taught": 900_000}
-    monkeypatch.setattr(settings, "parameters_of", lambda base: sizes[base])
+    monkeypatch.setattr(presets, "parameters_of", lambda base: sizes[base])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [preset_for(base) for base in sizes] == ["small", "paper", "paper", "nano"]
     for base in ("small", "large", "org/unknown"):

@@ -79,8 +79,9 @@ def train(
         from msgrpo.models.lora import ADAPTER_WEIGHTS
         from msgrpo.models.paths import NANO
         from msgrpo.train.beside import train_and_watch
-        from msgrpo.train.config import make_config, preset_for, settings_given
+        from msgrpo.train.config import make_config, settings_given
         from msgrpo.train.display import closing_line, reporter
+        from msgrpo.train.presets import preset_for
         from msgrpo.train.ranks import launched_as
         from msgrpo.train.run_folder import check_folder, config_of, resume_command, writing
         from msgrpo.train.sinks import check_logs

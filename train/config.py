@@ -1,4 +1,4 @@
-"""TrainConfig: the settings of a run, with their sources; and the presets.
+"""TrainConfig: the settings of a run, with their sources; and how they come together.
 
 [P] arXiv 2508.10839, [V] Verlog, [ours] a choice that no source gives, with its reason.
 """
@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -31,34 +30,18 @@ from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
 from msgrpo.models.asked import taught_as
 from msgrpo.models.gguf_file import is_gguf
-from msgrpo.models.paths import NANO, NANO_SIZED, parameters_of
+from msgrpo.models.paths import NANO
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
+from msgrpo.train.backends import BACKENDS, ROLLOUTS, Hf, RolloutSettings, Servers, Tinker, Vllm, computed, played
 from msgrpo.train.mixture import names_of, weights_of
+from msgrpo.train.presets import CHOSEN, PRESETS, preset_for
 from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed, rival
 from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select, Teacher
 from msgrpo.train.rivals.paper import AAW, Clip, WholeReturn
 
-Kind = TypeVar("Kind", bound=BaseModel)
 MANY = 100_000  # above this a number of episodes or passes is a slip of the keyboard, and would not fit in memory
 OPPONENTS = ("base", "random", "optimal", "nano")
-
-
-def _setting(key: str, value: str, kind_of: Callable[[str], type[Kind]]) -> Kind:
-    """What `name(key=value, …)` makes; `none` is nothing, as `--settings` lists it. Raises ValueError, which names
-    the setting and what it takes.
-    """
-    try:
-        name, given = parsed(value)
-        kind = kind_of(name)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
-    nothing = {part for part, field in kind.model_fields.items() if field.default is None}
-    try:
-        return kind.model_validate({k: None if k in nothing and v == "none" else v for k, v in given.items()})
-    except ValidationError as error:
-        takes = ", ".join(kind.model_fields) or "nothing"
-        raise ValueError(f"{key}={name}: {first_fault(error, 'its settings')}; it takes {takes}") from error
 
 
 def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
@@ -72,97 +55,6 @@ def _named(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
         raise ValueError(f"give it as text: {kind}=name(key=value, …)")
 
     return BeforeValidator(read), PlainSerializer(str, return_type=str)
-
-
-class RolloutSettings(BaseModel):
-    """What every kind of rollouts takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    ahead: int = Field(0, ge=0, le=4, description="updates that they run ahead, while the trainer learns")
-
-
-class Hf(RolloutSettings):
-    """This process plays."""
-
-
-class Vllm(RolloutSettings):
-    """vLLM plays: a child of this process, or servers that --ray starts."""
-
-    gpu_share: float = Field(0.45, gt=0, lt=1, description="of the GPU's memory")
-    max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer")
-    servers: int = Field(0, ge=0, le=MANY, description="that --ray starts; without: one that ends with this process")
-    tensor_parallel: int = Field(1, ge=1, le=1024, description="GPUs of one node for each of these servers")
-
-    @model_validator(mode="after")
-    def _of_servers(self) -> Self:
-        if self.tensor_parallel > 1 and not self.servers:
-            raise ValueError(f"tensor_parallel={self.tensor_parallel} is for servers that --ray starts: servers=1")
-        return self
-
-
-class Servers(RolloutSettings):
-    """vLLM servers play that run already."""
-
-    at: Clean = Field(
-        min_length=1, description="URLs of vLLM servers that run already, spaces between: http://a:8000 http://b:8000"
-    )
-    adapters: Clean = Field(
-        min_length=1, description="folder that they and the trainer share, for the adapter's versions"
-    )
-
-    @property
-    def urls(self) -> list[str]:
-        """Each without its path."""
-        return [url.rstrip("/").removesuffix("/v1") for url in self.at.split()]
-
-    @model_validator(mode="after")
-    def _has_urls(self) -> Self:
-        for url in self.urls:
-            if not re.fullmatch(r"https?://[^/\s@?#]+", url):
-                raise ValueError(f"{url!r} is not http://host:port")
-        if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"at names a server twice: {self.at}")
-        return self
-
-
-ROLLOUTS: dict[str, type[RolloutSettings]] = {"hf": Hf, "vllm": Vllm, "servers": Servers}
-
-
-class Tinker(BaseModel):
-    """A service computes, which TINKER_BASE_URL names; prices are US$ for a million tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    prefill: float | None = Field(None, ge=0, lt=1e6, description="of prompts that are read")
-    sample: float | None = Field(None, ge=0, lt=1e6, description="of answers")
-    train: float | None = Field(None, ge=0, lt=1e6, description="of turns that are trained on")
-    max_cost: float | None = Field(None, gt=0, description="US$ that a run may spend, all resumptions together")
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if len({price is None for price in self._prices}) > 1:
-            raise ValueError("a price has three parts: prefill=0.1, sample=0.3, train=0.3")
-        return self
-
-    @property
-    def _prices(self) -> tuple[float | None, float | None, float | None]:
-        return self.prefill, self.sample, self.train
-
-    @property
-    def prices(self) -> tuple[float, float, float] | None:
-        """Those that a person gave."""
-        prefill, sample, train = self._prices
-        return None if prefill is None or sample is None or train is None else (prefill, sample, train)
-
-
-class Local(BaseModel):
-    """This machine computes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-BACKENDS: dict[str, type[Local | Tinker]] = {"local": Local, "tinker": Tinker}
 
 
 class Numbered(BaseModel):
@@ -418,15 +310,7 @@ class TrainConfig(BaseModel):
     @property
     def played(self) -> RolloutSettings:
         """The settings of `rollouts`: what plays, and with what."""
-
-        def kind_of(name: str) -> type[RolloutSettings]:
-            if name not in ROLLOUTS:
-                raise ValueError(f"{self.rollouts!r} is not hf, vllm or servers(at=http://host:port, adapters=DIR)")
-            return ROLLOUTS[name]
-
-        if "://" in self.rollouts.partition("(")[0]:
-            kind_of(self.rollouts)
-        return _setting("rollouts", self.rollouts, kind_of)
+        return played(self.rollouts)
 
     @property
     def vllm(self) -> Vllm | None:
@@ -456,13 +340,7 @@ class TrainConfig(BaseModel):
     @property
     def service(self) -> Tinker | None:
         """The settings of `backend=tinker`; None where this machine computes."""
-
-        def kind_of(name: str) -> type[Local | Tinker]:
-            if name not in BACKENDS:
-                raise ValueError(f"{name!r} is not local, or tinker(max_cost=…)")
-            return BACKENDS[name]
-
-        backend = _setting("backend", self.backend, kind_of)
+        backend = computed(self.backend)
         return backend if isinstance(backend, Tinker) else None
 
     @property
@@ -474,104 +352,6 @@ class TrainConfig(BaseModel):
     @property
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # Two CPU cores, minutes. All values ours; several were compared in single trial runs only.
-    "nano": {},
-    # A model of up to a billion parameters on a CPU, where an update of nano's 384 episodes would take an hour. All
-    # values ours. Without KL the reference's forward pass, a fifth of the update, is saved.
-    "small": {
-        "groups": 4,
-        "group_size": 16,
-        "steps": 30,
-        "evaluation": "50(every=10)",
-        "checkpoint_every": 1,
-        "learning_rate": 5e-4,
-        "loss": "clip(kl=0)",
-        "minibatches": 2,
-        "micro_batch": "2048",
-    },
-    # The same on a GPU, where many rows cost what a few do. All values ours; a 0.5B learned with them on one seed
-    # (docs/results/qwen-0.5b.md); the only others, a rate of 3e-4 without `explore`, lost their entropy.
-    "small-gpu": {
-        "groups": 32,
-        "group_size": 16,
-        "steps": 40,
-        "evaluation": "100(every=10)",
-        "checkpoint_every": 10,
-        "learning_rate": 2.5e-4,
-        "explore": "entropy(target=0.04)",
-        "loss": "clip(kl=0)",
-        "minibatches": 4,
-    },
-    # The paper's run. [P]: base, G, G′, 700 updates, one group, evaluation on the same 50 episodes, LoRA on all
-    # linear layers. Ours, because no source gives them: learning rate, rank, alpha, KL, clip range, temperature,
-    # token limit, format penalty, passes and minibatches.
-    "paper": {
-        "base": "Qwen/Qwen2.5-3B-Instruct",
-        "groups": 1,
-        "group_size": 100,
-        "select": "aaw(keep=25)",
-        "steps": 700,
-        "evaluation": "50(every=50)",
-        "max_tokens": 200,
-        "learning_rate": 2e-5,
-        "lora_rank": 32,
-        "minibatches": 1,
-        "micro_batch": "16384(checkpointing=true)",
-    },
-}
-
-
-# Parameters up to which a base has the settings of `small`, or of `small-gpu`.
-SMALL = 1_200_000_000
-
-
-def preset_for(base: str) -> str:
-    """The preset of a base that none was named for: by its size, and by whether there is a GPU.
-
-    `nano` for models of nano's size (nano taught a game is one), `small` for those that a CPU can train, on a GPU
-    `small-gpu`, else `paper`; that too where the size cannot be seen, since nothing of a hub's model lies here yet.
-    """
-    size = parameters_of(base)
-    if size is not None and size <= NANO_SIZED:
-        return "nano"
-    if size is None or size > SMALL:
-        return "paper"
-    return "small-gpu" if torch.cuda.is_available() else "small"
-
-
-# What `msgrpo train SCENARIO` begins with for nano, so that it ends in time on two cores. Those of `frozen-lake` and
-# `snake` come from trial runs, looked at on validation starts only; the others were chosen for their time alone
-# (`benchmarks/default_runs.py`), and nothing is known of what they reach. A game that is not here takes the preset.
-FEW: dict[str, Any] = {  # for long episodes
-    "groups": 2,
-    "group_size": 12,
-    "select": "aaw(keep=6)",
-    "steps": 40,
-    "evaluation": "50",
-}
-CHOSEN: dict[str, dict[str, Any]] = {
-    "frozen-lake": {"steps": 40},
-    "frozen-lake-big-slippery": {"groups": 8},
-    "frozen-lake-4x4": {"groups": 8, "evaluation": "100"},
-    "frozen-lake-8x8": FEW,
-    "snake": {  # several rewards an episode: what comes much later is not a turn's doing, and dying must be named
-        "credit": "to-go(gamma=0.6)",
-        "groups": 8,
-        "group_size": 12,
-        "select": "aaw(keep=12)",
-        "minibatches": 24,
-        "loss": "clip(kl=0.05)",
-        "steps": 40,
-        "evaluation": "100(every=10)",
-    },
-    "snake-poison-apple": {"groups": 4, "steps": 40, "evaluation": "100"},
-    "snake-poison-apple-and-banana": {"groups": 4, "steps": 40, "evaluation": "100"},
-    "snake-solo": FEW,
-    "snake-duel": {"groups": 2, "steps": 40, "evaluation": "100"},
-}
 
 
 def make_config(

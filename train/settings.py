@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from msgrpo.prompt import PromptTemplate
-from msgrpo.train.config import BACKENDS, NUMBERED, ROLLOUTS, TrainConfig
+from msgrpo.train.backends import BACKENDS, ROLLOUTS
+from msgrpo.train.config import NUMBERED, TrainConfig
 from msgrpo.train.rivals import RIVALS, rival
 
 
