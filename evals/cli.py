@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from msgrpo.errors import UsageError
-from msgrpo.evals.options import Given, takes
-from msgrpo.output import Chat, Json, out, print_json, say
+from msgrpo.evals.options import Given
+from msgrpo.output import Chat, Json, out, print_json, say, takes
 from msgrpo.text import interval_text, printable
 
 commands = typer.Typer()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
-from functools import wraps
-from inspect import Parameter, Signature
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated
 
 import typer
 
 from msgrpo.output import Chat, HowAsked, Json
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -76,28 +71,3 @@ class Given:
         str | None, typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; auto: the one here, or a new one.")
     ] = None
     as_json: Json = False
-
-
-def takes(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Makes of `command(given)` a command with an option for every field of the dataclass `kind`."""
-    hints = get_type_hints(kind, include_extras=True)
-    parameters = [
-        Parameter(
-            option.name,
-            Parameter.KEYWORD_ONLY,
-            default=option.default if option.default_factory is MISSING else option.default_factory(),
-            annotation=hints[option.name],
-        )
-        for option in fields(kind)  # type: ignore[arg-type]
-    ]
-
-    def decorated(command: Callable[[T], None]) -> Callable[..., None]:
-        @wraps(command)
-        def run(**values: Any) -> None:
-            command(kind(**values))
-
-        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = hints
-        return run
-
-    return decorated

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import wraps
+from inspect import Parameter, Signature
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
@@ -11,6 +15,7 @@ from rich.text import Text
 
 from msgrpo.text import as_json, printable
 
+T = TypeVar("T")
 # a name may hold :x:, which is no sign of rich here
 out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
@@ -45,3 +50,28 @@ def say_error(message: str) -> None:
     """Write an error; on a terminal its lines end between words. What is to be copied is `say`'s."""
     line = Text.assemble(("error: ", "bold red"), message)
     err.print(line, highlight=False, soft_wrap=not err.is_terminal)
+
+
+def takes(kind: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Makes of `command(given)` a command with an option for every field of the dataclass `kind`."""
+    hints = get_type_hints(kind, include_extras=True)
+    parameters = [
+        Parameter(
+            option.name,
+            Parameter.KEYWORD_ONLY,
+            default=option.default if option.default_factory is MISSING else option.default_factory(),
+            annotation=hints[option.name],
+        )
+        for option in fields(kind)  # type: ignore[arg-type]
+    ]
+
+    def decorated(command: Callable[[T], None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            command(kind(**values))
+
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = hints
+        return run
+
+    return decorated

@@ -2,198 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from msgrpo.errors import UsageError
 from msgrpo.extras import needs
-from msgrpo.output import Chat, HowAsked, Json, err, out, print_json, say
+from msgrpo.output import Chat, HowAsked, Json, err, out, print_json, say, takes
 from msgrpo.signals import ending_as_interrupt
-from msgrpo.text import counted
-
-if TYPE_CHECKING:
-    from msgrpo.train.config import TrainConfig
+from msgrpo.train.options import Given
 
 commands = typer.Typer()
 nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
 
 
 @commands.command()
-def train(
-    scenario: Annotated[
-        str | None, typer.Argument(help="Scenario to train on (see `msgrpo games`); several with commas: a mixture.")
-    ] = None,
-    base: Annotated[str | None, typer.Option(help="nano, a folder, a GGUF file, or a hub name.")] = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/SCENARIO.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="nano, small, small-gpu or paper; default: by the base and the device.")
-    ] = None,
-    config_file: Annotated[Path | None, typer.Option("--config", help="JSON file with settings.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="key=value, any setting; repeatable. Some take more: 'evaluation=200(every=15, film=3)'."
-        ),
-    ] = None,
-    rollouts: Annotated[
-        str | None,
-        typer.Option(help="What plays: hf (this process), vllm (a child), or servers(at=URL URL, adapters=DIR)."),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(help="What computes: local, or tinker(max_cost=20), a service: see TINKER_BASE_URL."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the run would cost at that service, and end.")
-    ] = False,
-    show: Annotated[
-        bool, typer.Option("--settings", help="List every setting, as this run would have it, and end.")
-    ] = False,
-    log: Annotated[list[str] | None, typer.Option(help="wandb or trackio, beside TensorBoard; repeatable.")] = None,
-    resume: Annotated[
-        bool, typer.Option(help="Go on with the run in --out, by its own settings; starts it where there is none.")
-    ] = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster; auto: the one here, or a new one."),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch it learn, in the terminal app.")] = False,
-    as_json: Json = False,
-) -> None:
+@takes(Given)
+def train(given: Given) -> None:
     """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
-    if watch and sys.stdout.isatty():  # torch alone takes seconds to load
+    if given.watch and sys.stdout.isatty():  # torch alone takes seconds to load
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
-        from msgrpo.models.asked import taught_as
-        from msgrpo.models.lora import ADAPTER_WEIGHTS
-        from msgrpo.models.paths import NANO
-        from msgrpo.train.beside import train_and_watch
-        from msgrpo.train.config import make_config, settings_given
-        from msgrpo.train.display import closing_line, reporter
-        from msgrpo.train.presets import preset_for
-        from msgrpo.train.ranks import launched_as
-        from msgrpo.train.run_folder import check_folder, config_of, resume_command, writing
-        from msgrpo.train.sinks import check_logs
+        from msgrpo.train import command
 
-    given: dict[str, Any] = {"scenario": scenario, "base": base, "steps": steps, "seed": seed, "rollouts": rollouts}
-    given |= {"backend": backend}
-    check_logs(log or ())
-
-    def configured(held: TrainConfig | None) -> TrainConfig:
-        return make_config(preset, file=config_file, settings=settings or (), given=given, held=held)
-
-    folder = out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), resume)
-    said = settings_given(file=config_file, settings=settings or (), given=given)
-    held = config_of(folder, said) if resume else None
-    if resume and held is None and not (scenario or config_file):
-        fix = f"begin one: msgrpo train frozen-lake --out {folder}"
-        raise UsageError(f"{folder} holds no run to go on with", fix=fix)
-    config = configured(held)
-    if show:
-        _show_settings(config, as_json)
-        return
-    if dry_run:
-        _show_cost(config, as_json)
-        return
-    if ray is None and (config.servers or config.trainers != "1"):
-        raise UsageError(
-            f"rollouts={config.rollouts} and trainers={config.trainers} are started on a Ray cluster",
-            fix="--ray auto; on one machine without Ray: torchrun --nproc-per-node 2 -m msgrpo.cli train …",
-        )
-    first = launched_as() == 0
-    if first:  # what loads models takes seconds more to import
-        with writing(folder):
-            check_folder(folder, config, resume)
-    if watch:
-        arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
-        raise typer.Exit(train_and_watch([*arguments, *(() if out_dir else ("--out", str(folder)))], folder))
-    if ray is None:  # on a cluster the ranks load it
-        with needs("msgrpo train", "train"):
-            from msgrpo.train.loop import train as run
-    with reporter(err, config, silent=as_json or not first) as report:
-        report.note(f"{config.base} on {config.scenario}, {counted(config.steps, 'update')} → {folder}")
-        if held is None and preset is None and config.base != NANO and not config_file:
-            report.note(
-                f"settings of the preset {preset_for(config.base)}, by the base's size; --preset names another"
-            )
-        taught = taught_as(config.base) if held is None else None
-        if taught is not None and (taught.prompt, taught.chat) == (config.prompt, config.chat):
-            report.note(f"asked with {taught.said}, as its base was when it was taught")
-        try:
-            if ray is not None:
-                with needs("msgrpo train --ray", "ray"):
-                    from msgrpo.train.cluster import train_on_ray
-                summary = train_on_ray(config, folder, ray, resume=resume, report=report, logs=log or ())
-            else:
-                summary = run(config, folder, resume=resume, report=report, logs=log or ())
-        except KeyboardInterrupt:
-            report.note(f"stopped; go on with: {resume_command(folder, ray)}")
-            raise
-    if not first:
-        return
-    if as_json:
-        print_json(summary | {"out": str(folder)})
-        return
-    out.print(closing_line(summary), markup=False, highlight=False, soft_wrap=True)
-    what = "adapter, curve.png" if (folder / ADAPTER_WEIGHTS).is_file() else "curve.png"
-    say(f"{what} and transcripts: {folder}")
-
-
-def _show_settings(config: TrainConfig, as_json: bool) -> None:
-    """`--settings`. Nothing is trained."""
-    from msgrpo.train.settings import settings_of, settings_table
-
-    if as_json:
-        print_json([asdict(setting) for setting in settings_of(config)])
-    else:
-        out.print(settings_table(config))
-        say(
-            "change one with --set: --set steps=20 --set 'credit=to-go(gamma=0.6)'; what each does: docs/algorithm.md"
-        )
-        say("[P]: as in the paper, arXiv 2508.10839")
-
-
-def _show_cost(config: TrainConfig, as_json: bool) -> None:
-    """`--dry-run`: tokens, turns and dollars of a run at a service. Nothing is sent."""
-    from msgrpo.models.loading import local_tokenizer
-    from msgrpo.train.tinker.cost import price_of
-    from msgrpo.train.tinker.estimate import estimate, lines
-
-    if config.service is None:
-        raise UsageError(
-            "--dry-run says what a run costs at a service; a run on this machine says its time and memory after its "
-            "first update",
-            fix="with --backend tinker, or without --dry-run",
-        )
-    price = price_of(config)
-    expected = estimate(config, local_tokenizer(config.base))
-    if as_json:
-        print_json(asdict(expected) | {"usd": price.of(expected.tokens), "usd_per_million": asdict(price)})
-        return
-    for line in lines(config, expected, price):
-        out.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _folder_for(scenario: str) -> str:
-    """A folder's name for what is played: a mixture has commas, a scenario from outside a path."""
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", scenario.replace(",", "+").replace(".py:", "-")).strip("_.")
-
-
-def _free_folder(wanted: Path, resume: bool) -> Path:
-    """`wanted`, or wanted-2, wanted-3, … if it is taken and not to be resumed."""
-    candidates = (wanted.with_name(f"{wanted.name}-{n}") if n > 1 else wanted for n in itertools.count(1))
-    return wanted if resume else next(folder for folder in candidates if not folder.exists())
+    command.run(given)
 
 
 def show_examination(run: Path, as_json: bool) -> None:
