@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import math
 import shlex
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,17 +14,16 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.live import Live
 from rich.progress import Progress as RichProgress
-from rich.text import Text
 
 from msgrpo.agent import Agent, Sampling
 from msgrpo.errors import RecordError, UsageError, first_fault, nearest
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
+from msgrpo.evals.progress import EvalProgress, shown, ticking
 from msgrpo.evals.record import Price, folder_name
-from msgrpo.evals.run import Elsewhere, EvalProgress, evaluate
+from msgrpo.evals.run import Elsewhere, evaluate
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
@@ -39,7 +37,6 @@ from msgrpo.specs import as_read, make_agent, names_an_agent
 from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
-LOG_EVERY_S = 10.0  # between lines where there is no terminal
 
 
 @dataclass
@@ -276,7 +273,7 @@ async def _play(
     called: Mapping[str, str],
     elsewhere: Elsewhere | None,
 ) -> None:
-    ticker = asyncio.create_task(_tick(progress))
+    ticker = asyncio.create_task(ticking(progress))
     try:
         concurrency = options.concurrency or CONCURRENCY
         await evaluate(
@@ -299,13 +296,6 @@ async def _play(
         ticker.cancel()
         for agent in agents:
             await agent.close()
-
-
-async def _tick(progress: EvalProgress) -> None:
-    """Refresh the display while every request waits for its next try and nothing else changes."""
-    while True:
-        await asyncio.sleep(LOG_EVERY_S)
-        progress.on_change(progress)
 
 
 def merge(
@@ -337,24 +327,3 @@ def write_tables(board: leaderboard.Leaderboard, series: Sequence[plays.Series],
             replace_text(out / name, text)
     except OSError as error:
         raise RecordError(f"the tables cannot be written to {out}: {error.strerror}") from error
-
-
-@contextmanager
-def shown(progress: EvalProgress, console: Console) -> Iterator[None]:
-    """A line that renews itself on a terminal; elsewhere a plain line now and then, and one at the end."""
-    if console.is_terminal:
-        with Live(get_renderable=lambda: Text(progress.line()), console=console, refresh_per_second=4):
-            yield
-        return
-    last = [time.monotonic()]
-
-    def log(progress: EvalProgress) -> None:
-        if time.monotonic() - last[0] >= LOG_EVERY_S:
-            last[0] = time.monotonic()
-            console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)
-
-    progress.on_change = log
-    try:
-        yield
-    finally:
-        console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)

@@ -28,8 +28,8 @@ from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, page, tables
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import Series, keep_counted_prefix, load
+from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Price, changing_run, folder_name, records_in, seeds_of
-from msgrpo.evals.run import EvalProgress
 from msgrpo.evals.suites import episode_seeds, places_in_suite
 from msgrpo.evals.verify import first_difference, verify
 from msgrpo.game import Outcome

@@ -27,10 +27,10 @@ from msgrpo.evals import command, tables
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.plays import Series, load
+from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.ranking import ranking
 from msgrpo.evals.record import changing_run, read_run, seeds_of
 from msgrpo.evals.rows import pair_of, row_of
-from msgrpo.evals.run import EvalProgress
 from msgrpo.evals.suites import EpisodeSeeds, episode_seeds, places_in_suite
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario

@@ -19,8 +19,9 @@ from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import leaderboard, plays, suites
+from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
-from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, EvalProgress, evaluate
+from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.game import Scenario
@@ -167,7 +168,8 @@ async def test_kill_9_loses_at_most_the_torn_line(tmp_path: Path) -> None:
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from msgrpo.evals.run import EvalProgress, evaluate
+from msgrpo.evals.progress import EvalProgress
+from msgrpo.evals.run import evaluate
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
 def die(progress):
