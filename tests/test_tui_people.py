@@ -33,7 +33,7 @@ from msgrpo.tui.messages import AnswerStreamed
 from msgrpo.tui.plain import _append_board
 from msgrpo.tui.screens.dialogs import Choose, Confirm
 from msgrpo.tui.screens.match import MatchScreen
-from msgrpo.tui.screens.showcase import ShowcaseScreen
+from msgrpo.tui.screens.showcase import NEXT_S, ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Match, Session, Setup
 from msgrpo.tui.showcase import Showcase
@@ -623,6 +623,61 @@ async def test_the_app_opens_on_the_comparison_and_the_board_can_be_played(tmp_p
         assert app.screen.setup.scenario == "snake"
         await press(pilot, "enter")
         assert isinstance(app.screen, StartScreen)
+
+
+async def test_a_comparison_that_was_stopped_stays_so_when_help_is_closed(tmp_path: Path) -> None:
+    """Closing the help set it going again."""
+    clock = ManualClock()
+    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 2)
+        screen = app.screen
+        assert isinstance(screen, ShowcaseScreen)
+        await press(pilot, "space", "question_mark", "escape")
+        await ticks(pilot, clock, 4)
+        assert (screen.pace.playing, screen.match.cursor) == (False, 2)
+        await press(pilot, "space", "question_mark")
+        held = screen.match.cursor
+        await ticks(pilot, clock, 4)
+        assert screen.match.cursor == held
+        await press(pilot, "escape")
+        await ticks(pilot, clock, 1)
+        assert screen.match.cursor == held + 1
+
+
+@pytest.mark.parametrize("help_at", ["the last step", "the end"])
+async def test_a_comparison_goes_on_though_help_was_open_at_its_end(help_at: str, tmp_path: Path) -> None:
+    """The next start was due behind the help, and never came."""
+    clock = ManualClock()
+    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, ShowcaseScreen)
+        while screen.pace.playing if help_at == "the end" else not screen.match.live:
+            await ticks(pilot, clock, 1)
+        await press(pilot, "question_mark")
+        await ticks(pilot, clock, 2, NEXT_S)
+        await press(pilot, "escape")
+        assert app.screen is screen
+        assert screen.match.live
+        await ticks(pilot, clock, 2, NEXT_S)
+        assert app.screen is not screen
+
+
+async def test_a_comparison_that_is_played_again_is_not_cut_short_by_the_next_start(tmp_path: Path) -> None:
+    clock = ManualClock()
+    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, ShowcaseScreen)
+        while screen.pace.playing:
+            await ticks(pilot, clock, 1)
+        await press(pilot, "space", "space")  # from its start again, and stopped
+        await ticks(pilot, clock, 1, NEXT_S)
+        assert app.screen is screen
 
 
 async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unasked(tmp_path: Path) -> None:

@@ -100,6 +100,18 @@ async def test_two_agents_on_one_start_stand_side_by_side(evaluated: Path) -> No
         assert isinstance(app.screen, RecordsScreen)
 
 
+@pytest.mark.parametrize("dialog", [["question_mark", "escape"], ["slash", "escape"], ["ctrl+p", "escape"]])
+async def test_the_row_stays_when_a_dialog_is_closed(dialog: list[str], evaluated: Path) -> None:
+    """It was the first one again."""
+    app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated), clock=ManualClock())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "down", "down", *dialog)
+        assert app.screen.query_one(DataTable).cursor_row == 2
+        await press(pilot, "enter", "x", "q")  # the episode that was looked at last
+        assert app.screen.query_one(DataTable).cursor_row == 3
+
+
 async def test_an_episode_without_a_partner_is_said(evaluated: Path) -> None:
     records = Records.read(evaluated / "optimal")
     app = PlayApp(AGENTS.__getitem__, records=records, clock=ManualClock())

@@ -32,6 +32,7 @@ class RecordsScreen(Screen[None]):
     def __init__(self, records: Records) -> None:
         super().__init__()
         self.records = records
+        self._shown = records.place  # the chosen episode when the list was last made
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -42,9 +43,12 @@ class RecordsScreen(Screen[None]):
         self.show_list()
 
     def on_screen_resume(self) -> None:
-        self.show_list()
+        """Another episode may have been chosen meanwhile; after a dialog the row that was highlighted stays."""
+        if self.records.place != self._shown:
+            self.show_list()
 
     def show_list(self) -> None:
+        self._shown = self.records.place
         table = self.query_one(DataTable)
         columns, listed = self.records.table()
         table.clear(columns=True)

@@ -42,6 +42,7 @@ class ShowcaseScreen(MatchScreen):
         super().__init__(Match(sessions), Setup(pair.scenario, specs[0], specs[1], pair.before.start_seed))
         self.showcase = showcase
         self._next: Cancel | None = None
+        self._held = False  # it played when another screen came over it
 
     def banner(self) -> str:
         return self.showcase.sentence()
@@ -67,15 +68,20 @@ class ShowcaseScreen(MatchScreen):
     def next_start(self) -> None:
         if self.app.screen is self:
             self.action_move(1)
+        else:  # somebody reads the help, or plays
+            self._next = self.host.clock.after(self, NEXT_S, self.next_start)
 
     def on_screen_suspend(self) -> None:
-        self.pace.playing = False
+        self._held, self.pace.playing = self.pace.playing, False
 
     def on_screen_resume(self) -> None:
-        if not self.pace.playing and not self.match.live:
-            self.action_pause()
+        if self._held:
+            self._held, self.pace.playing = False, True
+            self.pace.later()
 
     def action_pause(self) -> None:
+        if self._next is not None:
+            self._next()  # it plays from the start again; the next start waits for the end
         self.pace.playing = not self.pace.playing
         if self.pace.playing:
             self.play_on()
