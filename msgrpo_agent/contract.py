@@ -25,7 +25,7 @@ from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_rai
 from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, stream
 from msgrpo.judge import judgement_of
 from msgrpo.limits import GAME_S, is_interrupt, within
-from msgrpo.references import best_actions
+from msgrpo.references import best_actions, description_of
 from msgrpo.text import printable
 
 RULES: dict[str, str] = {
@@ -233,10 +233,8 @@ def _check_state(scenario: Scenario, game: Game) -> None:
             again = best_actions(scenario, game, player)
             _require(best == again, "reference", f"at step {game.steps} it says {best}, and asked again {again}")
         if scenario.describe is not None:
-            description = scenario.describe(game, player)
-            _require(
-                bool(description.strip()) and "<action>" not in description, "describe", f"it says {description!r}"
-            )
+            description = description_of(scenario, game, player)
+            _require(bool(description.strip()), "describe", f"it says {description!r}")
     _check_board(game)
     nonsense = "" if isinstance(game.actions, AnyText) else "no such action"
     for wrong in ({}, dict.fromkeys(moving, nonsense)):

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from msgrpo.episode import Episode, Turn
-from msgrpo.errors import GameError, GameFaultError
+from msgrpo.errors import GameFaultError
 from msgrpo.game import AnyText, Game, Judge, Judgement, Outcome, Scenario
-from msgrpo.limits import games_code
+from msgrpo.limits import asked_of, games_code
 
 PLAYOUTS, HORIZON = 8, 8  # futures, and their steps; a compromise between noise and time
 
@@ -65,12 +65,8 @@ def judgement_of(scenario: Scenario, game: Game, player: str) -> Judgement:
     """
     assert scenario.judge is not None
     with games_code(scenario.id):
-        try:
+        with asked_of("judge"):
             judgement = scenario.judge(game.copy(), player)
-        except GameFaultError:
-            raise
-        except GameError as error:  # it plays on in a way that the game refuses
-            raise GameFaultError(f"judge() failed: {error.message}", rule="judge", fix=error.fix) from error
         legal = game.legal(player)
         if isinstance(legal, AnyText):
             raise GameFaultError("a game of the player's own words has no judge that values each text", rule="judge")

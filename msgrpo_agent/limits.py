@@ -247,6 +247,19 @@ def passing_faults() -> Iterator[None]:
 
 
 @contextmanager
+def asked_of(what: str) -> Iterator[None]:
+    """A scenario's own function, `what`, is asked of a state: where it plays on in a way that the game refuses, that
+    is its fault, and nobody's wrong move.
+    """
+    try:
+        yield
+    except GameFaultError:
+        raise
+    except GameError as error:
+        raise GameFaultError(f"{what}() failed: {error.message}", rule=what, fix=error.fix) from error
+
+
+@contextmanager
 def unmoved() -> Iterator[None]:
     """Put back the working directory, and what Ctrl-C and other signals do, where somebody's code within changes
     them: files would be written elsewhere, and nobody could end the program.

@@ -12,18 +12,22 @@ from typing import Any
 from msgrpo.agent import Decision, OnText, View
 from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.game import Game, Scenario, stream
-from msgrpo.limits import games_code, passing_faults
+from msgrpo.limits import asked_of, games_code, passing_faults
 
 
 def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
-    """The best actions that the scenario's reference player knows. Raises UsageError where it has none."""
+    """The best actions that the scenario's reference player knows, who sees a copy of the state.
+
+    Raises UsageError where it has none, GameFaultError where it fails, or gives what is not legal there.
+    """
     if scenario.reference is None:
         raise UsageError(
             f"{scenario.id} has no reference player, so nothing is known to be optimal there",
             fix="play it with another agent, or give its Scenario a reference=function(game, player)",
         )
     with games_code(scenario.id):
-        actions = scenario.reference(game, player)
+        with asked_of("reference"):
+            actions = scenario.reference(game.copy(), player)
         best = list(actions) if isinstance(actions, (list, tuple)) else sorted(actions)  # a set has no order
         if not best or not set(best) <= set(game.legal(player)):
             raise GameFaultError(
@@ -39,6 +43,22 @@ def known_best(scenario: Scenario, game: Game, player: str) -> Sequence[str] | N
     with passing_faults():
         return best_actions(scenario, game, player)
     return None
+
+
+def description_of(scenario: Scenario, game: Game, player: str) -> str:
+    """What the scenario's `describe` says of a state, which it sees a copy of. The scenario must have one.
+
+    Raises GameFaultError where it fails, or gives what cannot stand before an action.
+    """
+    assert scenario.describe is not None
+    with games_code(scenario.id):
+        with asked_of("describe"):
+            words: object = scenario.describe(game.copy(), player)
+        if not isinstance(words, str):
+            raise GameFaultError(f"describe() gave a {type(words).__name__}, no text", rule="describe")
+        if "<action>" in words:
+            raise GameFaultError(f"describe() names an action itself: {words[:80]!r}", rule="describe")
+        return words
 
 
 @dataclass

@@ -274,6 +274,15 @@ def silent(game: Walk, player: str) -> str:
     return ""
 
 
+def acts(game: Walk, player: str) -> str:
+    return "so <action>right</action>"
+
+
+def falls_short(game: Walk, player: str) -> list[str]:
+    while True:
+        game.step({"player": "right"})
+
+
 def values_right(game: Walk, player: str) -> Judgement:
     return Judgement({"right": 1.0})
 
@@ -327,7 +336,9 @@ BREACHES = [
     (Walk, {"judge": values_right}, "judge", "not each legal action and None"),
     (Walk, {"judge": forgets_later}, "judge", "not each legal action and None"),
     (Walk, {"judge": undecided}, "judge", "asked again at step 0 it says something else"),
+    (Walk, {"reference": falls_short}, "reference", r"reference\(\) failed: .*over"),
     (Walk, {"describe": silent}, "describe", "it says ''"),
+    (Walk, {"describe": acts}, "describe", "names an action itself"),
 ]
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msgrpo.episode import play_episode
+from msgrpo.episode import GAME_FAULT, play_episode
 from msgrpo.errors import GameError, GameFaultError
 from msgrpo.game import BLUNDER, MISTAKE, AnyText, Game, Judgement, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.games.snake import Cell, Snake
 from msgrpo.judge import add_regrets, judged, judgement_of
-from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.references import OptimalAgent, RandomAgent, best_actions, description_of, known_best
 
 
 def played(scenario: Scenario, agent: OptimalAgent | RandomAgent, seed: int):
@@ -145,6 +145,38 @@ def test_a_fault_of_the_game_that_a_judge_meets_keeps_its_name() -> None:
     with pytest.raises(GameFaultError, match="returns are no numbers") as error:
         judgement_of(lake, lake.new(3, 3), "player")
     assert (error.value.rule, error.value.fatal) == ("returns", True)
+
+
+def test_a_reference_player_and_a_description_are_given_a_copy() -> None:
+    """One that played on to see what follows moved the game itself: its record had every second step only."""
+
+    def reference(game: Any, player: str) -> list[str]:
+        game.step({player: "up"})
+        return ["up"]
+
+    def describe(game: Any, player: str) -> str:
+        game.step({player: "up"})
+        return "it goes up"
+
+    lake = replace(get_scenario("frozen-lake"), reference=reference, describe=describe)
+    game = lake.new(3, 3)
+    assert best_actions(lake, game, "player") == ["up"]
+    assert description_of(lake, game, "player") == "it goes up"
+    assert game.steps == 0
+
+
+async def test_a_reference_player_that_the_game_refuses_costs_the_episode_alone() -> None:
+    """It ended the whole evaluation, as if somebody else had moved wrongly."""
+
+    def reference(game: Any, player: str) -> list[str]:
+        game.step({player: "fly"})
+        return ["up"]
+
+    lake = replace(get_scenario("frozen-lake"), reference=reference)
+    episode = await play_episode(lake, {"player": OptimalAgent()}, start_seed=3, chance_seed=3, sampling_seed=3)
+    assert episode.error == GAME_FAULT
+    assert "reference() failed: " in str(episode.error_message)
+    assert known_best(lake, lake.new(3, 3), "player") is None
 
 
 def test_a_judge_is_given_a_copy_and_its_numbers_are_plain_ones() -> None:

@@ -37,7 +37,7 @@ from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, longest_sharing, trunk_and_head
 from msgrpo.prompt import USUAL, Asked, Past, PromptTemplate
-from msgrpo.references import known_best
+from msgrpo.references import description_of, known_best
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
 from msgrpo.train.nano.sampled import own_rows
@@ -131,11 +131,7 @@ def rows_of(
 def _words(scenario: Scenario, game: Game, player: str) -> str:
     """Something true about the state: the game's own words, or nano's; nothing where there are none."""
     if scenario.describe is not None:
-        with games_code(scenario.id):
-            words: object = scenario.describe(game, player)
-            if not isinstance(words, str):
-                raise GameFaultError(f"describe() gave a {type(words).__name__}, no text", rule="describe")
-            return words
+        return description_of(scenario, game, player)
     return look(game, player) if has_words(scenario) else ""
 
 
