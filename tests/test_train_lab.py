@@ -195,7 +195,7 @@ def test_a_run_that_lost_rows_is_no_curve(tmp_path: Path) -> None:
             curve(tmp_path, 2)
 
 
-def test_a_study_goes_on_after_a_setting_was_added(tmp_path: Path) -> None:
+def test_a_study_goes_on_after_a_setting_was_added_or_renamed(tmp_path: Path) -> None:
     """Its runs had the default; another value is another study, and a damaged file is none."""
     (tmp_path / "study.toml").write_text(STUDY)
     study, file = load_study(tmp_path / "study.toml"), tmp_path / "study.json"
@@ -204,11 +204,16 @@ def test_a_study_goes_on_after_a_setting_was_added(tmp_path: Path) -> None:
     del fixed["arms"]["aaw"]["gate"]
     file.write_text(json.dumps(fixed))
     _same_study(study, tmp_path)
+    for arm in fixed["arms"].values():
+        del arm["backend"]
+        arm["engine"] = "here"  # as it was called at first
+    file.write_text(json.dumps(fixed))
+    _same_study(study, tmp_path)
     fixed["arms"]["aaw"]["gate"] = "true-words"
     file.write_text(json.dumps(fixed))
     with pytest.raises(UsageError, match="other arms"):
         _same_study(study, tmp_path)
-    for damaged in ("{", "[]", "{}", '{"arms": {"aaw": {"unknown": 1}}}'):
+    for damaged in ("{", "[]", "{}", '{"arms": {"aaw": {"unknown": 1}}}', '{"arms": {"aaw": 1}}'):
         file.write_text(damaged)
         with pytest.raises(UsageError, match="no study of this version"):
             _same_study(study, tmp_path)

@@ -52,6 +52,7 @@ from msgrpo.train.lab_report import curve, draw, markdown, reported
 from msgrpo.train.mixture import names_of
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rollouts import Players
+from msgrpo.train.run_folder import by_todays_names
 from msgrpo.trust import check_named
 
 STUDY = "study.json"  # what a folder's study is, whole
@@ -273,7 +274,8 @@ def _same_study(study: Study, out: Path) -> None:
         if not names <= {values["scenario"] for values in arms.values()}:
             raise KeyError("another scenario, which is not loaded to be compared")
         was = {
-            a: TrainConfig.model_validate(values).model_dump(mode="json") for a, values in recorded["arms"].items()
+            a: TrainConfig.model_validate(by_todays_names(values)).model_dump(mode="json")
+            for a, values in recorded["arms"].items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{file} holds no study of this version", fix="choose another --out") from error

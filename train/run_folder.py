@@ -86,10 +86,16 @@ def resume_command(out: Path, ray: str | None = None) -> str:
 def _recorded(text: bytes) -> Any:
     """A run's settings as they stand in its file. Raises ValueError where that is no JSON."""
     recorded = from_json(text)
-    if isinstance(recorded, dict) and "engine" in recorded:  # as runs called it at first, and local was `here`
-        engine = recorded.pop("engine")
-        recorded["backend"] = "local" if engine == "here" else engine
-    return recorded
+    return by_todays_names(recorded) if isinstance(recorded, dict) else recorded
+
+
+def by_todays_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded settings of a run: what is called backend now was engine at first, and its local was `here`."""
+    settings = dict(recorded)
+    if "engine" in settings:
+        engine = settings.pop("engine")
+        settings["backend"] = "local" if engine == "here" else engine
+    return settings
 
 
 def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
