@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Starcoder2Config, Starcoder2ForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 from msgrpo import cli, run_log
 from msgrpo.agent import Completion, ParseFailure, Sampling
@@ -747,15 +747,20 @@ def test_checkpointed_layers_give_the_same_gradient() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "starcoder2"])
-def test_checkpointed_layers_drop_nothing_at_random(kind: str, tmp_path: Path) -> None:
-    """They are in training mode, where a base with dropout would answer differently each time."""
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")  # PEFT, of the experts
+@pytest.mark.parametrize("kind", ["qwen2", "starcoder2", "mixtral"])
+def test_checkpointed_layers_do_nothing_at_random(kind: str, tmp_path: Path) -> None:
+    """They are in training mode, where a base with dropout, or with a shaken router, answers otherwise each time."""
     base = shutil.copytree(NANO_DIR, tmp_path / "base", ignore=shutil.ignore_patterns("adapters"))
     settings = json.loads((base / "config.json").read_text()) | {"attention_dropout": 0.5}
     if kind == "starcoder2":  # whose layers call dropout with numbers of their own
         dropout = {"residual_dropout": 0.5, "embedding_dropout": 0.5, "hidden_act": "gelu"}
         config = Starcoder2Config(**{k: v for k, v in settings.items() if k not in ("model_type", "dtype")} | dropout)
         Starcoder2ForCausalLM(config).save_pretrained(base)
+    elif kind == "mixtral":
+        experts = {"num_local_experts": 4, "router_jitter_noise": 0.5}
+        kept = {k: v for k, v in settings.items() if k not in ("model_type", "dtype", "attention_dropout")}
+        MixtralForCausalLM(MixtralConfig(**kept | experts)).save_pretrained(base)
     else:
         (base / "config.json").write_text(json.dumps(settings))
     policy = Policy(tiny(base=str(base), micro_batch="16384(checkpointing=true)"))

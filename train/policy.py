@@ -53,7 +53,7 @@ class Policy:
         if config.micro_batch.checkpointing:
             self.model.enable_input_require_grads()
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-            _without_dropout(self.model)
+            _without_noise(self.model)
             self.model.train()
         self.temperature = config.temperature
         self.pad_id = pad_id(self.model, self.tokenizer)
@@ -138,16 +138,16 @@ class Policy:
             replace_bytes(folder / name, data)
 
 
-def _without_dropout(model: nn.Module) -> None:
-    """Layers are checkpointed in training mode, in which some bases would drop values at random: the ratio to the
-    rollouts, and the gradient, would be noise.
+def _without_noise(model: nn.Module) -> None:
+    """Layers are checkpointed in training mode, in which some bases would drop values at random, or shake those of a
+    router: the ratio to the rollouts, and the gradient, would be noise.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for settings in filter(None, (module, getattr(module, "config", None))):
             for name, value in vars(settings).items():
-                if "drop" in name and isinstance(value, float):
+                if ("drop" in name or "jitter" in name) and isinstance(value, float):
                     setattr(settings, name, 0.0)
 
 
