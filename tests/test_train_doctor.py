@@ -223,9 +223,10 @@ def test_healthy_runs_are_of_the_same_size() -> None:
 def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no training run"):
         shown(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
-    with pytest.raises(UsageError, match="has no update and no evaluation yet"):
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"gate": "my gate.py:good"}))
+    with pytest.raises(UsageError, match="has no update and no evaluation yet") as none:
         shown(str(tmp_path))
+    assert none.value.fix == f"msgrpo --allow 'my gate.py:good' train --resume --out {tmp_path}"  # it can be pasted
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\nrubbish\n{"kind": "train", "step": 2}\n')
     with pytest.raises(MsgrpoError, match="damaged"):
         shown(str(tmp_path))

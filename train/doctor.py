@@ -19,6 +19,7 @@ from msgrpo.evals.stats import Difference
 from msgrpo.models.paths import parameters_of
 from msgrpo.text import interval_text
 from msgrpo.train.diagnosis import Finding, History, Row, diagnose
+from msgrpo.train.run_folder import resume_command
 
 HEALTHY = "healthy.json"
 ALIKE = 4  # times larger or smaller a base may be than that of the healthy run beside it
@@ -88,7 +89,7 @@ def examine(run: Path) -> Examination:
     settings = run_log.settings(run)
     history = History(settings, run_log.read_rows(run))
     if not history.rows:
-        raise UsageError(f"{run} has no update and no evaluation yet", fix=f"msgrpo train --resume --out {run}")
+        raise UsageError(f"{run} has no update and no evaluation yet", fix=resume_command(run))
     failures, answer = _failures(run)
     return Examination(
         run=str(run),
