@@ -450,10 +450,10 @@ async def test_a_dialog_holds_the_next_game_up_and_restart_keeps_the_series(tmp_
             await ticks(pilot, clock, 1)
         await press(pilot, "r", "x")  # counted: neither plays it again
         assert play_screen(app) is screen
-        await pilot.press("question_mark")
+        await press(pilot, "question_mark")
         await ticks(pilot, clock, 2, BETWEEN_S)
         assert screen in app.screen_stack
-        await pilot.press("escape")
+        await press(pilot, "escape")
         await ticks(pilot, clock, 1, BETWEEN_S)
         assert play_screen(app).match.sessions[0].seed == 4
         assert "game 2 of 2" in app.export_screenshot().replace("&#160;", " ")

@@ -110,7 +110,7 @@ def test_an_app_that_never_stopped_does_not_start_again(terminal: Terminal) -> N
     for _ in range(3):
         os.kill(process, signal.SIGCONT)
         time.sleep(0.3)
-    assert len(list(Path(f"/proc/{process}/task").iterdir())) <= threads
+    wait_for(lambda: len(list(Path(f"/proc/{process}/task").iterdir())) <= threads, "no thread more than before")
     terminal.tmux("kill-window")
     wait_for(lambda: not Path(f"/proc/{process}").exists(), "the end of the app")
 
