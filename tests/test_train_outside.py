@@ -61,8 +61,9 @@ def test_a_taught_nano_answers_in_the_games_form(tmp_path: Path) -> None:
     scenario, out = get_scenario(name), tmp_path / "taught"
     facts = teach(scenario, out, steps=80)
     assert facts == json.loads((out / "taught.json").read_text())
-    with pytest.raises(UsageError, match="is not empty"):
+    with pytest.raises(UsageError, match="is not empty") as done:
         teach(scenario, out, steps=1)
+    assert done.value.fix == f"choose another --out, with --base {out} to teach its model further"
     invalid = {}
     for base in ("nano", str(out)):
         folder = tmp_path / f"run-{Path(base).name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from msgrpo.errors import RunError, UsageError
 from msgrpo.files import check_regular, is_part, replacing
+from msgrpo.models.asked import TAUGHT
 from msgrpo.run_log import LOCK, alone
 
 
@@ -19,7 +21,8 @@ def alone_in(out: Path, begun: str) -> Iterator[None]:
     """A folder for one model alone, until it is done. Raises UsageError if it holds anything but its beginning."""
     files = [file for file in out.iterdir() if file.name != LOCK and not is_part(file)] if out.exists() else []
     if files and out / begun not in files:
-        raise UsageError(f"--out {out} is not empty", fix="choose another --out")
+        further = f", with --base {shlex.quote(str(out))} to teach its model further" if out / TAUGHT in files else ""
+        raise UsageError(f"--out {out} is not empty", fix=f"choose another --out{further}")
     with alone(out):
         for left in filter(is_part, out.iterdir()):  # by a killed writer
             left.unlink()
