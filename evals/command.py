@@ -78,6 +78,7 @@ class Options(Given):
         given = {
             "--regret": self.regret,
             "--repeats": self.repeats > 1,
+            "--split": self.split != "test",
             "--name": self.names,
             "--max-tokens-total": self.max_tokens_total,
             "--max-cost": self.max_cost,
@@ -199,7 +200,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     folders = [options.out / folder_name(spec) for spec in specs]
     # what has been played is shown, also where the agents were asked differently: the table says so
     played, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios], mix=True)
-    asked = {scenario.id: episode_seeds(scenario, episodes, repeats=options.repeats) for scenario in scenarios}
+    asked = {scenario.id: episode_seeds(scenario, episodes, options.split, options.repeats) for scenario in scenarios}
     chosen = plays.only(played, asked, specs)
     if progress.given_up:
         notes = [
@@ -287,6 +288,7 @@ async def _play(
             retry_failed=options.retry_failed,
             regret=options.regret,
             repeats=options.repeats,
+            split=options.split,
             budget=budget,
             command=options.line,
             names=called,

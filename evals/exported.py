@@ -11,13 +11,15 @@ from pathlib import Path
 from msgrpo.episode import Episode, Turn
 from msgrpo.evals.plays import Series
 from msgrpo.evals.record import seeds_of
-from msgrpo.evals.suites import places_in_suite
+from msgrpo.evals.suites import HeldOut, places_in_suite
 from msgrpo.games import recorded_scenario
 from msgrpo.prompt import Past, Prompt, recorded_template
 
 Files = dict[str, Callable[[Path], None]]  # a path below --out -> what writes that file
 CARD = "README.md"
-IN_SUITE, OF_NO_SUITE = "test", "other"  # what splits are called: the suite draws its starts from the test split
+# What splits are called: the suite's two, as others call them, and what is of neither.
+IN_SUITE: dict[HeldOut, str] = {"test": "test", "val": "validation"}
+OF_NO_SUITE = "other"
 MADE_BY = "made by `msgrpo export`"  # a card without this text was written by somebody else and is not replaced
 
 
@@ -41,7 +43,7 @@ def played(play: Series) -> list[Played]:
     for episode in play.failed:
         failed[seeds_of(episode)].append(episode)
     wanted = {*play.finished, *play.unfinished}
-    places, _ = places_in_suite(play.scenario, wanted, play.repeats)
+    places, _ = places_in_suite(play.scenario, wanted, play.repeats, play.split)
     in_order = []
     for seeds in sorted(wanted, key=lambda seeds: (places.get(seeds, math.inf), seeds)):
         tries = [*failed[seeds], *([play.finished[seeds]] if seeds in play.finished else [])]

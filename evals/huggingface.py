@@ -24,8 +24,9 @@ from msgrpo.extras import needs
 from msgrpo.text import counted
 
 SPLITS = {
-    IN_SUITE: f"the beginning of the suite, version {SUITE_VERSION}, on starts that are held out of training (a game "
-    "with one start has nothing to hold out)",
+    IN_SUITE["test"]: f"the beginning of the suite, version {SUITE_VERSION}, on starts that are held out of training "
+    "(a game with one start has nothing to hold out)",
+    IN_SUITE["val"]: "the same on other held-out starts, on which settings are chosen",
     OF_NO_SUITE: "episodes of no suite: nothing says how their seeds were chosen",
 }
 # name -> (Arrow type, what it is). The lists of turns are COLUMNS' last column.
@@ -129,7 +130,7 @@ def huggingface_files(plays: Sequence[Series], board: Leaderboard) -> Files:
     by_path: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for play in plays:
         for entry in played(play):
-            split = OF_NO_SUITE if entry.place is None else IN_SUITE
+            split = OF_NO_SUITE if entry.place is None else IN_SUITE[play.split]
             path = f"data/{folder_name(play.scenario)}/{split}.parquet"
             by_path[path] += [row(play, entry.place, episode) for episode in (*entry.failed, entry.episode)]
 

@@ -86,7 +86,7 @@ def inspect_log(play: Series, notes: Sequence[str], created: datetime) -> dict[s
                 "made_by": f"msgrpo export, version {__version__}",
                 "created": "the time of the export: records hold none",
                 "suite_version": SUITE_VERSION if in_suite else None,
-                "split": IN_SUITE if in_suite else None,
+                "split": IN_SUITE[play.split] if in_suite else None,
                 "messages": ALONE if speaks(play) else WORDLESS,
                 "settings": play.settings,
                 "versions": distinct(entry.episode.versions for entry in episodes),

@@ -54,6 +54,12 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
             f"{agent} was trained with a teacher, {printable(str(teacher))}: its score is no evidence of what "
             "learning from returns reaches."
         )
+    chosen_on = sorted({play.scenario for play in plays if play.split == "val"})
+    if chosen_on:
+        yield (
+            f"{', '.join(chosen_on)}: starts of the validation split, on which settings are chosen; final figures "
+            "are of --split test."
+        )
     for play in plays:
         if not play.finished:
             last = f"; the last: {play.failed[-1].error_message}" if play.failed else ""

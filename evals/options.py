@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +27,9 @@ class Given:
     episodes: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; default: 200.")] = (
         None
     )
+    split: Annotated[
+        Literal["val", "test"], typer.Option(help="Whose starts: val to choose settings, test for final figures.")
+    ] = "test"
     quick: Annotated[bool, typer.Option("--quick", help="20 episodes a scenario.")] = False
     out: Annotated[Path, typer.Option(help="Records and tables; the same command goes on.")] = Path("runs/eval")
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; default: 64.")] = None

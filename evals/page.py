@@ -18,7 +18,7 @@ from msgrpo.episode import Episode, Turn
 from msgrpo.evals.leaderboard import Leaderboard
 from msgrpo.evals.plays import Series
 from msgrpo.evals.rows import Pair, Row, return_of
-from msgrpo.evals.suites import EpisodeSeeds, places_in_suite
+from msgrpo.evals.suites import EpisodeSeeds, HeldOut, places_in_suite
 from msgrpo.evals.tables import (
     ANSWERS,
     OVERALL,
@@ -270,7 +270,8 @@ def _replays(plays: Sequence[Series], most: int) -> list[dict[str, Any]]:
     for play, episodes in shown:
         seeds.setdefault(play.scenario, {}).update(dict.fromkeys(episodes))
     repeats = max((play.repeats for play, _ in shown), default=1)
-    indices = {scenario: _indices(scenario, wanted, repeats) for scenario, wanted in seeds.items()}
+    split = shown[0][0].split if shown else "test"
+    indices = {scenario: _indices(scenario, wanted, repeats, split) for scenario, wanted in seeds.items()}
     return [
         {
             "scenario": play.scenario,
@@ -285,10 +286,10 @@ def _replays(plays: Sequence[Series], most: int) -> list[dict[str, Any]]:
     ]
 
 
-def _indices(scenario: str, wanted: Iterable[EpisodeSeeds], repeats: int) -> dict[EpisodeSeeds, int]:
+def _indices(scenario: str, wanted: Iterable[EpisodeSeeds], repeats: int, split: HeldOut) -> dict[EpisodeSeeds, int]:
     """A number for each episode, the same for every agent: its place in the suite, from 1. Those that belong to no
     suite follow the others."""
-    places, foreign = places_in_suite(scenario, wanted, repeats)
+    places, foreign = places_in_suite(scenario, wanted, repeats, split)
     last = max(places.values(), default=-1) + 1
     return {seeds: place + 1 for seeds, place in places.items()} | {
         seeds: i for i, seeds in enumerate(sorted(foreign), start=last + 1)

@@ -15,7 +15,7 @@ from typing import Any
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError
 from msgrpo.evals.record import Price, Run, folder_name, read_run, records_in, run_of, seeds_of, taken_out
-from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, places_in_suite
+from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, HeldOut, places_in_suite
 from msgrpo.evals.verify import COMPUTED, game_steps, verify
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, recorded_scenario
@@ -45,6 +45,7 @@ class Series:
     unfinished: set[EpisodeSeeds] = field(default_factory=set)  # failed episodes within the counted prefix
     repeats: int = 1  # episodes from each start
     at_once: int = 0  # episodes that were played at once, where that is known
+    split: HeldOut = "test"  # whose starts
     name: str = ""  # the agent's name in tables
     runs: list[Run] = field(default_factory=list)  # the evaluations that it is from
 
@@ -110,7 +111,7 @@ def load(
     with `by_prompt` prompts may differ. `check` simulates every record first.
     """
     notes: list[str] = []
-    plays: dict[tuple[str, str, str], Series] = {}
+    plays: dict[tuple[str, ...], Series] = {}
     versions: set[int] = set()
     seen: set[tuple[str, str]] = set()
     twice = duels = 0
@@ -127,7 +128,7 @@ def load(
             duels += 1
             continue
         check_consistent(episode)
-        play = _play_of(episode, plays, elsewhere)
+        play = _play_of(episode, run.split if run else "test", plays, elsewhere)
         if run is not None:
             (spec,) = episode.agents.values()  # as this run called it: an endpoint may have been on another port
             play.price = run.prices.get(spec, play.price)
@@ -200,7 +201,7 @@ def keep_counted_prefix(play: Series) -> int:
     replays do not depend on which ended first. Episodes of no suite stay.
     """
     failed = {seeds_of(episode) for episode in play.failed}
-    places, foreign = places_in_suite(play.scenario, {*play.finished, *failed}, play.repeats)
+    places, foreign = places_in_suite(play.scenario, {*play.finished, *failed}, play.repeats, play.split)
     taken = set(places.values())
     beginning = next(i for i in count() if i not in taken)
     beginning -= beginning % play.repeats  # a start counts with all its episodes
@@ -278,13 +279,16 @@ def _files(folders: Sequence[Path]) -> Iterable[Path]:
     return dict.fromkeys(file.resolve() for folder in folders for file in records_in([folder]))
 
 
-def _play_of(episode: Episode, plays: dict[tuple[str, str, str], Series], elsewhere: Mapping[str, str]) -> Series:
+def _play_of(
+    episode: Episode, split: HeldOut, plays: dict[tuple[str, ...], Series], elsewhere: Mapping[str, str]
+) -> Series:
     recorded_scenario(episode.scenario)
     ((player, agent),) = episode.agents.items()
     settings = episode.settings.get(player, {})
     label = elsewhere.get(agent, agent)
-    key = (label, episode.scenario, repr(sorted(settings.items())))
-    return plays.setdefault(key, Series(agent, episode.scenario, settings, name=label if label != agent else ""))
+    key = (label, episode.scenario, split, repr(sorted(settings.items())))
+    name = label if label != agent else ""
+    return plays.setdefault(key, Series(agent, episode.scenario, settings, name=name, split=split))
 
 
 def _without_ports(folders: Sequence[Path]) -> dict[str, str]:
@@ -305,6 +309,8 @@ def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool
     """What makes results incomparable; with `by_prompt` the prompts do not."""
     if versions - {SUITE_VERSION}:
         yield f"suite versions {', '.join(map(str, sorted(versions | {SUITE_VERSION})))}"
+    if len(splits := sorted({play.split for play in plays})) > 1:
+        yield f"starts of the splits {' and '.join(splits)}"
     by_agent: dict[str, dict[str, None]] = defaultdict(dict)
     for play in plays:
         without_prompt = {
@@ -343,8 +349,11 @@ def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
     """Plays in the order of the registry; those of one agent with different settings get different names."""
     seen: Counter[tuple[str, ...]] = Counter()
     taken: list[Series] = []
+    if len({play.split for play in plays}) > 1:
+        for play in plays:
+            play.name = f"{play.label} ({play.split})"
     for play in plays:
-        key = (play.agent, play.scenario, *([play.prompt] if by_prompt else []))
+        key = (play.agent, play.scenario, play.split, *([play.prompt] if by_prompt else []))
         seen[key] += 1
         if (number := seen[key]) > 1:
             play.agent = f"{play.agent} ({number})"

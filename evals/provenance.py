@@ -18,7 +18,8 @@ def made(plays: Sequence[Series]) -> list[str]:
 
 def _sentences(plays: Sequence[Series]) -> Iterator[str]:
     scenarios = list(dict.fromkeys(play.scenario for play in plays))
-    yield f"Suite version {SUITE_VERSION}, test split: {', '.join(scenarios)}."
+    splits = " and ".join(sorted({play.split for play in plays})) or "test"
+    yield f"Suite version {SUITE_VERSION}, {splits} split: {', '.join(scenarios)}."
     agents: dict[tuple[str, str], list[Series]] = defaultdict(list)
     for play in plays:
         agents[play.label, str(play.settings)].append(play)

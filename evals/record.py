@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from msgrpo.episode import GAME_FAULT, Episode, read_episodes
 from msgrpo.errors import RecordError
-from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds
+from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, HeldOut
 from msgrpo.files import open_lock, replace_text
 from msgrpo.text import Clean, printable_data
 
@@ -212,6 +212,7 @@ class Run(BaseModel):
     """`run.json`: what the records beside it belong to, and what was asked for. Keys are agents, or files."""
 
     suite_version: int
+    split: HeldOut = "test"  # whose starts all its episodes have
     prices: dict[Clean, Price] = {}
     asked: dict[Clean, dict[Clean, Asked]] = {}  # agent -> scenario -> episodes
     at_once: dict[Clean, Asked] = {}  # agent -> the most episodes that were played at once

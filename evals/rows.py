@@ -22,7 +22,7 @@ from msgrpo.evals.stats import (
     share_interval,
     wilson,
 )
-from msgrpo.evals.suites import EpisodeSeeds
+from msgrpo.evals.suites import EpisodeSeeds, HeldOut
 from msgrpo.games import recorded_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.retold import SIGN
@@ -39,6 +39,7 @@ class Row(BaseModel):
     spec: str  # its name on the command line
     prompt: str = ""  # what its template is called; empty for agents that read none
     scenario: str
+    split: HeldOut = "test"  # whose starts
     episodes: int  # episodes that count: the suite's first ones up to the first unfinished one
     boards: int  # different boards among their starts
     repeats: int = 1  # episodes from each start
@@ -120,6 +121,7 @@ def row_of(play: Series) -> Row:
         spec=play.agent,
         prompt=play.prompt,
         scenario=play.scenario,
+        split=play.split,
         episodes=len(episodes),
         boards=len({scenario.start_key(start) for start in play.by_start}),
         repeats=play.repeats,

@@ -20,7 +20,7 @@ from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Command, Record, Run, changing_run, folder_name
-from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, suite_seeds
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
@@ -61,6 +61,7 @@ async def evaluate(
     retry_failed: bool = False,
     regret: bool = False,
     repeats: int = 1,
+    split: HeldOut = "test",
     budget: Budget | None = None,
     command: str = "",
     names: Mapping[str, str] | None = None,
@@ -70,16 +71,18 @@ async def evaluate(
 
     An episode that an endpoint failed is recorded as that and tried again at the next start, up to ATTEMPTS; with
     `retry_failed` also beyond. With `regret` every move is judged, where the scenario has a judge. Each start is
-    played `repeats` times. Where `budget` is used up, no further episode begins; `command` and `names` (of agents,
-    for tables) stand in `run.json`; `elsewhere` plays in other processes. Raises EndpointError for a fatal failure or
-    too many others (`max_failures`, or more than FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where
-    an agent can play nothing.
+    played `repeats` times; all starts of a folder are those of one `split`. Where `budget` is used up, no further
+    episode begins; `command` and `names` (of agents, for tables) stand in `run.json`; `elsewhere` plays in other
+    processes. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more than
+    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing, or `out` holds
+    another split.
     """
     progress = progress or EvalProgress()
     _check_repeatable(scenarios)
     with ExitStack() as stack:
         plan: list[tuple[Agent, list[tuple[Scenario, Record, Partial]]]] = []
         with changing_run(out) as run:
+            _check_split(run, split, out)
             _check_repeats(run, agents, scenarios, episodes, repeats)
             forgiven = run.forgiven
         for agent in agents:
@@ -103,6 +106,7 @@ async def evaluate(
             progress.planned += episodes * repeats * len(able)
             plan.append((agent, records))
         with changing_run(out) as run:  # nothing was refused, so the run is recorded from here on
+            run.split = split
             run.names |= names or {}
             run.prices |= progress.prices
             if command:
@@ -112,7 +116,9 @@ async def evaluate(
             at_once = concurrency if elsewhere is None else CHUNK * elsewhere.at_once
             _note_start(out, agent, records, episodes, repeats, at_once)
             jobs = (
-                job for record in records for job in _open_jobs(*record, episodes, repeats, progress, retry_failed)
+                job
+                for record in records
+                for job in _open_jobs(*record, episodes, repeats, split, progress, retry_failed)
             )
             ended = False
             try:
@@ -149,6 +155,15 @@ def _check_repeatable(scenarios: Sequence[Scenario]) -> None:
 def record_name(agent: Agent, scenario: Scenario) -> str:
     """Where an agent's record of a scenario lies below the evaluation's folder."""
     return f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
+
+
+def _check_split(run: Run, split: HeldOut, out: Path) -> None:
+    """Refuse a folder with episodes of another split: its tables would mix them."""
+    if run.asked and run.split != split:
+        raise UsageError(
+            f"{out} holds episodes of the split {run.split}, not of {split}",
+            fix=f"--split {run.split}, or another --out",
+        )
 
 
 def _check_repeats(
@@ -198,11 +213,12 @@ def _open_jobs(
     begun: Partial,
     episodes: int,
     repeats: int,
+    split: HeldOut,
     progress: EvalProgress,
     retry_failed: bool,
 ) -> Iterator[_Job | None]:
     """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
-    for seeds in islice(suite_seeds(scenario, repeats=repeats), episodes * repeats):
+    for seeds in islice(suite_seeds(scenario, split, repeats), episodes * repeats):
         if seeds in record.finished:
             progress.finished_before += 1
         elif record.failures[seeds] >= ATTEMPTS and not retry_failed:

@@ -14,7 +14,7 @@ from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo.games.retold import SIGN, TELLINGS
 
 SUITE_VERSION = 2  # changes whenever the seeds below, or a scenario's rules, change: results do not mix
-HeldOut = Literal["val", "test"]
+HeldOut = Literal["val", "test"]  # settings are chosen on the one, and final figures are of the other
 FAR = 1000  # episodes of the suite that a record may lack before the last one that it holds
 QUICK, DEFAULT = 20, 200  # episodes: they resolve about 31 and 10 points (stats.py)
 
@@ -65,11 +65,11 @@ def suite_seeds(scenario: Scenario, split: HeldOut = "test", repeats: int = 1) -
 
 
 def places_in_suite(
-    scenario_id: str, wanted: Iterable[EpisodeSeeds], repeats: int
+    scenario_id: str, wanted: Iterable[EpisodeSeeds], repeats: int, split: HeldOut = "test"
 ) -> tuple[dict[EpisodeSeeds, int], set[EpisodeSeeds]]:
     """Where in the suite each of these episodes stands, from 0; and those that stand nowhere near its beginning."""
     foreign, places = set(wanted), {}
-    seeds_in_order = suite_seeds(recorded_scenario(scenario_id), repeats=repeats)
+    seeds_in_order = suite_seeds(recorded_scenario(scenario_id), split, repeats)
     for i, seeds in enumerate(islice(seeds_in_order, len(foreign) + FAR * repeats)):
         if seeds in foreign:
             foreign.discard(seeds)

@@ -138,7 +138,7 @@ def verify(path: Path) -> Verified:
         verified.failed += len(lost)
         asked = run.repeats if run else {}
         repeats = max((asked.get(agent, {}).get(scenario_id, 1) for agent in agents), default=1)
-        places, foreign = places_in_suite(scenario_id, {*numbers, *lost}, repeats)
+        places, foreign = places_in_suite(scenario_id, {*numbers, *lost}, repeats, run.split if run else "test")
         wrong = [numbers[seeds] for seeds in foreign if seeds in numbers]
         if wrong and run is not None and run.suite_version == SUITE_VERSION:
             raise RecordError(f"{path}: episode {min(wrong)} ({scenario_id}) has seeds that are not the suite's")

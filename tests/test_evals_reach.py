@@ -128,6 +128,43 @@ def test_a_board_is_sorted_and_has_its_overall_score() -> None:
     assert "| 2 | a |" in tables.markdown(board).replace("\\", "")
 
 
+# ── splits ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_validation_starts_have_a_folder_and_a_table_of_their_own(tmp_path: Path) -> None:
+    """Settings are chosen on them; a table that mixed them with the test starts would be of neither."""
+    val, test = tmp_path / "val", tmp_path / "test"
+    await evaluate([Counting()], [LAKE], 5, val, split="val")
+    await evaluate([Counting()], [LAKE], 3, test)
+    assert {seeds_of(e) for e in lines(val)} == set(episode_seeds(LAKE, 5, "val"))
+    assert not {LAKE.start_key(e.start_seed) for e in lines(val)} & {
+        LAKE.start_key(e.start_seed) for e in lines(test)
+    }
+    assert verify(val / "counting" / f"{SCENARIO}.jsonl").remarks == []
+    for split, folder in (("test", val), ("val", test)):
+        with pytest.raises(UsageError, match=f"not of {split}"):
+            await evaluate([Counting()], [LAKE], 5, folder, split=split)
+    (play,), notes = load([val])
+    board = build([play], notes)
+    assert [(row.split, row.episodes) for row in board.rows] == [("val", 5)]
+    assert "val split" in board.made[0]
+    assert any("on which settings are chosen" in note for note in board.notes)
+    with pytest.raises(RecordError, match="splits test and val"):
+        load([val, test])
+    mixed, notes = load([val, test], mix=True)
+    assert {(play.label, len(play.finished)) for play in mixed} == {("counting (val)", 5), ("counting (test)", 3)}
+
+
+async def test_a_record_of_validation_starts_cannot_pass_for_one_of_the_test(tmp_path: Path) -> None:
+    await evaluate([Counting()], [LAKE], 5, tmp_path, split="val")
+    with changing_run(tmp_path) as run:
+        run.split = "test"
+    with pytest.raises(RecordError, match="not the suite's"):
+        verify(tmp_path / "counting" / f"{SCENARIO}.jsonl")
+    with pytest.raises(RecordError, match="belong to no suite"):
+        load([tmp_path])
+
+
 # ── repeats ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -579,6 +616,7 @@ def test_a_secret_in_the_url_is_refused(query: str) -> None:
         {"price": "1,2"},
         {"max_failures": 0},
         {"retry_failed": True},
+        {"split": "val"},
     ],
 )
 def test_a_match_refuses_what_it_does_not_have(options: dict[str, object]) -> None:
