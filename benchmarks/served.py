@@ -7,8 +7,8 @@
         --result benchmarks/results/served.json
 
 Both records hold greedy episodes of the same starts. Episodes are compared answer by answer, to the first that
-differs: after it the two play different games. Where the record holds what the chosen action's probability was, the
-gap to the next one says how close the choice was.
+differs: after it the two play different games. With `--adapter runs/x` each first difference is explained: the
+log-probabilities, in float32, of the two tokens where the answers part. Where they are close, rounding decides.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from typing import Any
 from machine import facts
 
 from msgrpo.episode import Episode, Turn, read_episodes
+from msgrpo.evals.exported import prompt_of
 
 Start = tuple[int, int]
+Parted = tuple[Episode, Turn, Turn]
 
 
 def by_start(file: Path) -> dict[Start, Episode]:
@@ -40,9 +42,35 @@ def first_difference(here: Sequence[Turn], there: Sequence[Turn]) -> tuple[Turn,
     return None
 
 
-def compared(here: dict[Start, Episode], there: dict[Start, Episode]) -> dict[str, Any]:
+def where_they_part(here: dict[Start, Episode], there: dict[Start, Episode]) -> list[Parted]:
     both = sorted(here.keys() & there.keys())
-    parted = [pair for start in both if (pair := first_difference(here[start].turns, there[start].turns))]
+    pairs = ((here[start], first_difference(here[start].turns, there[start].turns)) for start in both)
+    return [(episode, *pair) for episode, pair in pairs if pair is not None]
+
+
+def explained(parted: Sequence[Parted], adapter: Path) -> list[dict[str, Any]]:
+    """The two tokens at which each pair of answers parts, and their log-probabilities in float32."""
+    import torch
+
+    from msgrpo.models.loading import load_adapted
+    from msgrpo.models.local import LocalModel
+
+    model, tokenizer = load_adapted(adapter, dtype="float32")
+    asked, found = LocalModel("adapter", model, tokenizer).chat, []
+    for episode, one, other in parted:
+        (prompt,) = asked.ids([prompt_of(episode, one)])
+        a, b = (tokenizer.encode(turn.answer, add_special_tokens=False) for turn in (one, other))
+        first = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *a[:first]]])).logits[0, -1].float()
+        logprobs = logits.log_softmax(-1)
+        tokens = {"here": a[first], "there": b[first]}
+        found.append({where: [tokenizer.decode([t]), round(float(logprobs[t]), 3)] for where, t in tokens.items()})
+    return found
+
+
+def compared(here: dict[Start, Episode], there: dict[Start, Episode], parted: Sequence[Parted]) -> dict[str, Any]:
+    both = sorted(here.keys() & there.keys())
     return {
         "episodes": len(both),
         "only in one record": len(here.keys() ^ there.keys()),
@@ -53,8 +81,7 @@ def compared(here: dict[Start, Episode], there: dict[Start, Episode]) -> dict[st
         "the same result": sum(here[start].returns == there[start].returns for start in both),
         "turns compared": sum(len(here[start].turns) for start in both),
         "where they part": [
-            {"step": one.step, "here": one.answer, "there": other.answer, "chances here": one.action_probabilities}
-            for one, other in parted
+            {"step": one.step, "here": one.answer, "there": other.answer} for _, one, other in parted
         ],
     }
 
@@ -63,8 +90,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("here", type=Path)
     parser.add_argument("there", type=Path)
+    parser.add_argument("--adapter", type=Path, help="whose answers they are: explains where they part")
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    result = {"machine": facts()} | compared(by_start(given.here), by_start(given.there))
+    here, there = by_start(given.here), by_start(given.there)
+    parted = where_they_part(here, there)
+    result = {"machine": facts()} | compared(here, there, parted)
+    if given.adapter is not None:
+        result["tokens where they part, log-probabilities in float32"] = explained(parted, given.adapter)
     given.result.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: value for name, value in result.items() if name != "machine"}, indent=1))
