@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from rich.table import Table
 from rich.text import Text
 
-from msgrpo.errors import UsageError
+from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.options import Given
 from msgrpo.output import Chat, Json, out, print_json, say, takes
 from msgrpo.text import interval_text, printable
@@ -24,7 +24,8 @@ commands = typer.Typer()
 def evaluate(given: Given) -> None:
     """Play the same episodes with every agent and print the leaderboard.
 
-    An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on.
+    An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on. Exits with 2
+    where all episodes of an agent failed.
     """
     from msgrpo.evals import command
 
@@ -33,8 +34,14 @@ def evaluate(given: Given) -> None:
         options.check_match()
         _print_match(*command.run_match(options), options.out, options.as_json)
         return
-    _print_board(command.run(options), options.as_json)
+    board = command.run(options)
+    _print_board(board, options.as_json)
     say(f"tables and replays: {options.out / 'leaderboard.html'}")
+    if board.silent:
+        raise RecordError(
+            f"no result: {', '.join(board.silent)}; every episode failed, and the notes say why",
+            fix="start the same command again: what is finished stays",
+        )
 
 
 @commands.command()

@@ -23,6 +23,7 @@ class Leaderboard(BaseModel):
     notes: list[str]
     overall: list[Overall] = []
     retellings: list[Retelling] = []
+    silent: list[str] = []  # agents all of whose episodes in a scenario failed
     made: list[str] = []  # sentences on how the table was made
 
 
@@ -43,6 +44,7 @@ def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
         notes=[*notes, *left_out, *_notes(plays)],
         overall=overall,
         retellings=retellings(played),
+        silent=[f"{play.label} in {play.scenario}" for play in plays if play.failed and not play.finished],
         made=made(played),
     )
 

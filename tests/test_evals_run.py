@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -395,6 +396,20 @@ async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) 
         _, said = await asyncio.to_thread(child.communicate)
     assert child.returncode == 2
     assert "MSGRPO_API_KEY" in said
+    assert "Traceback" not in said
+
+
+async def test_an_agent_that_answered_nothing_is_no_success(tmp_path: Path) -> None:
+    """The other agents' rows stood there, and the exit code was 0."""
+    async with FakeServer(then=reply(400, {"error": {"message": "no such template"}})) as server:
+        spec = f"endpoint:{server.url}#fake"
+        child = start("random", spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path), "--json")
+        out, said = await asyncio.to_thread(child.communicate)
+    board = json.loads(out)
+    assert [row["agent"] for row in board["rows"]] == ["random"]
+    assert [silent.split("#")[1] for silent in board["silent"]] == [f"fake in {LAKE.id}"]
+    assert child.returncode == 2
+    assert f"fake in {LAKE.id}; every episode failed" in " ".join(said.split())
     assert "Traceback" not in said
 
 
