@@ -153,7 +153,8 @@ def shown(progress: EvalProgress, console: Console) -> Iterator[None]:
     try:
         yield
     finally:
-        console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)
+        if progress.planned:
+            console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)
 
 
 async def ticking(progress: EvalProgress) -> None:

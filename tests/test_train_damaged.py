@@ -261,10 +261,17 @@ def test_what_is_put_in_place_was_synced_before(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_only_a_full_disk_is_called_one(error: OSError, says: str, tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text("{}")
     with pytest.raises(RunError) as caught, writing(tmp_path):
         raise error
     assert says in caught.value.message
     assert ("room" in str(caught.value.fix)) == (error.errno == errno.ENOSPC)
+
+
+def test_a_run_that_could_not_begin_is_not_to_be_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught, writing(tmp_path / "there" / "is none"):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "there")
+    assert caught.value.fix == "choose another --out"
 
 
 @pytest.mark.parametrize("said", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])

@@ -136,6 +136,13 @@ def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
     replace_text(out / "transcripts.jsonl", "".join(episode.model_dump_json() + "\n" for episode in chosen))
 
 
+def _has_begun(out: Path) -> bool:
+    try:
+        return (out / CONFIG).is_file()
+    except OSError:  # below a folder that may not be looked into
+        return False
+
+
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
     """What the disk refuses, in whatever file of the run, is one clear error; what a network refuses is another."""
@@ -149,4 +156,5 @@ def writing(out: Path) -> Iterator[None]:
         else:
             what, first = "the system has refused something", "once the cause is gone, go on: "
         reason = str(error) or type(error).__name__
-        raise RunError(f"{what} in the run {out}: {reason}", fix=first + resume_command(out)) from error
+        fix = first + resume_command(out) if _has_begun(out) else "choose another --out"
+        raise RunError(f"{what} in the run {out}: {reason}", fix=fix) from error
