@@ -643,7 +643,8 @@ def classify(error: Exception) -> Failure:
         return Failure("bad_response", f"the answer cannot be read: {error}")
     if isinstance(error, TimeoutError) or (isinstance(error, NoAnswerError) and error.late):
         return Failure("timeout", "no answer in time")
-    return Failure("connection", f"connection failed: {error}")
+    fix = "start its server, or check the address, which usually ends in /v1"
+    return Failure("connection", f"connection failed: {error}", fix=fix)
 
 
 def speaks_of_context(text: str) -> bool:

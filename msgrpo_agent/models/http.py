@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import resource
 import ssl
 import urllib.request
@@ -212,6 +213,10 @@ def _fault(error: Exception, session: aiohttp.ClientSession) -> BaseException:
         return UsageError(
             f"this process has {most} files and connections open and may have no more", fix="ulimit -n 8192"
         )
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        unknown = isinstance(error, aiohttp.ClientConnectorDNSError)
+        why = "no such host" if unknown else os.strerror(error.errno) if error.errno else str(error.os_error)
+        return NoAnswerError(f"nothing answers at {error.host}:{error.port} ({why})")
     return NoAnswerError(str(error) or type(error).__name__)
 
 
