@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,7 +164,7 @@ def new(file: Annotated[Path, typer.Argument(help="The file to write: my_game.py
     """Write a small working game to begin with: its rules, reference player and test."""
     from msgrpo.games.template import write
 
-    name = write(file)
+    name = shlex.quote(write(file))
     say(f"{file} holds a game that works. Change it, and then:")
     for command in (f"games check {name}", f"play {name} --agent optimal", f"teach {name} --out runs/taught"):
         say(f"  msgrpo {command}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import math
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,7 +162,7 @@ def _row(value: Any) -> dict[str, Any]:
 def settings(run: Path) -> dict[str, Any]:
     """The run's own settings. Raises UsageError where there is no run."""
     if run.is_file():
-        raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {run}")
+        raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {shlex.quote(str(run))}")
     try:
         read = from_json(read_regular(run / CONFIG))
     except OSError as error:

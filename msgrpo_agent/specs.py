@@ -6,6 +6,7 @@ Packages that an agent needs are imported when it is made.
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +71,8 @@ def shipped(scenario: str) -> Path:
     if scenario not in there:
         known = f"one of {', '.join(f'nano:{name}' for name in there)}; or " if there else ""
         raise UsageError(
-            f"nano comes with no adapter for {scenario!r}", fix=f"{known}train one: msgrpo train {scenario} --out DIR"
+            f"nano comes with no adapter for {scenario!r}",
+            fix=f"{known}train one: msgrpo train {shlex.quote(scenario)} --out DIR",
         )
     return there[scenario]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +85,9 @@ def adapters(
         print_json([asdict(run) for run in runs])
         return
     if not runs:
-        out.print(f"no adapters in {folder}; train one: msgrpo train --out {folder / 'fl'}", markup=False)
+        out.print(
+            f"no adapters in {folder}; train one: msgrpo train --out {shlex.quote(str(folder / 'fl'))}", markup=False
+        )
         return
     table = Table(*(Column(name, overflow="fold") for name in ("run", "base", "scenario", "result", "problem")))
     for run in runs:

@@ -183,7 +183,7 @@ def _announce(launch: Launch, asked: Asked, log: Path, console: Console, *, show
         "try",
         f"  curl {url}/chat/completions {header}-H 'Content-Type: application/json' "
         f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}\'',
-        f"  msgrpo eval --endpoint {url} --model {model}{options}",
+        f"  msgrpo eval --endpoint {shlex.quote(url)} --model {shlex.quote(model)}{options}",
         f"  msgrpo play frozen-lake --agent endpoint:{url}#{model}{options}",
         "stop it with Ctrl-C",
     ]

@@ -137,6 +137,9 @@ def test_what_the_template_writes_plays_checks_and_is_evaluated(tmp_path: Path) 
     assert len((tmp_path / "my_game.py").read_text().splitlines()) < 60
     assert "msgrpo train my_game.py:scenario" in done.stderr
     assert msgrpo("games", "new", "my_game.py", cwd=tmp_path).returncode == 2
+    (tmp_path / "my games").mkdir()
+    spaced = msgrpo("games", "new", "my games/game.py", cwd=tmp_path)
+    assert "msgrpo games check 'my games/game.py:scenario'" in spaced.stderr  # it can be pasted
     checked = json.loads(msgrpo("games", "check", "my_game.py:scenario", "--json", cwd=tmp_path).stdout)
     assert [rule["breach"] for rule in checked["rules"]] == [None] * len(checked["rules"])
     told = msgrpo("games", "check", "my_game.py:scenario", cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,7 +30,8 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
     """
     if not sys.stdout.isatty():
         raise UsageError(
-            "--watch needs a terminal", fix=f"train without it, and look with: msgrpo play --run {folder} --plain"
+            "--watch needs a terminal",
+            fix=f"train without it, and look with: msgrpo play --run {shlex.quote(str(folder))} --plain",
         )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def planned(given: Given) -> Plan:
     said = settings_given(file=given.config_file, settings=settings, given=by_name)
     held = config_of(folder, said) if given.resume else None
     if given.resume and held is None and not (given.scenario or given.config_file):
-        fix = f"begin one: msgrpo train frozen-lake --out {folder}"
+        fix = f"begin one: msgrpo train frozen-lake --out {shlex.quote(str(folder))}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)
     return Plan(configured(held), folder, goes_on=held is not None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -160,7 +161,7 @@ def finish(
     if not pairs:
         raise RunError(
             "no validation start has a result both before and after training",
-            fix=f"find the game's fault with: msgrpo games check {config.scenarios[0].id}",
+            fix=f"find the game's fault with: msgrpo games check {shlex.quote(config.scenarios[0].id)}",
         )
     now, then = zip(*pairs, strict=True)
     change = paired_difference(now, then, seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class DQNAgent:
         if not self.can_play(view.scenario):
             raise UsageError(
                 f"{self.spec} was trained on {self.card['scenario']}, the boards of {view.scenario.id} differ",
-                fix=f"msgrpo train-dqn {view.scenario.id} --out DIR",
+                fix=f"msgrpo train-dqn {shlex.quote(view.scenario.id)} --out DIR",
             )
         chosen, _ = self.network.predict(planes(view.game, self.glyphs, self.shape), deterministic=True)
         return Decision(view.game.actions[int(chosen)])
@@ -115,7 +116,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ModelError(
                 f"{folder} is no trained DQN: {name} is missing",
-                fix=f"train one: msgrpo train-dqn frozen-lake --out {folder}",
+                fix=f"train one: msgrpo train-dqn frozen-lake --out {shlex.quote(str(folder))}",
             )
     try:
         card: dict[str, Any] = from_json((folder / CARD).read_bytes())

@@ -82,7 +82,7 @@ def _merged(order: Order) -> list[str]:
         written = str(chosen).removeprefix("torch.")
         keeps = "; --dtype float32 keeps it" if lost > MUCH else ""
         rounded.append(f"{lost:.1%} of the adapter's change was lost in rounding to {written}{keeps}")
-    return [*rounded, f"play it: msgrpo play SCENARIO --agent base:{order.folder}"]
+    return [*rounded, f"play it: msgrpo play SCENARIO --agent {shlex.quote(f'base:{order.folder}')}"]
 
 
 def _gguf(order: Order) -> list[str]:
