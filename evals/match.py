@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from msgrpo.agent import Agent, LanguageAgent
+from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.record import RecordFile, as_recorded, folder_name, seeds_of
@@ -81,11 +81,7 @@ def play(
     """
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
-    models = [agent.model for agent in agents.values() if isinstance(agent, LanguageAgent)]
-    if len(models) > 1:
-        from msgrpo.models.local import answer_in_turn
-
-        answer_in_turn(models)
+    answer_in_turn(agent.model for agent in agents.values() if isinstance(agent, LanguageAgent))
     records = [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
     with few_collections():
         asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))

@@ -7,10 +7,10 @@ an agent that is faster in batches collects the turns that wait (see `models/loc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -111,6 +111,20 @@ class LanguageModel(Protocol):
     ) -> Completion: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class InRounds(Protocol):
+    """A model of this process (`models/local.py`): what waits together in one of its queues is answered together."""
+
+    queues: dict[Any, Any]
+
+
+def answer_in_turn(models: Iterable[LanguageModel]) -> None:
+    """Let those that run here answer in rounds: how fast each is must not decide which turns are a batch."""
+    here = [model for model in models if isinstance(model, InRounds)]
+    for model in here[1:]:
+        model.queues = here[0].queues
 
 
 class Agent(Protocol):

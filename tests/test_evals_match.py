@@ -201,3 +201,20 @@ def test_who_is_faster_does_not_decide_which_turns_are_a_batch(tmp_path: Path) -
         return batches
 
     assert played("one") == played("other")
+
+
+def test_models_behind_urls_meet_where_torch_is_not_installed(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = None  # as where it is not installed\n"
+        "from pathlib import Path\n"
+        "from msgrpo.evals import match\n"
+        "from msgrpo.games import get_scenario\n"
+        "from msgrpo.specs import make_agent\n"
+        "pair = ('endpoint:http://127.0.0.1:9/v1#one', 'endpoint:http://127.0.0.1:9/v1#other')\n"
+        "agents = {spec: make_agent(spec) for spec in pair}\n"
+        "match.play(get_scenario(sys.argv[1]), agents, [pair], 0, Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", program, NIM, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

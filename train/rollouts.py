@@ -19,12 +19,11 @@ from typing import Any
 
 from torch import Tensor
 
-from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling
+from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling, answer_in_turn
 from msgrpo.episode import GAME_FAULT, Episode, Turn, derive_seed, lost_by, new_episode, play_episode, play_on
 from msgrpo.errors import GameFaultError, RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
-from msgrpo.models.local import answer_in_turn
 from msgrpo.run_log import POLICY, own_seats
 from msgrpo.specs import make_agent
 from msgrpo.train.ahead import InThread

@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from msgrpo.agent import Completion, LanguageModel, OnText, Sampling, action_span
+from msgrpo.agent import Completion, OnText, Sampling, action_span
 from msgrpo.errors import EndpointError, ModelError
 from msgrpo.models.generation import Batch, Row, answer
 from msgrpo.models.shared_prefix import evaluating, trunk_and_head
@@ -60,7 +60,8 @@ class LocalModel:
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, chat)
         self.max_batch = max_batch
-        # Of each event loop that waits for answers. Models that have the same ones answer in turn, in rounds.
+        # Of each event loop that waits for answers. Models that have the same ones answer in turn, in rounds:
+        # `agent.answer_in_turn`.
         self.queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
         self._lock = threading.Lock()
         self.stop_ids = stop_ids(model, tokenizer)
@@ -219,13 +220,6 @@ class LocalModel:
         before, after = text[: span[0]], text[span[1] : span[1] + len("</action>")]
         answers = self.tokenizer([before + action + after for action in row.actions], add_special_tokens=False)
         return [row.prompt + ids for ids in answers["input_ids"]]
-
-
-def answer_in_turn(models: Iterable[LanguageModel]) -> None:
-    """Let those that run here answer in rounds: how fast each is must not decide which turns are a batch."""
-    local = [model for model in models if isinstance(model, LocalModel)]
-    for model in local[1:]:
-        model.queues = local[0].queues
 
 
 async def _answer(queue: _Queue) -> None:
