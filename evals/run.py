@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
-from msgrpo.agent import Agent, LanguageAgent
+from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
 from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError
 from msgrpo.evals.budget import Budget
@@ -318,7 +318,8 @@ async def play_one(
         else:
             await play_on(game, episode, scenario, agents, after_step=after_step)
     if regret and scenario.judge is not None and episode.error is None:
-        await add_regrets(scenario, episode)
+        # how long it is judged must not decide with which turns the next episode's are a batch
+        await add_regrets(scenario, episode, aside=not answers_in_rounds(agent))
     return episode
 
 

@@ -179,6 +179,11 @@ class LanguageAgent:
         await self.model.close()
 
 
+def answers_in_rounds(agent: Agent) -> bool:
+    """Whether which of its turns are answered together depends on when each is asked."""
+    return isinstance(agent, LanguageAgent) and isinstance(agent.model, InRounds)
+
+
 def cleaned(text: str) -> str:
     """A model's answer as screens, records and the parser get it: printable, and of bounded length.
 

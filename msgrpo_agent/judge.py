@@ -113,10 +113,13 @@ def decided(scenario: Scenario, episode: Episode) -> Iterator[tuple[Turn, Game]]
             game.step({turn.player: turn.action for turn in turns})
 
 
-async def add_regrets(scenario: Scenario, episode: Episode) -> None:
-    """Write each turn's regret into the episode, in a thread; write nothing if the judge itself fails."""
+async def add_regrets(scenario: Scenario, episode: Episode, *, aside: bool = True) -> None:
+    """Write each turn's regret into the episode; write nothing if the judge itself fails.
+
+    `aside`: in a thread, so that others are asked meanwhile, and how many of them is the clock's.
+    """
     try:
-        lost = await asyncio.to_thread(regrets, scenario, episode)
+        lost = await asyncio.to_thread(regrets, scenario, episode) if aside else regrets(scenario, episode)
     except GameFaultError as fault:  # an episode is not lost because nobody can say what its moves were worth
         if fault.fatal:
             raise

@@ -9,14 +9,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import leaderboard, plays, suites
@@ -25,11 +26,13 @@ from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_r
 from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
-from msgrpo.game import Scenario
+from msgrpo.game import Judgement, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import EndpointModel
+from msgrpo.models.loading import nano
 from msgrpo.references import RandomAgent
 from tests.fake_server import Behaviour, FakeServer, Request, answer, hang, player, reply, reset
+from tests.train_helpers import recorded_batches
 
 LAKE = get_scenario("frozen-lake")
 
@@ -435,3 +438,21 @@ async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
     record.write_text("".join(episode.model_dump_json() + "\n" for episode in episodes))
     assert verify(record).misjudged == 1
     assert "REGRETS: those of 1 are not" in verify(record).summary
+
+
+async def test_how_long_a_game_is_judged_does_not_decide_which_turns_are_a_batch(tmp_path: Path) -> None:
+    """The next episode began when a thread had judged the last one, and its turns met others than in another run."""
+
+    async def played(pause_s: float) -> list[int]:
+        def judge(game: Any, player: str) -> Judgement:
+            time.sleep(pause_s * (sum(map(ord, game.observe(player))) % 3))
+            return Judgement(dict.fromkeys([*game.legal(player), None], 0.0))
+
+        model = nano()
+        agent = LanguageAgent("nano", model, Sampling(max_tokens=3))
+        lake = replace(LAKE, judge=judge)
+        with recorded_batches(model) as batches:
+            await evaluate([agent], [lake], 9, tmp_path / str(pause_s), concurrency=4, regret=True)
+        return batches
+
+    assert await played(0.03) == await played(0)
