@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from msgrpo.episode import Turn
+from msgrpo.episode import Turn, play_episode
 from msgrpo.errors import UsageError
 from msgrpo.games import get_scenario
+from msgrpo.references import RandomAgent
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
 from msgrpo.train.config import make_config
@@ -105,3 +109,32 @@ def test_a_run_whose_gate_rejects_everything_learns_nothing_and_says_so(
     (row,) = [row for row in read_rows(tmp_path / "out") if row["kind"] == "train"]
     assert row["rollout/gated_groups"] == 1
     assert row["update/kept_turns"] == 0
+
+
+def test_a_function_of_ones_own_is_given_a_copy(tmp_path: Path) -> None:
+    """One that went through the turns backwards, in place, gave the update each turn with another one's credit."""
+    (tmp_path / "mine.py").write_text(
+        "def gate(group):\n"
+        "    for turns in group.turns:\n"
+        "        turns.reverse()\n"
+        "        turns[0].reward = 9.0\n"
+        "    group.episodes[0].turns.clear()\n"
+        "    group.origin(0).step({'player': 'down'})\n"
+        "    group.returns_G.zero_()\n"
+        "    group.advantages_G.zero_()\n"
+        "    return True\n"
+    )
+    start = LAKE.new(1, 0)
+    episodes = [
+        asyncio.run(play_episode(LAKE, {"player": RandomAgent()}, start_seed=1, chance_seed=0, sampling_seed=seed))
+        for seed in range(3)
+    ]
+    made = Group.of(lambda episode: start, episodes, "player", 0)
+    assert made is not None
+    given = replace(made, returns_G=torch.tensor([1.0, 2.0, 3.0]), advantages_G=torch.tensor([-1.0, 0.0, 1.0]))
+    before = [episode.model_dump_json() for episode in episodes], [list(turns) for turns in given.turns]
+    assert OutsideGate(spec=f"{tmp_path / 'mine.py'}:gate").passing([given]) == [0]
+    assert ([episode.model_dump_json() for episode in episodes], given.turns) == before
+    assert start.steps == 0
+    assert given.returns_G.tolist() == [1, 2, 3]
+    assert given.advantages_G.tolist() == [-1, 0, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from torch import Tensor
@@ -62,6 +62,24 @@ class Group:
             [[turn.paid for turn in one] for one in turns], [[turn.shaping for turn in one] for one in turns]
         )
         return cls(lambda j: origin(whole[j]), turns, returns, group_advantages(returns), place, whole)
+
+    def copy(self) -> Group:
+        """The same, for somebody's own code: whatever that does to it, record and update stay as they are."""
+        copies = {id(turn): turn.model_copy() for turns in self.turns for turn in turns}
+        episodes = [
+            episode.model_copy(
+                update={"turns": [copies.get(id(turn)) or turn.model_copy() for turn in episode.turns]}
+            )
+            for episode in self.episodes
+        ]
+        return replace(
+            self,
+            origin=lambda j: self.origin(j).copy(),
+            turns=[[copies[id(turn)] for turn in turns] for turns in self.turns],
+            returns_G=self.returns_G.clone(),
+            advantages_G=self.advantages_G.clone(),
+            episodes=episodes,
+        )
 
     def trajectories(self) -> list[list[Step]]:
         """The turns as far as credit goes."""

@@ -50,10 +50,11 @@ class Function(Choice):
     def __str__(self) -> str:
         return self.spec
 
-    def ask(self, kind: str, *given: Any) -> Any:
+    def ask(self, kind: str, group: Group, *given: Any) -> Any:
+        """What the function says of a group, which it sees a copy of."""
         fix = f"see what a {kind} takes: docs/algorithm.md"
         with users_code(f"{kind} {self.spec!r} failed", fix=fix), unmoved():
-            return load(self.spec)(*given)
+            return load(self.spec)(group.copy(), *given)
 
 
 class OutsideCredit(Function, Credit):
