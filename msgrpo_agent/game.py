@@ -233,7 +233,7 @@ class Game(ABC):
             if action is not None and action not in self.legal(player):
                 raise GameError(f"{action!r} of {player} is no action now; legal: {', '.join(self.legal(player))}")
         before = dict(self.returns)
-        rewards = self._paid(self._advance(actions))
+        rewards = self._paid(self._advance(dict(actions)))  # whoever has chosen them may keep them
         if self.returns != before:
             raise GameFaultError("its returns were changed: they are the sum of what _advance pays", rule="returns")
         self.steps += 1

@@ -51,6 +51,21 @@ def scenario(game: Callable[[int, int], Game], **fields: Any) -> Scenario:
     return replace(Scenario("walk", "walk", "Walk right.", 6, "ours", game, goal=True), **fields)
 
 
+class Takes(Walk):
+    """Takes the moves out of what it is given."""
+
+    def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+        assert isinstance(actions, dict)
+        return super()._advance({"player": actions.pop("player")})
+
+
+def test_what_a_game_does_to_its_moves_is_nobody_elses() -> None:
+    """An environment server keeps them: the game could not be brought back from what was left of them."""
+    moves = {"player": "right"}
+    Takes(0, 0).step(moves)
+    assert moves == {"player": "right"}
+
+
 def test_the_faultless_game_passes() -> None:
     check_game(scenario(Walk))
 
