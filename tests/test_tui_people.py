@@ -25,6 +25,7 @@ from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.run_log import GroupRow, Member
 from msgrpo.tui import hands, launch, showcase
+from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import remember
@@ -468,6 +469,61 @@ async def test_pieces_are_joined_to_a_few_drawings_and_the_newest_is_the_last() 
     words = [message.text for message in told if isinstance(message, AnswerStreamed)]
     assert len(words) <= 10
     assert words[-1] == "x" * 2000
+
+
+async def test_words_of_a_round_that_was_dropped_are_nobodys() -> None:
+    """They stood in the panel of the person who had taken the seat over, or of who was asked next."""
+    heard: list[OnText] = []
+
+    class Slow(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            assert on_text is not None
+            heard.append(on_text)
+            on_text("not told yet")
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    told: list[object] = []
+    asking = Asking(Match([Session(get_scenario("frozen-lake"), {"player": Slow()}, 0)]), told.append, lambda: 0.0)
+    asking.start()
+    await until(lambda: len(heard) == 1)
+    asking.drop()
+    asking.start()
+    await until(lambda: len(heard) == 2 and bool(told))
+    for says, words in ((heard[0], "late"), (heard[1], "in time")):
+        await until(lambda: not asking._words)
+        says(words)
+    await until(lambda: not asking._words)
+    asking.drop()
+    assert {message.text for message in told if isinstance(message, AnswerStreamed)} == {"not told yet", "in time"}
+
+
+async def test_nothing_is_told_of_words_that_came_just_before_the_round_was_dropped() -> None:
+    class Speaks(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            assert on_text is not None
+            on_text("first")
+            asking.drop()
+            raise asyncio.CancelledError
+
+    told: list[object] = []
+    asking = Asking(Match([Session(get_scenario("frozen-lake"), {"player": Speaks()}, 0)]), told.append, lambda: 0.0)
+    asking.start()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert told == []
+
+
+def test_a_key_that_was_kept_for_what_is_gone_moves_nobody() -> None:
+    """The last key of a lost game was played at once when its worst mistake was tried again."""
+    person = HumanAgent()
+    session = Session(get_scenario("frozen-lake"), {"player": person}, 0)
+    session.answer("player", Decision("right"))
+    session.commit()
+    person.kept = "left"  # the key came faster than the game
+    session.seek(0)
+    session.rewind()
+    assert person.kept is None
 
 
 def test_a_long_text_is_drawn_by_its_beginning_and_end() -> None:

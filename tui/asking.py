@@ -59,6 +59,7 @@ class Asking:
 
     def drop(self) -> None:
         """Give the round up; nothing of it is told any more."""
+        self._words.clear()
         if self._round is not None:
             self._round.cancel()
             self._round = None
@@ -72,7 +73,7 @@ class Asking:
         session, asked = self._match.sessions[index], self._round
         try:
             decision = await session.agents[player].act(
-                session.view(player), on_text=partial(self._streamed, index, player)
+                session.view(player), on_text=partial(self._streamed, asked, index, player)
             )
         except MsgrpoError as error:
             self._fail(asked, index, player, "\n".join(filter(None, (error.message, error.fix))))
@@ -88,11 +89,14 @@ class Asking:
             self.failed[index, player] = why
             self._tell(SeatFailed(index, player))
 
-    def _streamed(self, index: int, player: str, text: str) -> None:
-        """Tell the first words at once, and then the newest ones a few times a second, however fast they come.
+    def _streamed(self, asked: asyncio.Task[None] | None, index: int, player: str, text: str) -> None:
+        """Tell the first words at once, and then the newest ones a few times a second, however fast they come; none
+        of a round that was dropped, whose agents may speak on for a while.
 
         An agent calls this from its own thread.
         """
+        if asked is None or asked.cancelling():
+            return
         first = not self._words
         self._words[index, player] = text
         if first and self._loop is not None and not self._loop.is_closed():

@@ -271,6 +271,9 @@ class Session:
         if kept == self.last:
             return
         self.answers = {}
+        for agent in self.agents.values():
+            if isinstance(agent, HumanAgent):
+                agent.kept = None  # a key that came too fast was meant for what is gone
         self._games, self._by, self.frames = self._games[: kept + 1], self._by[:kept], self.frames[: kept + 1]
         self.episode.turns = [turn for turn in self.episode.turns if turn.step < kept]
         for player in self.players:  # what the steps that are gone paid to who had moved before is gone, too
