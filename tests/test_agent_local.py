@@ -133,8 +133,9 @@ def test_rows_that_stay_keep_their_keys_and_values_when_others_leave() -> None:
         assert bool((held[:, :, 3:] == 9).all())
 
 
+@pytest.mark.parametrize("tokens", [500, 80])  # texts of several rows at once; not even those of one
 @pytest.mark.parametrize("kind", ["qwen2", "gemma3_text"])  # the second looks back on 64 tokens only
-def test_actions_of_a_whole_batch_are_compared_on_the_keys_and_values_that_are_there(kind: str) -> None:
+def test_actions_of_a_whole_batch_are_compared_on_the_keys_and_values_that_are_there(kind: str, tokens: int) -> None:
     """Rows end at different steps; one says a tag's action, one writes no tag, one's words come out differently."""
     engine = LocalModel(kind, tiny(kind), Words())
     prepare(engine.model, kind)
@@ -149,14 +150,15 @@ def test_actions_of_a_whole_batch_are_compared_on_the_keys_and_values_that_are_t
         return [row.prompt + said + endings[action] for action in row.actions]
 
     computed: list[int] = []
+    at_once: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_with_actions", with_actions)
-        patch.setattr(generation, "TOKENS", 500)  # several parts
+        patch.setattr(generation, "TOKENS", tokens)  # several parts
         answering = generation.Batch.logprobs_of
 
         def counted(batch: generation.Batch, asked: dict[int, list[list[int]]]) -> dict[int, list[float]]:
             hook = engine.model.base_model.layers[0].register_forward_hook(
-                lambda _, given, __: computed.append(given[0].shape[1])
+                lambda _, given, __: (computed.append(given[0].shape[1]), at_once.append(given[0].shape[0]))[0]
             )
             try:
                 return answering(batch, asked)
@@ -176,3 +178,5 @@ def test_actions_of_a_whole_batch_are_compared_on_the_keys_and_values_that_are_t
         assert list((row.action_probabilities or {}).values()) == pytest.approx(expected, abs=1e-4)
     if kind == "qwen2":
         assert max(computed) <= 8  # tokens a text: the prompts are not computed again
+    if tokens == 80:
+        assert max(at_once) <= 2

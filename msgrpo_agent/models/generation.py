@@ -97,10 +97,17 @@ class Batch:
         longest = max(len(text) for _, texts, *_ in asked for text in texts) + self._mask.shape[1]
         if longest > window(self._trunk):  # then distances count, and there are gaps between a row's keys
             return {place: self._from_the_beginning(texts) for place, texts in endings.items()}
-        logprobs: dict[int, list[float]] = {}
-        size = max(1, TOKENS // (longest * max(len(texts) for texts in endings.values())))
-        for at in range(0, len(asked), size):
-            logprobs |= self._continued(asked[at : at + size])
+        most = max(1, TOKENS // longest)  # texts at once: a row of chess has two hundred
+        parts = [
+            (place, texts[at : at + most], known, common)
+            for place, texts, known, common in asked
+            for at in range(0, len(texts), most)
+        ]
+        logprobs: dict[int, list[float]] = {place: [] for place in endings}
+        size = max(1, most // max(len(texts) for _, texts, *_ in parts))
+        for at in range(0, len(parts), size):
+            for place, of_texts in self._continued(parts[at : at + size]):
+                logprobs[place] += of_texts
         return logprobs
 
     def _known(self, place: int, texts: list[list[int]]) -> tuple[int, int]:
@@ -110,8 +117,8 @@ class Batch:
         agree = next((i for i, token in enumerate(cached) if token != texts[0][i]), len(cached))
         return max(agree, len(self._prefix_ids)), common
 
-    def _continued(self, asked: Sequence[tuple[int, list[list[int]], int, int]]) -> dict[int, list[float]]:
-        """The texts of all these rows as one batch, each on a copy of its row's keys and values."""
+    def _continued(self, asked: Sequence[tuple[int, list[list[int]], int, int]]) -> list[tuple[int, list[float]]]:
+        """The texts of all these rows as one batch, each on a copy of its row's keys and values; in their order."""
         width = self._mask.shape[1]
         starts = [width - len(self.rows[place].prompt + self.rows[place].tokens[:-1]) for place, *_ in asked]
         ends = [start + known for start, (_, _, known, _) in zip(starts, asked, strict=True)]
@@ -131,13 +138,17 @@ class Batch:
         chosen = wanted.bool()
         logprobs = token_logprobs(self._head, hidden[chosen], targets[chosen], 1.0)
         sums = torch.zeros(targets.shape, device=mask.device).masked_scatter(chosen, logprobs).sum(1).tolist()
-        return {place: [sums.pop(0) for _ in texts] for place, texts, *_ in asked}
+        return [(place, [sums.pop(0) for _ in texts]) for place, texts, *_ in asked]
 
     def _from_the_beginning(self, texts: list[list[int]]) -> list[float]:
         common = common_prefix_length(texts)
         pairs = [(text[common - 1 : common], text[common:]) for text in texts]
-        logprobs, _ = answer_logprobs(self._trunk, self._head, texts[0][: common - 1], pairs, self._pad_id)
-        return logprobs.sum(1).tolist()
+        most, sums = max(1, TOKENS // max(map(len, texts))), list[float]()
+        for at in range(0, len(pairs), most):
+            part = pairs[at : at + most]
+            logprobs, _ = answer_logprobs(self._trunk, self._head, texts[0][: common - 1], part, self._pad_id)
+            sums += logprobs.sum(1).tolist()
+        return sums
 
     def drop_ended(self) -> list[int]:
         """Let the rows that have ended leave; returns the places of those that stay, in their new order."""
