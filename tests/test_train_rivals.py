@@ -31,7 +31,7 @@ from msgrpo.train.groups import Advantages, Group, Step
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
 from msgrpo.train.policy import Policy
-from msgrpo.train.rivals import RIVALS, choose
+from msgrpo.train.rivals import RIVALS, choose, critic
 from msgrpo.train.rivals import branch as branching
 from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.branch import Branch, disputed
@@ -132,6 +132,24 @@ def test_hidden_states_are_the_models_own() -> None:
     for found, prompt in zip(hidden_states(policy, prompts), prompts, strict=True):
         plain = policy.model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0, -1]
         assert found.tolist() == pytest.approx(plain.tolist(), abs=1e-4)
+
+
+def test_long_prompts_are_not_read_sixty_four_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many of a long game took memory without a bound."""
+    policy = Policy(config())
+    prompts = [(5, 6, *range(7, 11 + place)) for place in range(6)]
+    whole = hidden_states(policy, prompts)
+    at_once: list[int] = []
+    hidden = policy.hidden
+
+    def counted(prefix: list[int], rests: Sequence[list[int]]) -> torch.Tensor:
+        at_once.append(len(rests) * max(map(len, rests)))
+        return hidden(prefix, rests)
+
+    monkeypatch.setattr(policy, "hidden", counted)
+    monkeypatch.setattr(critic, "TOKENS", 20)
+    assert torch.allclose(hidden_states(policy, prompts), whole, atol=1e-5)
+    assert max(at_once) <= 20
 
 
 def test_every_turn_of_a_rollout_has_a_value() -> None:

@@ -19,12 +19,12 @@ from pydantic import Field
 from torch import Tensor
 
 from msgrpo.episode import Turn
-from msgrpo.models.shared_prefix import common_prefix_length, evaluating
+from msgrpo.models.shared_prefix import common_prefix_length, evaluating, shareable_length, trunk_and_head
 from msgrpo.train.groups import Advantages, Group, Trajectories
 from msgrpo.train.rivals.contract import Credit, Learner, Trained
 from msgrpo.train.rivals.discounted import generalized_advantages, returns_to_go, scaled
 
-ROWS = 64  # prompts of one forward pass
+ROWS, TOKENS = 64, 16_384  # prompts of one forward pass, and their own tokens, filled up to the longest
 RIDGE = 1e-2  # λ of the fit, as a share of Σ h² over all turns, the mean over the features
 
 Prompt = tuple[int, ...]
@@ -119,9 +119,12 @@ def hidden_states(policy: Trained, prompts: Sequence[Prompt]) -> Tensor:
     """The trunk's last hidden state (N, D) at the end of each prompt, float64, on the CPU, without a gradient."""
     states = []
     shared = common_prefix_length([list(prompt) for prompt in prompts]) if prompts else 0
+    longest = max(map(len, prompts), default=1)
+    own = longest - shareable_length(trunk_and_head(policy.model)[0], shared, longest)
+    rows = min(ROWS, max(1, TOKENS // own))
     with torch.no_grad(), evaluating(policy.model):
-        for at in range(0, len(prompts), ROWS):
-            part = prompts[at : at + ROWS]
+        for at in range(0, len(prompts), rows):
+            part = prompts[at : at + rows]
             states.append(policy.hidden(list(part[0][:shared]), [list(prompt[shared:]) for prompt in part]))
     return torch.cat(states).double().cpu() if states else torch.zeros(0, 0, dtype=torch.float64)
 
