@@ -245,6 +245,23 @@ def test_log_probabilities_in_parts_are_the_same_with_the_same_gradient(
     )
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "granite", "gemma2"])
+def test_the_plain_forward_computes_no_logits_of_the_prompt(kind: str) -> None:
+    """Of a prompt of four thousand tokens and a vocabulary of 152,000 they take 2.4 GB, before every version."""
+    model, computed = tiny(kind), list[int]()
+    prefix, (rest, *_), (answer, *_) = rows(20)
+    hook = model.get_output_embeddings().register_forward_hook(
+        lambda _, given, __: computed.append(given[0].shape[1])
+    )
+    with torch.no_grad():
+        found = plain_logprobs(model, prefix + rest, answer, 0.7)
+        hook.remove()
+        logits = model(torch.tensor([prefix + rest + answer])).logits[0, len(prefix + rest) - 1 : -1] / 0.7
+    assert computed == [len(answer) + 1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
 TRIMS = "{% for m in messages %}<s>{{ m['content'] | trim }}</s>{% endfor %}A:"
 LOOKS = "{% for m in messages %}{% if 'hole' in m['content'] %}careful {% endif %}{{ m['content'] }}{% endfor %}A:"
 LOSES = "{% for m in messages %}{{ m['content'] | length }}{% endfor %}A:"

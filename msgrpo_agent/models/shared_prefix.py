@@ -20,6 +20,7 @@ import copy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -297,9 +298,14 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def plain_logprobs(model: Any, prompt: list[int], answer: list[int], temperature: float = 1.0) -> Tensor:
-    """log p (T) of an answer's tokens by `model(ids).logits`: no shared prefix, no padding, no cache."""
-    ids = torch.tensor([[*prompt, *answer]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float() / temperature
+    """log p (T) of an answer's tokens by `model(ids).logits`: no shared prefix, no padding, no cache.
+
+    A model that can leave the logits of the prompt out does so: with a large vocabulary they fill a GPU.
+    """
+    ids, last = torch.tensor([[*prompt, *answer]], device=model.device), len(answer) + 1
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    kept = {"logits_to_keep": last} if "logits_to_keep" in signature(inner.forward).parameters else {}
+    logits = model(input_ids=ids, use_cache=False, **kept).logits[0, -last:-1].float() / temperature
     logprobs: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
     return logprobs
 
