@@ -25,6 +25,7 @@ from msgrpo.files import open_lock, read_regular, replace_text
 from msgrpo.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, FILM, LOCK = "config.json", "metrics.jsonl", "updates", "film", ".lock"
+SUMMARY = "summary.json"  # what a run has come to, once it has ended
 POLICY = "policy"  # what the agent that is trained is called in the episodes of its run
 LOCK_TRIES, LOCK_RETRY_S = 20, 0.05  # a watcher holds the lock briefly, so retry before giving up
 LATEST, EVERY = 100, 10  # updates that are kept: the latest hundred, and every tenth before them

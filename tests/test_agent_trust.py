@@ -261,7 +261,7 @@ def test_a_pipe_in_somebodys_folder_is_not_waited_for(tmp_path: Path) -> None:
     """
     opened: list[str] = []
     run = _pipe(tmp_path / "runs" / "theirs", "config.json", opened)
-    _pipe(tmp_path / "runs" / "other", "summary.json", opened)
+    _pipe(tmp_path / "runs" / "other", "config.json", opened)
     assert [found.scenario for found in list_runs(run)] == [None]
     with pytest.raises(ModelError, match="no regular file"):
         trained_as(run)

@@ -159,6 +159,25 @@ def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: 
     assert (out / "summary.json").is_file()
 
 
+def test_a_run_that_goes_on_has_no_summary_of_fewer_updates(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed later, it left one that a model card told of the weights that had come since."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+
+    def killed(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "learn", killed)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(tiny(steps=6), out, resume=True, report=Quiet())
+    assert not (out / "summary.json").exists()
+    loop.train(tiny(steps=4), out, resume=True, report=Quiet())
+    assert json.loads((out / "summary.json").read_text())["steps"] == 4
+
+
 def said_in(folder: Path) -> str:
     return (folder / "said").read_text() if (folder / "said").is_file() else ""
 

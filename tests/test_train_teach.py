@@ -402,6 +402,28 @@ def test_a_batch_in_parts_teaches_what_it_teaches_whole(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("near")
+def test_weights_that_were_taught_are_never_there_without_how_they_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the two, it left a base that was asked in the usual way, and nobody had said so."""
+    out, template, written = tmp_path / "taught", make_template("none"), teaching.Teaching.write
+
+    def killed(self: teaching.Teaching, out: Path) -> None:
+        written(self, out)
+        raise CutOffError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(teaching.Teaching, "write", killed)
+        with pytest.raises(CutOffError):
+            teach(get_scenario("frozen-lake"), out, steps=1, template=template)
+    agent = make_agent(f"base:{out}")
+    assert isinstance(agent, LanguageAgent)
+    assert agent.template == template
+    teach(get_scenario("frozen-lake"), out, steps=1, template=template)
+    assert not (out / BEGUN).exists()
+
+
+@pytest.mark.usefixtures("near")
 def test_a_taught_base_is_asked_as_it_was_taught(tmp_path: Path) -> None:
     """Asked with another prompt than it was taught, it gives no legal action, and nobody had said so."""
     lake, out, brief = get_scenario("frozen-lake"), tmp_path / "taught", make_template("brief")

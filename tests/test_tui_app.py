@@ -467,7 +467,7 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
     run = tmp_path / "runs" / "fl"
     run.mkdir(parents=True)
     (run / "adapter_config.json").write_text("{}")
-    (run / "summary.json").write_text('{"scenario": "frozen-lake"}')
+    (run / "config.json").write_text('{"scenario": "frozen-lake"}')
     baseline = tmp_path / "runs" / "dqn-fl"
     baseline.mkdir()
     (baseline / "dqn.json").write_text('{"scenario": "frozen-lake"}')

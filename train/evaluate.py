@@ -20,7 +20,7 @@ from msgrpo.errors import RunError
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.files import replace_text
-from msgrpo.run_log import METRICS, read_rows
+from msgrpo.run_log import METRICS, SUMMARY, read_rows
 from msgrpo.text import as_json
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig
@@ -181,6 +181,6 @@ def finish(
     if score == "success":
         summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in now], [v > 0 for v in then])
     summary |= more
-    replace_text(out / "summary.json", as_json(summary, indent=2) + "\n")
+    replace_text(out / SUMMARY, as_json(summary, indent=2) + "\n")
     draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
     return summary

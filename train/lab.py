@@ -45,6 +45,7 @@ from msgrpo.evals.match import points_of
 from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.files import open_lock, read_regular, replace_text
 from msgrpo.games import get_scenario
+from msgrpo.run_log import SUMMARY
 from msgrpo.specs import make_agent
 from msgrpo.text import as_json
 from msgrpo.train.config import MANY, TrainConfig, make_config
@@ -158,7 +159,7 @@ class Job:
         evaluate += ["--episodes", str(episodes), "--out", str(self.test)]
         evaluate += ["--opponent", self.opponent] if self.opponent else []
         evaluate += ["--temperature", str(self.config.temperature), "--max-tokens", str(self.config.max_tokens)]
-        trained, tested = (self.folder / "summary.json").exists(), len(self.test_values()) == episodes
+        trained, tested = (self.folder / SUMMARY).exists(), len(self.test_values()) == episodes
         return [*([] if trained else [train]), *([] if trained and tested else [evaluate])]
 
     def test_values(self) -> list[float]:

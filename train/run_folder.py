@@ -16,7 +16,7 @@ from msgrpo import run_log
 from msgrpo.episode import Episode
 from msgrpo.errors import RunError, UsageError, first_fault
 from msgrpo.files import is_part, read_regular, replace_text
-from msgrpo.run_log import CONFIG, LOCK
+from msgrpo.run_log import CONFIG, LOCK, SUMMARY
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
@@ -126,6 +126,8 @@ def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Seq
     for left in filter(is_part, out.iterdir()):  # by a killed run; this one holds the folder
         left.unlink(missing_ok=True)
     run_log.forget_after(out, step)
+    if step < config.steps:  # a summary of fewer updates says nothing of the weights that come
+        (out / SUMMARY).unlink(missing_ok=True)
     replace_text(out / CONFIG, config.model_dump_json(indent=2) + "\n")
     return open_sinks(out, config, step, report, logs)
 

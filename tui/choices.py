@@ -18,7 +18,7 @@ from msgrpo.games.outside import FIXED, offered
 from msgrpo.install import install_command
 from msgrpo.models.lora import ADAPTER_CONFIG
 from msgrpo.models.paths import shipped_adapters
-from msgrpo.run_log import METRICS
+from msgrpo.run_log import CONFIG, METRICS
 from msgrpo.text import printable
 
 RUNS = Path("runs")
@@ -78,7 +78,7 @@ def with_recent(memory: Mapping[str, str], game: str) -> str:
 
 
 # What makes a folder below runs/ a trained run: the kind of its agent, and the file that names its scenario.
-RUN_FILES = {ADAPTER_CONFIG: ("adapter", "summary.json"), "dqn.json": ("dqn", "dqn.json")}
+RUN_FILES = {ADAPTER_CONFIG: ("adapter", CONFIG), "dqn.json": ("dqn", "dqn.json")}
 
 
 def trained_on(file: Path) -> str:

@@ -18,7 +18,6 @@ from msgrpo.text import duration, printable
 from msgrpo.tui.scenes import Scenes
 from msgrpo.tui.session import Session, short_name
 
-SUMMARY = "summary.json"
 FACTS = {
     "rollout/return": "return",
     "rollout/success": "success",
@@ -174,7 +173,7 @@ class Learning:
 
     @property
     def over(self) -> bool:
-        return (self.folder / SUMMARY).is_file() and self.done >= self.settings["steps"]
+        return (self.folder / run_log.SUMMARY).is_file() and self.done >= self.settings["steps"]
 
     def state(self) -> str:
         """Where the run stands: the time that is left by its own pace, or that it is over, stopped, or silent."""

@@ -316,8 +316,8 @@ def teach(
             teaching.restore(out / BEGUN)
         _go_on(teaching, out / BEGUN, progress)
         facts = teaching.facts()
+        replace_text(out / TAUGHT, json.dumps(facts, indent=2) + "\n")  # first: weights alone are asked as usual
         teaching.write(out)
-        replace_text(out / TAUGHT, json.dumps(facts, indent=2) + "\n")
     return facts
 
 
