@@ -191,6 +191,41 @@ def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
     assert not (out / "adapter_model.safetensors").exists()
 
 
+def test_a_second_service_of_a_process_is_asked_for_its_own_adapter(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK keeps one client for all that name neither address nor key: the first service was asked again."""
+    asked: dict[str, str] = {}
+
+    def client(**given: str) -> None:
+        asked.update(given)
+        raise RuntimeError
+
+    remote = TinkerWeights(settings(), tmp_path, ALONE, Told())
+    monkeypatch.setattr(remote.service._sdk, "RestClient", client)
+    with pytest.raises(MsgrpoError):
+        remote.service.urls("tinker://run-0/external_weights/final")
+    remote.service.close()
+    assert asked == {"base_url": fake.url, "api_key": KEY}
+
+
+@pytest.mark.usefixtures("near")
+def test_an_adapter_of_fewer_updates_is_not_left_in_the_place_of_one_that_cannot_be_had(
+    fake: Fake, tmp_path: Path
+) -> None:
+    """It was evaluated as that of all updates, and nobody had said so."""
+    out = tmp_path / "run"
+    train(settings(), out, report=Told())
+    weights = out / "adapter_model.safetensors"
+    before = weights.read_bytes()
+    fake.faults = {"no download"}
+    train(settings(), out, resume=True, report=Told())
+    assert weights.read_bytes() == before  # no update has come since
+    train(settings(steps=2), out, resume=True, report=Told())
+    assert not weights.exists()
+    assert not (out / "adapter_config.json").exists()
+
+
 @pytest.mark.usefixtures("near")
 def test_max_cost_stops_before_it_is_passed(fake: Fake, tmp_path: Path) -> None:
     out = tmp_path / "run"

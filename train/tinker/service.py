@@ -241,7 +241,9 @@ class Service:
         """File → URL of an exported adapter; an archive of all its files is called `archive`."""
         with self.asked("offering the adapter for download"):
             if hasattr(self.training, "save_weights_external"):
-                return dict(_result(self._sdk.RestClient().get_external_weights_urls(path)).urls)
+                # without both it is the first service that this process has asked, and its key
+                rest = self._sdk.RestClient(base_url=self.url or None, api_key=os.environ[KEY])
+                return dict(_result(rest.get_external_weights_urls(path)).urls)
             run, _, checkpoint = path.removeprefix("tinker://").partition("/")
             rest = self._client.create_rest_client()
             return {"archive": str(_result(rest.get_checkpoint_archive_url(run, checkpoint)).url)}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.models.loading import local_tokenizer
+from msgrpo.run_log import SUMMARY
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.tinker import TinkerEngine
@@ -26,7 +27,7 @@ from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.paper import Clip
 from msgrpo.train.sinks import Reporter
 from msgrpo.train.tinker.cost import Meter
-from msgrpo.train.tinker.download import download
+from msgrpo.train.tinker.download import FILES, download
 from msgrpo.train.tinker.service import Service, TrainingRow
 from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches
 
@@ -132,7 +133,12 @@ class TinkerWeights:
         self.service.load(str(path))
 
     def write(self, out: Path, state: State) -> None:
-        """The adapter comes at the end: see `finished`."""
+        """The adapter comes at the end: see `finished`. One that came at the end of fewer updates goes: it would be
+        played as this run's, also where the new one cannot be downloaded.
+        """
+        if not (out / SUMMARY).exists():
+            for name in FILES:
+                (out / name).unlink(missing_ok=True)
 
     def finished(self, out: Path) -> dict[str, Any]:
         """Download the adapter where the service offers it; the summary says where it is, and what the run cost."""
