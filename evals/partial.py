@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from msgrpo.episode import Episode, Turn, observation_of
+from msgrpo.episode import Episode, Turn, observation_of, pay_late
 from msgrpo.errors import GameError, RecordError
 from msgrpo.evals.record import as_recorded
 from msgrpo.evals.suites import EpisodeSeeds
@@ -72,10 +72,11 @@ class Partial:
             try:
                 if {turn.player: turn.state for turn in turns} != seen:
                     return
-                game.step({turn.player: turn.action for turn in turns})
+                rewards = game.step({turn.player: turn.action for turn in turns})
             except GameError:
                 return
-            episode.turns += turns
+            pay_late(episode, rewards, set(seen))  # a step is written before what comes later is known
+            episode.turns += [turn.model_copy(update={"late": 0.0}) for turn in turns]
             episode.prefix = dict(self._prefix)
             episode.outcome, episode.success, episode.returns = game.outcome, game.success, dict(game.returns)
 

@@ -10,7 +10,7 @@ import gc
 import hashlib
 import platform
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -251,9 +251,7 @@ def apply_turn(
     with games_code(episode.scenario):
         rewards = game.step({player: decision.action for player, decision in decisions.items()})
         after = (outcome_of(game), success_of(game), dict(game.returns))
-    for player in set(rewards) - set(decisions):
-        for turn in episode.turns_of(player)[-1:]:
-            turn.late += rewards[player]
+    pay_late(episode, rewards, set(decisions))
     for player, decision in decisions.items():
         completion = decision.completion
         turn = Turn(
@@ -280,6 +278,13 @@ def apply_turn(
             episode.prefix[player] = decision.prompt.prefix
         episode.turns.append(turn)
     episode.outcome, episode.success, episode.returns = after
+
+
+def pay_late(episode: Episode, rewards: Mapping[str, float], moved: Set[str]) -> None:
+    """Add the rewards of those who have not `moved` to the last turn that each of them had."""
+    for player in set(rewards) - moved:
+        for turn in episode.turns_of(player)[-1:]:
+            turn.late += rewards[player]
 
 
 def outcome_of(game: Game) -> Outcome:

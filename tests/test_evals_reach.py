@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -20,8 +22,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from msgrpo.agent import Completion
-from msgrpo.episode import Episode, read_episodes
+from msgrpo.agent import Agent, Completion, Decision, OnText, View
+from msgrpo.episode import Episode, new_episode, play_on, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, tables
 from msgrpo.evals.leaderboard import build
@@ -35,9 +37,11 @@ from msgrpo.evals.suites import EpisodeSeeds, episode_seeds, places_in_suite
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
 from msgrpo.prompt import PromptTemplate
+from msgrpo.references import RandomAgent
 from tests.fake_server import FakeServer, Request, chat, reply
 from tests.test_evals_leaderboard import SCENARIO, SETTINGS, episode, write
 from tests.test_evals_run import LAKE, Counting, evaluate, lines, no_wait, served
+from tests.train_helpers import InAnyOrder, in_any_order
 
 MANY = episode_seeds(LAKE, 40)
 
@@ -424,12 +428,43 @@ async def test_a_killed_evaluation_asks_for_no_answer_twice(tmp_path: Path) -> N
         assert verify(file).missing == {}
 
 
+async def test_what_a_player_is_paid_while_others_move_is_in_an_episode_that_was_interrupted(tmp_path: Path) -> None:
+    """A step is written when it is played, and what comes later for its mover was lost with the interruption."""
+
+    class Pays(InAnyOrder):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            return {player: float(player not in actions) for player in self.players}
+
+    class Says(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            return Decision("up", completion=Completion("<action>up</action>", "stop"))
+
+    scenario, seeds = replace(in_any_order(), make=Pays), EpisodeSeeds(0, 11, 0)  # they move in turn at first
+    agents: dict[str, Agent] = dict.fromkeys(scenario.players, Says())
+    whole, record = new_episode(scenario, agents, *seeds), tmp_path / "r.jsonl"
+    writer = Partial(record, {}, set())
+
+    def written(one: Episode) -> None:
+        if one.turns[-1].step < 4:
+            writer.add(seeds, one)
+
+    await play_on(scenario.new(0, 11), whole, scenario, agents, after_step=written)
+    writer.close(ended=False)
+    for _ in range(2):  # interrupted again, before another answer came, it is written anew
+        again, game, partial = new_episode(scenario, agents, *seeds), scenario.new(0, 11), Partial(record, {}, set())
+        partial.take_up(seeds, game, again)
+        assert len(again.turns) == 4
+        partial._begin()
+        partial.close(ended=False)
+        await play_on(game, again, scenario, agents)
+        assert [turn.late for turn in again.turns] == [turn.late for turn in whole.turns]
+    assert [turn.late for turn in whole.turns[:3]] == [1, 1, 2]
+
+
 async def test_turns_under_other_settings_and_damaged_lines_are_not_taken_up(tmp_path: Path) -> None:
     record, settings, seeds = tmp_path / "r.jsonl", {"model": "m"}, episode_seeds(LAKE, 1)[0]
     async with FakeServer() as server:
         agent = served(server)
-        from msgrpo.episode import new_episode, play_on
-
         whole = new_episode(LAKE, {"player": agent}, *seeds)
         writer = Partial(record, settings, set())
         game = LAKE.new(seeds.start, seeds.chance)
