@@ -775,6 +775,26 @@ async def test_saving_before_the_first_step_saves_nothing(app_of, tmp_path: Path
         assert not (tmp_path / "plays").exists()
 
 
+async def test_what_was_saved_before_is_kept_and_the_files_are_named(
+    app_of, clock: ManualClock, tmp_path: Path
+) -> None:
+    """The second record and the second picture were written over the first ones."""
+    app = app_of(Setup("snake-solo", "optimal", "optimal", seed=1))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        await press(pilot, "space", "e", "n", "e")
+        said = [note.message for note in app._notifications]
+    name = "snake-solo-optimal-seed1"
+    files = [[f"{name}{end}" for end in (".jsonl", "-2.jsonl", "-step1.svg")]]  # one record for each board
+    files += [[f"{name}{end}" for end in ("-3.jsonl", "-4.jsonl", "-3-step2.svg")]]
+    plays = tmp_path / "plays"
+    assert said == [f"saved to {plays}/: {' and '.join(saved)}" for saved in files]
+    assert sorted(file.name for file in plays.iterdir()) == sorted([*files[0], *files[1]])
+    records = [plays / file for saved in files for file in saved[:2]]
+    assert [next(iter(read_episodes(file))).turns[-1].step for file in records] == [0, 0, 1, 1]
+
+
 async def test_after_taking_over_the_seat_is_asked_though_the_agent_ends_late(app_of) -> None:
     """An agent that takes its time to be cancelled must neither block the person nor answer for them."""
 

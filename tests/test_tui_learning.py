@@ -493,6 +493,10 @@ async def test_e_saves_the_screen_and_six_scenes(film: Learning, tmp_path: Path)
         await press(pilot, "e")
         await until(lambda: (plays / "run-film.svg").is_file() and (plays / "run-after-3.svg").is_file())
     assert sorted(file.name for file in plays.iterdir()) == ["run-after-3.svg", "run-film.svg"]
+    app = PlayApp(lambda spec: pytest.fail(spec), run=film, clock=ManualClock(), plays=plays)
+    async with app.run_test(size=(120, 40)) as pilot:  # nothing is written over
+        await press(pilot, "e")
+        await until(lambda: (plays / "run-film-2.svg").is_file() and (plays / "run-after-3-2.svg").is_file())
     text = "".join(ElementTree.parse(plays / "run-film.svg").getroot().itertext())
     assert "after 0 updates" in text
     assert "after 1 update" in text

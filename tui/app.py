@@ -291,15 +291,17 @@ class PlayApp(App[None]):
         if not any(session.last for session in match.sessions):
             self.notify("Nothing has been played yet, so there is nothing to save.")
             return
+        files = []
         for session in match.sessions:
-            if not self._deliver(f"{export.file_stem(session)}.jsonl", export.episode_line(session.episode).encode()):
+            line = export.episode_line(session.episode).encode()
+            files.append(self._deliver(f"{export.file_stem(session)}.jsonl", line))
+            if not files[-1]:
                 return
         first = match.sessions[0]
-        name, title = export.file_stem(first), f"msgrpo play {first.scenario.id} --seed {first.seed}"
-        picture = f"{name}-step{match.cursor}.svg"
-        if self._deliver(picture, self.export_screenshot(title=title).encode()):
-            where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
-            self.notify(f"{where}: {name}.jsonl and {picture}")
+        title = f"msgrpo play {first.scenario.id} --seed {first.seed}"
+        picture = f"{Path(files[0]).stem}-step{match.cursor}.svg"
+        files.append(self._deliver(picture, self.export_screenshot(title=title).encode()))
+        self._tell_saved(files)
 
     def export_run(self, run: Learning) -> None:
         """Save a picture of the screen, and of a run with a film six of its scenes."""
@@ -310,23 +312,30 @@ class PlayApp(App[None]):
                 pictures[f"{export.safe_stem(run.folder.resolve().name)}-film.svg"] = still(run.film)
             except MsgrpoError as error:  # its scenes are damaged; the screen is saved all the same
                 self.notify(error.message, severity="error")
-        if all(self._deliver(file, picture.encode()) for file, picture in pictures.items()):
-            where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
-            moving = f"   moving: msgrpo play --run {run.folder} --record film.gif" if len(run.film) else ""
-            self.notify(f"{where}: {' and '.join(pictures)}{moving}")
+        moving = f"   moving: msgrpo play --run {run.folder} --record film.gif" if len(run.film) else ""
+        self._tell_saved([self._deliver(file, picture.encode()) for file, picture in pictures.items()], moving)
 
-    def _deliver(self, filename: str, data: bytes) -> bool:
-        """Write a file, or offer it to the browser; False, and said why, where it cannot be written."""
-        if not self.is_web:
-            try:
-                self.plays.mkdir(parents=True, exist_ok=True)
-                replace_bytes(self.plays / filename, data)
-            except OSError as error:
-                self.notify(f"{self.plays / filename} cannot be written: {error.strerror}", severity="error")
-                return False
-        else:
+    def _tell_saved(self, files: Sequence[str], further: str = "") -> None:
+        """Name the files that were saved; an empty name is one that could not be, which has been said."""
+        if all(files):
+            where = "sent to the browser's downloads" if self.is_web else f"saved to {self.plays}/"
+            self.notify(f"{where}: {' and '.join(files)}{further}")
+
+    def _deliver(self, filename: str, data: bytes) -> str:
+        """Write a new file, or offer it to the browser, and return its name: another one where a file has this name.
+        Where it cannot be written, say why and return an empty name.
+        """
+        if self.is_web:
             self.deliver_binary(io.BytesIO(data), save_filename=filename)
-        return True
+            return filename
+        try:
+            self.plays.mkdir(parents=True, exist_ok=True)
+            filename = export.unused(self.plays, filename)
+            replace_bytes(self.plays / filename, data)
+        except OSError as error:
+            self.notify(f"{self.plays / filename} cannot be written: {error.strerror}", severity="error")
+            return ""
+        return filename
 
     def action_command_palette(self) -> None:
         if self.use_command_palette and not CommandPalette.is_open(cast("App[object]", self)):

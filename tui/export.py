@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from itertools import chain, count
 from pathlib import Path
 
 from msgrpo.episode import Episode
@@ -23,6 +25,13 @@ def file_stem(session: Session) -> str:
 def safe_stem(name: str) -> str:
     """The name without what a file's name may not hold."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", name)[:LONGEST_STEM]
+
+
+def unused(folder: Path, name: str) -> str:
+    """The name, or where a file has it, the first of name-2, name-3, … that none has: nothing is written over."""
+    stem, suffix = Path(name).stem, Path(name).suffix
+    names = chain([name], (f"{stem}-{number}{suffix}" for number in count(2)))
+    return next(free for free in names if not os.path.lexists(folder / free))
 
 
 def episode_line(episode: Episode) -> str:
