@@ -22,7 +22,7 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.export import append_episode
 from msgrpo.tui.judging import Advice, Judging, advise
 from msgrpo.tui.plain import play_plain
-from msgrpo.tui.records import Records, reached, reached_by_people
+from msgrpo.tui.records import Records, reached, standing_by_hand
 from msgrpo.tui.screens.match import BETWEEN_S
 from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.start import StartScreen
@@ -249,16 +249,27 @@ def _empty(record: Path) -> Path:
     return folder
 
 
-def test_the_returns_of_people_are_of_people_alone(record: Path) -> None:
+def test_a_game_that_has_ended_has_the_place_that_the_high_scores_give_it(record: Path) -> None:
+    """The end of a game ranked unfinished games by their return, and games of one return alike."""
     file = record.parent / "human.jsonl"
-    assert reached_by_people(file, "frozen-lake") == []
-    for number, episode in enumerate(read_episodes(record)):
-        who = ("human", "nano+human")[number % 2]
-        append_episode(file, episode.model_copy(update={"agents": {"player": who}}))
-    everybody = [episode.score for episode in read_episodes(file)]
-    assert reached_by_people(file, "frozen-lake") == everybody[::2] != everybody[1::2]
-    assert max(everybody[::2]) == 1.0
-    assert reached_by_people(file, "snake") == []
+    (best, *_) = sorted(read_episodes(record), key=reached, reverse=True)
+    by_hand = best.model_copy(update={"agents": {"player": "human"}})
+    assert standing_by_hand(file, by_hand) == ""
+    longer = by_hand.model_copy(update={"turns": [*by_hand.turns, by_hand.turns[-1]]})
+    unfinished = by_hand.model_copy(update={"outcome": Outcome.PLAYING, "returns": {"player": 5.0}})
+    shared = best.model_copy(update={"agents": {"player": "nano+human"}})
+    other = by_hand.model_copy(update={"scenario": "snake"})
+    for episode in (shared, other, longer):
+        append_episode(file, episode)
+    assert standing_by_hand(file, longer) == ""  # the only one of a person alone in this game
+    for episode in (by_hand, unfinished):
+        append_episode(file, episode)
+    assert standing_by_hand(file, by_hand) == "place 1 of 3 by hand, the best +1"
+    assert standing_by_hand(file, longer) == "place 2 of 3 by hand, the best +1"
+    assert standing_by_hand(file, shared) == ""
+    scores = Records.high_scores(file)
+    places = [scores.episodes[i] for i in scores.listed() if scores.episodes[i].scenario == by_hand.scenario]
+    assert places == [by_hand, longer, unfinished]
 
 
 async def test_high_scores_are_what_people_reached_and_the_best_first(record: Path, tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.files import replace_bytes
 from msgrpo.games import SCENARIOS
 from msgrpo.tui import export
-from msgrpo.tui.agents import HUMAN, Resolve, Table
+from msgrpo.tui.agents import Resolve, Table
 from msgrpo.tui.choices import RUNS, agent_choices, missing_extra
 from msgrpo.tui.clock import Clock, RealClock
 from msgrpo.tui.driver import TerminalDriver
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import Learning
-from msgrpo.tui.records import Records, reached, reached_by_people
+from msgrpo.tui.records import Records, standing_by_hand
 from msgrpo.tui.screens.dialogs import Palette
 from msgrpo.tui.screens.learn import LearnScreen
 from msgrpo.tui.screens.play import PlayScreen
@@ -37,7 +37,7 @@ from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.series import Series
-from msgrpo.tui.session import SPEED, Match, Session, Setup, Sitting, new_match, points
+from msgrpo.tui.session import SPEED, Match, Session, Setup, Sitting, new_match
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
@@ -250,15 +250,10 @@ class PlayApp(App[None]):
         self.sitting.add(session)
         if not session.human_played:
             return ()
-        path = self.by_hand
         if not self._record(session):
             return ()
-        others = reached_by_people(path, session.scenario.id)
-        if len(others) < 2 or HUMAN not in session.episode.agents.values():
-            return (f"recorded in {path}",)
-        place = 1 + sum(other > reached(session.episode, HUMAN) for other in others)
-        standing = f"place {place} of {len(others)} by hand, the best {points(max(others))}"
-        return standing, f"recorded in {path}"
+        standing = standing_by_hand(self.by_hand, session.episode)
+        return tuple(filter(None, (standing, f"recorded in {self.by_hand}")))
 
     def broken_off(self, session: Session) -> None:
         if session.human_played and not session.over:

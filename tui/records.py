@@ -106,8 +106,7 @@ class Records:
         if not self.best_first:
             return "", False, 0.0, 0, place
         episode = self.episodes[place]
-        unfinished = episode.outcome is Outcome.PLAYING
-        return episode.scenario, unfinished, -reached(episode, self.agent), len(episode.turns), place
+        return episode.scenario, *rank(episode, self.agent), place
 
     def _shown(self, episode: Episode) -> bool:
         sought = self.words.casefold()
@@ -202,14 +201,21 @@ def reached(episode: Episode, agent: str = EVERYBODY) -> float:
     return max((episode.returns.get(player, 0.0) for player in seats), default=0.0)
 
 
-def reached_by_people(path: Path, scenario: str) -> list[float]:
-    """The returns that a person alone has reached in a scenario; none where no record says it."""
+def rank(episode: Episode, agent: str = EVERYBODY) -> tuple[bool, float, int]:
+    """Sorts a scenario's episodes, the best first: by the return, then by fewer steps, and unfinished games last."""
+    return episode.outcome is Outcome.PLAYING, -reached(episode, agent), len(episode.turns)
+
+
+def standing_by_hand(file: Path, episode: Episode) -> str:
+    """The place of a person's finished game among the high scores of its scenario; empty where there is no other."""
     try:
-        episodes = list(read_episodes(path))
+        scores = Records.high_scores(file)
     except RecordError:  # damaged or not there: the game that has just ended matters more
-        return []
-    return [
-        reached(episode, HUMAN)
-        for episode in episodes
-        if episode.scenario == scenario and HUMAN in episode.agents.values() and episode.error is None
+        return ""
+    games = [
+        scores.episodes[place] for place in scores.listed() if scores.episodes[place].scenario == episode.scenario
     ]
+    if len(games) < 2 or HUMAN not in episode.agents.values():
+        return ""
+    place = 1 + sum(rank(game, HUMAN) < rank(episode, HUMAN) for game in games)
+    return f"place {place} of {len(games)} by hand, the best {points(reached(games[0], HUMAN))}"
