@@ -14,12 +14,13 @@ from textual.app import App, ComposeResult
 from msgrpo.agent import Agent, Decision
 from msgrpo.episode import read_episodes
 from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals.record import RecordFile
 from msgrpo.evals.stats import bootstrap_mean
 from msgrpo.game import Judge, Judgement, Outcome
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
-from msgrpo.tui.export import append_episode
+from msgrpo.tui.export import TRIES, append_episode
 from msgrpo.tui.judging import Advice, Judging, advise
 from msgrpo.tui.plain import play_plain
 from msgrpo.tui.records import Records, reached, standing_by_hand
@@ -270,6 +271,30 @@ def test_a_game_that_has_ended_has_the_place_that_the_high_scores_give_it(record
     scores = Records.high_scores(file)
     places = [scores.episodes[i] for i in scores.listed() if scores.episodes[i].scenario == by_hand.scenario]
     assert places == [by_hand, longer, unfinished]
+
+
+def test_two_apps_that_end_a_game_at_once_both_write_it_down(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one found the file locked, said so, and its game was lost."""
+    file = record.parent / "human.jsonl"
+    here, elsewhere = list(read_episodes(record))[:2]
+    other = RecordFile(file)
+
+    def other_goes_on(seconds: float) -> None:
+        other.append(elsewhere)
+        other.close()
+
+    monkeypatch.setattr("msgrpo.tui.export.sleep", other_goes_on)
+    append_episode(file, here)
+    assert list(read_episodes(file)) == [elsewhere, here]
+
+
+def test_a_record_that_stays_locked_is_an_error(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("msgrpo.tui.export.sleep", waits.append)
+    (episode, *_) = read_episodes(record)
+    with RecordFile(record), pytest.raises(RecordError, match="another process writes"):
+        append_episode(record, episode)
+    assert len(waits) == TRIES
 
 
 async def test_high_scores_are_what_people_reached_and_the_best_first(record: Path, tmp_path: Path) -> None:

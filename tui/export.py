@@ -6,13 +6,16 @@ import os
 import re
 from itertools import chain, count
 from pathlib import Path
+from time import sleep
 
 from msgrpo.episode import Episode
+from msgrpo.errors import RecordError
 from msgrpo.evals.record import RecordFile
 from msgrpo.tui.session import Session
 
 PLAYS = Path("plays")  # where episodes and pictures go
 BY_HAND = PLAYS / "human.jsonl"  # the record of what people have played
+TRIES, BETWEEN_TRIES_S = 100, 0.02  # of a record that another app writes to, which takes it milliseconds
 LONGEST_STEM = 100  # file systems take names of 255 bytes
 
 
@@ -40,5 +43,17 @@ def episode_line(episode: Episode) -> str:
 
 def append_episode(path: Path, episode: Episode) -> None:
     """Add one line to a record. Raises RecordError where it cannot be written."""
-    with RecordFile(path) as record:
+    with _record(path) as record:
         record.append(episode)
+
+
+def _record(path: Path) -> RecordFile:
+    """The record to write to. While another app adds an episode it is locked, which a game's end waits for."""
+    for _ in range(TRIES):
+        try:
+            return RecordFile(path)
+        except RecordError as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                raise
+            sleep(BETWEEN_TRIES_S)
+    return RecordFile(path)
