@@ -152,10 +152,10 @@ class PlayApp(App[None]):
     # ── screens ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def open_showcase(self, showcase: Showcase) -> None:
-        self.switch_screen(ShowcaseScreen(showcase))
+        self._show(ShowcaseScreen(showcase), replace=True)
 
     def choose_game(self) -> None:
-        self.switch_screen(self._start_screen())
+        self._show(self._start_screen(), replace=True)
 
     def choose(self, notice: str = "") -> None:
         self.push_screen(self._start_screen(notice))
@@ -177,7 +177,7 @@ class PlayApp(App[None]):
         self._show(PlayScreen(match, setup, series=series, details=details), replace=replace)
         return True
 
-    def _show(self, screen: PlayScreen, *, replace: bool) -> None:
+    def _show(self, screen: Screen[None], *, replace: bool = False) -> None:
         """Messages about what was shown before go with it."""
         self.clear_notifications()
         if replace:
@@ -191,7 +191,7 @@ class PlayApp(App[None]):
         except MsgrpoError as error:
             self.notify(str(error), severity="error")
             return
-        self.push_screen(LearnScreen(run))
+        self._show(LearnScreen(run))
 
     @property
     def by_hand(self) -> Path:
@@ -213,7 +213,7 @@ class PlayApp(App[None]):
     def show_records(self, records: Records) -> None:
         """The list, and over it the chosen episode, if there is one to choose."""
         if len(records.episodes) > 1:
-            self.push_screen(RecordsScreen(records))
+            self._show(RecordsScreen(records))
         if len(records.episodes) == 1 or records.chosen:
             self.replay(records)
 
@@ -239,6 +239,7 @@ class PlayApp(App[None]):
     def leave(self) -> None:
         """Back to the start screen, or out of the app where the game was asked for by name."""
         if len(self.screen_stack) > 2:
+            self.clear_notifications()
             self.pop_screen()
         else:
             self.exit()
