@@ -22,6 +22,7 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import RecordTree
 from msgrpo.tui.screens.records import RecordsScreen
+from msgrpo.tui.widgets.keyline import KeyLine
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, until
 
 LAKE = get_scenario("frozen-lake")
@@ -112,6 +113,75 @@ async def test_the_row_stays_when_a_dialog_is_closed(dialog: list[str], evaluate
         assert app.screen.query_one(DataTable).cursor_row == 3
 
 
+async def test_the_list_names_its_keys_and_a_click_on_one_does_what_it_says(evaluated: Path) -> None:
+    """Enter was not named, neither at the foot nor in the help, which left out b as well."""
+    records = Records.read(evaluated)
+    app = PlayApp(AGENTS.__getitem__, records=records, clock=ManualClock())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        line = app.screen.query_one(KeyLine)
+        assert [hint.key for hint in line.fitting(80)] == ["enter", "f", "a", "/", "b", "c", "?", "q"]
+        await press(pilot, "question_mark")
+        words = app.export_screenshot().replace("&#160;", " ")
+        assert "watch the chosen episode" in words
+        assert "the best first" in words
+        await press(pilot, "escape", "down")
+        await pilot.click(line, offset=(2, 0))
+        await settle(pilot)
+        assert play_screen(app).replay is records
+        assert records.place == 1
+
+
+async def test_home_and_end_go_to_the_first_and_the_last_row(evaluated: Path) -> None:
+    """They did nothing."""
+    app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated), clock=ManualClock())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "end")
+        assert app.screen.query_one(DataTable).cursor_row == 7
+        await press(pilot, "enter")
+        assert "next" not in {hint.words for hint in play_screen(app).hints()}
+        await press(pilot, "x")
+        assert [note.message for note in app._notifications] == ["This is the last episode of the list."]
+        await press(pilot, "X")
+        assert "next" in {hint.words for hint in play_screen(app).hints()}
+        await press(pilot, "q", "home")
+        assert app.screen.query_one(DataTable).cursor_row == 0
+        await press(pilot, "enter", "X")
+        assert [note.message for note in app._notifications] == ["This is the first episode of the list."]
+
+
+async def test_a_list_without_a_line_says_so_and_can_be_filled_again(evaluated: Path) -> None:
+    """It showed the names of the columns alone."""
+    records = Records.read(evaluated)
+    app = PlayApp(AGENTS.__getitem__, records=records, clock=ManualClock())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, "slash", *"zebra", "enter")
+        assert "No episode is left." in str(app.screen.query_one("#none", Static).render())
+        assert not app.screen.query_one(DataTable).display
+        await press(pilot, "enter", "c", "slash", "enter", "down", "enter")
+        assert play_screen(app).replay is records
+        assert records.place == 1
+
+
+async def test_a_message_goes_with_the_screen_that_it_was_on(evaluated: Path, tmp_path: Path) -> None:
+    """What was wrong with one path stood over the list of the next one."""
+    app = PlayApp(AGENTS.__getitem__, clock=ManualClock(), runs=tmp_path, plays=tmp_path / "plays")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        app.open_records(tmp_path / "nowhere")
+        await until(lambda: list(app._notifications))
+        app.open_records(evaluated)
+        await settle(pilot)
+        assert isinstance(app.screen, RecordsScreen)
+        assert not list(app._notifications)
+        await press(pilot, "end", "enter", "x")
+        assert list(app._notifications)
+        await press(pilot, "q")
+        assert not list(app._notifications)
+
+
 async def test_an_episode_without_a_partner_is_said(evaluated: Path) -> None:
     records = Records.read(evaluated / "optimal")
     app = PlayApp(AGENTS.__getitem__, records=records, clock=ManualClock())
@@ -148,6 +218,7 @@ async def test_a_record_is_looked_for_where_records_are_kept(
 
         await until(lambda: tree.cursor_node is not None and str(tree.cursor_node.label) == "plays")
         await until(lambda: all(folders()[name] for name in ("plays", "runs")))
+        assert str(tree.root.label) == tmp_path.name  # it was "."
         assert folders() == {"a_source_folder": [], "plays": ["human.jsonl"], "runs": ["eval"]}
 
 

@@ -151,13 +151,18 @@ class Records:
             if self.listed():
                 break
 
-    def move(self, by: int) -> bool:
-        """To the next or previous listed episode; False at the end of the list."""
+    def further(self, by: int) -> int | None:
+        """The place of the next or previous listed episode; None at the end of the list."""
         here = self._key(self.place)
         others = [i for i in self.listed() if (self._key(i) > here if by > 0 else self._key(i) < here)]
-        if others:
-            self.place = others[0] if by > 0 else others[-1]
-        return bool(others)
+        return (others[0] if by > 0 else others[-1]) if others else None
+
+    def move(self, by: int) -> bool:
+        """To the next or previous listed episode; False at the end of the list."""
+        place = self.further(by)
+        if place is not None:
+            self.place = place
+        return place is not None
 
     def table(self) -> tuple[list[str], dict[int, list[str]]]:
         """The names of the columns, and of each listed episode, by its place, what they say; empty columns are left

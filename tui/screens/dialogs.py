@@ -42,6 +42,7 @@ HELP = """\
   space      the film: the same start after every update
   ← →  ↑ ↓   the update before, after;  groups;  tab: episodes
 [bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
+  enter  b   watch the chosen episode;  the best first, or as they were played
   f  a  /    filter by result, agent, words;  c: two side by side
 [bold $primary]The start screen[/]
   s S  t T   the next and last seed;  temperature;  u  an endpoint
@@ -214,6 +215,8 @@ class RecordTree(DirectoryTree):
     async def watch_path(self) -> None:
         """Not in `on_mount`: the tree is read here, and what was open before that is closed again."""
         await super().watch_path()
+        folder = Path(self.path).resolve()  # the one in which the app was started is only called "."
+        self.root.set_label(folder.name or str(folder))
         kept = [node for node in self.root.children if node.data and node.data.path.name in (RUNS.name, PLAYS.name)]
         for node in kept:
             node.expand()

@@ -109,7 +109,7 @@ class PlayScreen(MatchScreen):
                 shown.append(Hint("enter", f"try step {again[1] + 1} again", "retry"))
             shown.append(self._hint("game.next", "next start", "next_seed"))
             shown.append(self._hint("game.restart", "again", "restart"))
-        elif self.replay is not None:
+        elif self.replay is not None and self.replay.further(1) is not None:
             shown.append(self._hint("game.next", "next episode", "next_seed"))
         arrows = "[ ]" if self.match.people() else "← →"
         return [
@@ -145,7 +145,9 @@ class PlayScreen(MatchScreen):
         shown += [Hint("← →", "back, on", "seek(-1)"), Hint("+ −", "speed", "speed(1)")]
         shown.append(self._hint("show.details", "prompt", "details"))
         shown.append(self._hint("seat.take", "take over", "take_over(0)"))
-        return [*shown, self._hint("game.next", "next", "next_seed"), Hint("e", "save", "export")]
+        if self.replay is None or self.replay.further(1) is not None:
+            shown.append(self._hint("game.next", "next", "next_seed"))
+        return [*shown, Hint("e", "save", "export")]
 
     def action_move(self, way: str, hand: str) -> None:
         """A move while a person has a seat in a game that goes on; scrubbing where nobody plays.
@@ -342,7 +344,7 @@ class PlayScreen(MatchScreen):
         if self.replay is not None and self.replay.move(by):
             self.host.replay(self.replay, replace=True)
         elif self.replay is not None:
-            self.notify("There is no further episode that way in this list.")
+            self.notify(f"This is the {'last' if by > 0 else 'first'} episode of the list.")
 
     def action_event(self, by: int) -> None:
         """To the next or previous step at which something happened: a reward, an invalid answer, a mistake."""

@@ -11,11 +11,34 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Static
 
 from msgrpo.tui.host import host
 from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import Ask, Help
+from msgrpo.tui.widgets.keyline import Hint, KeyLine
+
+KEYS = (
+    Hint("enter", "watch", "watch"),
+    Hint("f", "filter", "filter"),
+    Hint("a", "agent", "agent"),
+    Hint("/", "search", "search"),
+    Hint("b", "best", "best"),
+    Hint("c", "compare", "compare"),
+    Hint("?", "help", "help"),
+    Hint("q", "leave", "leave"),
+)
+
+NONE_LISTED = "No episode is left. f: another filter   a: another agent   / and enter: without words"
+
+
+class EpisodeTable(DataTable[Text]):
+    """Rows of which one is chosen: home and end go to the first and the last one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "scroll_top", "first", show=False),
+        Binding("end", "scroll_bottom", "last", show=False),
+    ]
 
 
 class RecordsScreen(Screen[None]):
@@ -36,10 +59,12 @@ class RecordsScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
-        yield DataTable(cursor_type="row", zebra_stripes=True)
-        yield Footer(compact=True, show_command_palette=False)
+        yield EpisodeTable(cursor_type="row", zebra_stripes=True)
+        yield Static(id="none", markup=False)
+        yield KeyLine()
 
     def on_mount(self) -> None:
+        self.query_one(KeyLine).show(KEYS)
         self.show_list()
 
     def on_screen_resume(self) -> None:
@@ -49,7 +74,7 @@ class RecordsScreen(Screen[None]):
 
     def show_list(self) -> None:
         self._shown = self.records.place
-        table = self.query_one(DataTable)
+        table = self.query_one(EpisodeTable)
         columns, listed = self.records.table()
         table.clear(columns=True)
         for place, name in enumerate(columns):  # one that finds its width by itself may be drawn before it has
@@ -58,6 +83,10 @@ class RecordsScreen(Screen[None]):
             table.add_row(*map(Text, line), key=str(place))
         if self.records.place in listed:
             table.move_cursor(row=list(listed).index(self.records.place))
+        table.display = bool(listed)
+        self.query_one("#none", Static).update("" if listed else NONE_LISTED)
+        if listed:
+            table.focus()
         count = f"{len(listed)} of {len(self.records.episodes)} episodes: {self.records.told}"
         self.query_one("#title", Static).update(Content.styled(f" msgrpo   {count} · {self.records.name}", "bold"))
 
@@ -65,6 +94,10 @@ class RecordsScreen(Screen[None]):
     def selected(self, event: DataTable.RowSelected) -> None:
         self.records.place = int(str(event.row_key.value))
         host(self).replay(self.records)
+
+    def action_watch(self) -> None:
+        """The key line's click; the enter key is the table's."""
+        self.query_one(EpisodeTable).action_select_cursor()
 
     def action_filter(self) -> None:
         self.records.next_filter()
@@ -88,7 +121,7 @@ class RecordsScreen(Screen[None]):
 
     def action_compare(self) -> None:
         """The chosen episode, and beside it another agent's on the same start, with the same luck."""
-        table = self.query_one(DataTable)
+        table = self.query_one(EpisodeTable)
         if not table.row_count:
             return
         self.records.place = int(str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value))
