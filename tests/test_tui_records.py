@@ -244,6 +244,18 @@ async def test_a_filter_that_there_is_not_is_refused(evaluated: Path, arguments:
         listed(str(evaluated), *arguments)
 
 
+async def test_an_agent_is_found_by_the_name_that_the_list_shows(tmp_path: Path) -> None:
+    """The list showed `fl`, and --agent fl was refused."""
+    nano = scripted("adapter:runs/fl", answer("down"))
+    await evaluate([nano, OptimalAgent()], [LAKE], 2, tmp_path)
+    assert "│ fl " in listed(str(tmp_path))
+    assert listed(str(tmp_path), "--agent", "fl") == listed(str(tmp_path), "--agent", "adapter:runs/fl")
+    assert listed(str(tmp_path), "--agent", "fl").count("│ frozen-lake") == 2
+    with pytest.raises(UsageError) as refused:
+        listed(str(tmp_path), "--agent", "fll")
+    assert "fl" in str(refused.value.fix)
+
+
 async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     listed(str(evaluated), "--html", str(file), "--episodes", "2")

@@ -30,7 +30,7 @@ from msgrpo.tui.agents import HUMAN, Resolve
 from msgrpo.tui.choices import memory_file, missing_extra
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import SIGNS, Learning, sign
-from msgrpo.tui.records import FILTERS, Records
+from msgrpo.tui.records import EVERYBODY, FILTERS, Records
 from msgrpo.tui.scenes import scale_of, scene_sign, scenes_mean
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Session, Setup
@@ -163,12 +163,12 @@ def filtered(folder: Path, only: str, agent: str, words: str, best: bool) -> Rec
     records = Records.read(folder)
     if only not in FILTERS:
         raise UsageError(f"no filter is named {only!r}", fix=nearest(only, FILTERS))
-    specs = {spec for episode in records.episodes for spec in episode.agents.values()}
-    if agent and agent not in specs:
-        raise UsageError(f"{folder} has no episode of {agent!r}", fix=nearest(agent, specs))
+    names = records.names()
+    if agent and agent not in names:
+        raise UsageError(f"{folder} has no episode of {agent!r}", fix=nearest(agent, names))
     if only == "mistakes" and all(turn.regret is None for episode in records.episodes for turn in episode.turns):
         raise UsageError(f"no move of {folder} was judged", fix="play it again with: msgrpo eval … --regret")
-    records.only, records.agent, records.words, records.best_first = only, agent, words, best
+    records.only, records.agent, records.words, records.best_first = only, names.get(agent, EVERYBODY), words, best
     return records
 
 

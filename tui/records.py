@@ -89,13 +89,22 @@ class Records:
         return self.episodes[self.place]
 
     @cached_property
+    def _specs(self) -> list[str]:
+        """Every agent, in the order in which they come."""
+        return list(dict.fromkeys(spec for episode in self.episodes for spec in episode.agents.values()))
+
+    @cached_property
     def _short(self) -> Counter[str]:
         """How many agents have each short name."""
-        return Counter(map(short_name, {spec for episode in self.episodes for spec in episode.agents.values()}))
+        return Counter(map(short_name, self._specs))
 
     def who(self, spec: str) -> str:
         """An agent's short name, or its whole one where another has the same: seed-0 of two runs."""
         return short_name(spec) if self._short[short_name(spec)] == 1 else spec
+
+    def names(self) -> dict[str, str]:
+        """What an agent may be called: by its whole name, or as the list shows it; name -> whole name."""
+        return {self.who(spec): spec for spec in self._specs} | {spec: spec for spec in self._specs}
 
     def listed(self) -> list[int]:
         """The places of the episodes that the filters let through."""
@@ -127,7 +136,7 @@ class Records:
 
     def next_agent(self) -> None:
         """List the next agent's episodes, after the last one everybody's."""
-        names = [EVERYBODY, *dict.fromkeys(spec for episode in self.episodes for spec in episode.agents.values())]
+        names = [EVERYBODY, *self._specs]
         self.agent = names[(names.index(self.agent) + 1) % len(names)]
 
     def beside(self, place: int) -> list[Episode]:
