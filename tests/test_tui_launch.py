@@ -34,6 +34,7 @@ from msgrpo.tui.plain import meant, play_plain
 from msgrpo.tui.session import Setup
 from msgrpo.tui.theme import NIGHT
 from tests.browser import CHROMIUM, opened, wait_for
+from tests.tui_helpers import answer, scripted
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "msgrpo.cli", "play"]
@@ -93,6 +94,22 @@ def test_who_plays_on_from_a_record_has_the_temperature_that_was_asked_for(monke
     made = seat._make()
     assert isinstance(made, LanguageAgent)
     assert made.sampling.temperature == 0.5
+
+
+def test_who_plays_on_from_a_record_does_not_keep_the_temperature_of_another_game() -> None:
+    """Agents are made once: the last game's temperature stayed, whether the agent was there already or not."""
+    made = scripted("nano", answer("up"))
+    as_made = made.sampling.temperature
+    table = Table(lambda spec: made)
+    table.seat("nano", 0.0)
+    seat = table.seat("nano")
+    assert isinstance(seat, LazyAgent)
+    assert seat._make() is made
+    assert made.sampling.temperature == as_made != 0
+    table.seat("nano", 0.0)
+    assert made.sampling.temperature == 0
+    table.seat("nano")
+    assert made.sampling.temperature == as_made
 
 
 def test_a_comparison_in_plain_text_ends_with_its_result() -> None:

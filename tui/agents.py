@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, View
+from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.errors import UsageError
 from msgrpo.prompt import Prompt
 
@@ -109,6 +109,7 @@ class LazyAgent:
         self._resolve = resolve
         self._making = threading.Lock()
         self._agent: Agent | None = None
+        self._sampling: Sampling | None = None  # of a language model, as it was made
         self._temperature: float | None = None
 
     @property
@@ -134,16 +135,17 @@ class LazyAgent:
         with self._making:
             if self._agent is None:
                 self._agent = self._resolve(self.spec)
-                if self._temperature is not None:
-                    self.sample_at(self._temperature)
+                if isinstance(self._agent, LanguageAgent):
+                    self._sampling = self._agent.sampling
+                self.sample_at(self._temperature)
             return self._agent
 
-    def sample_at(self, temperature: float) -> None:
-        """The temperature of a language model, from its next answer on."""
+    def sample_at(self, temperature: float | None) -> None:
+        """The temperature of a language model, from its next answer on; None is the one that it was made with."""
         self._temperature = temperature
-        if isinstance(self._agent, LanguageAgent):
-            sampling = self._agent.sampling
-            self._agent.sampling = sampling.model_copy(update={"temperature": temperature})
+        if isinstance(self._agent, LanguageAgent) and self._sampling is not None:
+            changed = {} if temperature is None else {"temperature": temperature}
+            self._agent.sampling = self._sampling.model_copy(update=changed)
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         agent = await in_daemon_thread(self._make) if self._agent is None else self._agent
@@ -165,8 +167,7 @@ class Table:
         if spec == HUMAN:
             return HumanAgent()
         agent = self._agents.setdefault(spec, LazyAgent(spec, self._resolve))
-        if temperature is not None:
-            agent.sample_at(temperature)
+        agent.sample_at(temperature)
         return agent
 
     async def close(self) -> None:
