@@ -16,6 +16,7 @@ from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.agents import HUMAN, HumanAgent
+from msgrpo.tui.choices import run_choices
 from msgrpo.tui.export import episode_line, file_stem
 from msgrpo.tui.series import verdict
 from msgrpo.tui.session import Frame, Match, Session, Setup, Sitting, ending, new_match, short_name
@@ -233,10 +234,20 @@ async def test_a_file_is_named_after_game_agents_and_seed() -> None:
         ("adapter:runs/fl/", "fl"),
         ("endpoint:http://h:1/v1#Qwen/Q", "Qwen/Q"),
         ("dqn:runs/d", "d"),
+        ("adapter:runs/snake", "adapter:snake"),
+        ("endpoint:http://h:1/v1#frozen-lake", "endpoint:frozen-lake"),
     ],
 )
 def test_short_names(spec: str, name: str) -> None:
     assert short_name(spec) == name
+
+
+def test_a_run_that_is_called_like_a_game_is_listed_with_its_kind(tmp_path: Path) -> None:
+    """`snake (snake)` stood in the list of agents, and `snake · snake` above the board."""
+    for name in ("snake", "fl"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    assert sorted(choice.title for choice in run_choices(tmp_path)) == ["adapter:snake (trained)", "fl (trained)"]
 
 
 def test_unknown_scenarios_are_refused() -> None:

@@ -20,6 +20,7 @@ from msgrpo.models.lora import ADAPTER_CONFIG
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import CONFIG, METRICS
 from msgrpo.text import printable
+from msgrpo.tui.session import short_name
 
 RUNS = Path("runs")
 
@@ -99,7 +100,7 @@ def run_choices(runs: Path) -> list[Choice]:
     for path in paths:
         kind, facts = RUN_FILES[path.name]
         spec, about = f"{kind}:{path.parent}", trained_on(path.parent / facts)
-        title = f"{path.parent.name} ({'DQN, ' if kind == 'dqn' else ''}{about or 'trained'})"
+        title = f"{short_name(spec)} ({'DQN, ' if kind == 'dqn' else ''}{about or 'trained'})"
         choices.append(Choice(spec, title, missing_extra(spec)))
     return choices
 

@@ -18,7 +18,7 @@ from msgrpo.agent import Agent, Decision, View
 from msgrpo.episode import Episode, Turn, apply_turn, new_episode, observation_of, view_of
 from msgrpo.errors import GameError, GameFaultError, RecordError, UsageError
 from msgrpo.game import Board, Game, Outcome, Scenario
-from msgrpo.games import get_scenario, recorded_scenario
+from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo.limits import games_code
 from msgrpo.text import printable
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
@@ -450,11 +450,15 @@ def new_match(setup: Setup, seat: Callable[[str, float], Agent]) -> Match:
 
 
 def short_name(spec: str) -> str:
-    """What a narrow screen calls an agent: `fl` for adapter:runs/fl, the model's name for an endpoint."""
+    """What a narrow screen calls an agent: `fl` for adapter:runs/fl, the model's name for an endpoint.
+
+    A name that a game has as well keeps the agent's kind: `adapter:snake`.
+    """
     kind, colon, rest = spec.partition(":")
     if not colon or kind == "nano":
         return spec
-    return rest.rpartition("#")[2] if kind == "endpoint" else rest.rstrip("/").rpartition("/")[2] or rest
+    name = rest.rpartition("#")[2] if kind == "endpoint" else rest.rstrip("/").rpartition("/")[2] or rest
+    return f"{kind}:{name}" if name in SCENARIOS else name
 
 
 def points(value: float) -> str:
