@@ -112,13 +112,44 @@ async def test_the_title_says_of_the_end_what_has_room_and_nothing_of_it_when_th
         assert text_of(app, "#title").endswith("play place 1 of 3 by hand, the best 0")  # no part of where
 
 
+async def test_a_hint_is_for_the_move_that_it_was_asked_for(tmp_path: Path) -> None:
+    """It stayed for all later moves."""
+    app = app_of(tmp_path, Setup("frozen-lake", "human"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "i")
+        assert "best" in text_of(app, ".worth")
+        await press(pilot, "right")
+        assert "now:" not in text_of(app, ".worth")
+        await press(pilot, "i", "left_square_bracket", "right_square_bracket")  # a look back is no move
+        assert "now:" in text_of(app, ".worth")
+        await press(pilot, "i")
+        assert "now:" not in text_of(app, ".worth")
+
+
+async def test_a_hint_stays_till_the_person_has_moved_whose_turn_comes_later(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    app = app_of(tmp_path, Setup("spiel:tic_tac_toe", "random", "human", step=True))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        await press(pilot, "i")
+        assert screen.hint
+        await until(lambda: screen.match.last == 1 or not screen.asking.going)
+        await press(pilot, "n", "n")
+        assert (screen.match.last >= 1, screen.hint) == (True, True)
+        move = screen.match.sessions[0].game.legal(screen.match.sessions[0].game.to_move[0])[0]
+        await press(pilot, "m", *move, "enter")
+        assert not screen.hint
+
+
 async def test_a_lost_position_is_called_lost(tmp_path: Path) -> None:
     app = app_of(tmp_path, Setup("frozen-lake", "human"))
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
-        await press(pilot, "i", "up", "up", "up")
+        await press(pilot, "up", "up", "up", "i")
         assert "the goal is out of reach" in text_of(app, ".worth")
-        await press(pilot, "left")
+        await press(pilot, "left", "i")
         assert "now: the goal is out of reach last: left lost nothing more" in text_of(app, ".worth")
         await press(pilot, "i", "down")
         assert "down lost nothing more: the goal was already out of reach" in text_of(app, ".worth")

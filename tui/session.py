@@ -368,6 +368,12 @@ class Match:
         """The people whose move the step still needs."""
         return [seat for seat in self.waiting() if self.human_seat(*seat)]
 
+    def chosen_by_people(self) -> bool:
+        """Whether a person's move is among those that the step has."""
+        return any(
+            self.human_seat(i, player) for i, session in enumerate(self.sessions) for player in session.answers
+        )
+
     def human_seat(self, session: int, player: str) -> bool:
         return isinstance(self.sessions[session].agents[player], HumanAgent)
 

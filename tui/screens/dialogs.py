@@ -27,7 +27,7 @@ HELP = """\
 [bold $primary]Playing[/]
   arrows     or hjkl or wasd: move; a number or a click chooses
   m          type a move, or choose it from the list
-  i  enter   a hint;  after the end: try the worst step again
+  i  enter   a hint for this move;  after the end: the worst step again
 [bold $primary]Watching[/]
   space      pause, go on; at the end, from the start again
   n  + -     one step (in step mode: ask, then play it);  the speed

@@ -485,6 +485,8 @@ class MatchScreen(Screen[None]):
     def commit(self) -> None:
         over = [session.over for session in self.match.sessions]
         self._moved = not self.match.human
+        if self.match.chosen_by_people():  # a hint is for the move that it was asked for
+            self.set_reactive(MatchScreen.hint, False)
         try:
             self.match.commit()
         except MsgrpoError as error:  # the game's own code failed: what was played stays on the screen

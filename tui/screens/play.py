@@ -270,6 +270,7 @@ class PlayScreen(MatchScreen):
     def rewind(self) -> None:
         """Make the moment that is shown the present; what was said of the game's end is no longer true."""
         self.notes = ()
+        self.set_reactive(MatchScreen.hint, False)
         self.match.rewind()
 
     def action_retry(self) -> None:
