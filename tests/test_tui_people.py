@@ -742,7 +742,7 @@ async def test_a_comparison_goes_on_though_help_was_open_at_its_end(help_at: str
         await settle(pilot)
         screen = app.screen
         assert isinstance(screen, ShowcaseScreen)
-        while screen.pace.playing if help_at == "the end" else not screen.match.live:
+        while screen._next is None if help_at == "the end" else not screen.match.live:
             await ticks(pilot, clock, 1)
         await press(pilot, "question_mark")
         await ticks(pilot, clock, 2, NEXT_S)
@@ -760,11 +760,35 @@ async def test_a_comparison_that_is_played_again_is_not_cut_short_by_the_next_st
         await settle(pilot)
         screen = app.screen
         assert isinstance(screen, ShowcaseScreen)
-        while screen.pace.playing:
+        while screen._next is None:
             await ticks(pilot, clock, 1)
-        await press(pilot, "space", "space")  # from its start again, and stopped
+        await press(pilot, "space", "space", "space")  # stopped, from its start again, and stopped
         await ticks(pilot, clock, 1, NEXT_S)
         assert app.screen is screen
+        assert not screen.match.live
+
+
+async def test_a_comparison_that_goes_on_by_itself_is_not_called_stopped(tmp_path: Path) -> None:
+    """Between two starts the foot said `go on` and the timeline ||, though the next start came by itself."""
+    clock = ManualClock()
+    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, ShowcaseScreen)
+        while screen._next is None:
+            await ticks(pilot, clock, 1)
+        assert "space pause" in keys_of(app)
+        assert text_of(app, "#timeline").startswith("▶")
+        await press(pilot, "space")
+        assert "space go on" in keys_of(app)
+        assert text_of(app, "#timeline").startswith("||")
+        await ticks(pilot, clock, 2, NEXT_S)
+        assert app.screen is screen
+        await press(pilot, "question_mark")
+        assert "play this board yourself" in app.export_screenshot().replace("&#160;", " ")
+        await press(pilot, "escape", "right")
+        assert app.screen is not screen
 
 
 async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unasked(tmp_path: Path) -> None:

@@ -38,9 +38,13 @@ HELP = """\
   r  x       the same start and luck again;  the next start, or episode
   e          save the record and a picture (SVG) of the screen
   esc  q     stop waiting, or leave;  leave at once
+[bold $primary]The recorded games[/] (msgrpo play)
+  enter  t   choose a game;  play this board yourself
+  → ←  tab   the next start, the one before;  the other game
 [bold $primary]A run that learns[/] (w on the start screen, msgrpo play --run DIR)
   space      the film: the same start after every update
   ← →  ↑ ↓   the update before, after;  groups;  tab: episodes
+  g  n  + -  back to the groups;  one step;  the speed
 [bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
   enter  b   watch the chosen episode;  the best first, or as they were played
   f  a  /    filter by result, agent, words;  c: two side by side

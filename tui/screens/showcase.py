@@ -62,6 +62,7 @@ class ShowcaseScreen(MatchScreen):
         ]
 
     def ended(self, trouble: str = "") -> None:
+        self.pace.playing = True  # it goes on by itself
         super().ended(trouble)
         self._next = self.host.clock.after(self, NEXT_S, self.next_start)
 
@@ -77,11 +78,14 @@ class ShowcaseScreen(MatchScreen):
     def on_screen_resume(self) -> None:
         if self._held:
             self._held, self.pace.playing = False, True
-            self.pace.later()
+            if self._next is None:
+                self.pace.later()
 
     def action_pause(self) -> None:
+        """Stop, also while the next start is waited for; going on from the end plays from the start again."""
         if self._next is not None:
-            self._next()  # it plays from the start again; the next start waits for the end
+            self._next()
+            self._next = None
         self.pace.playing = not self.pace.playing
         if self.pace.playing:
             self.play_on()
@@ -103,4 +107,4 @@ class ShowcaseScreen(MatchScreen):
         self.host.choose_game()
 
     def action_help(self) -> None:
-        self.app.push_screen(Help(self.match.sessions[0].scenario.rules))
+        self.app.push_screen(Help(self.match.sessions[0].scenario.rules, first="The recorded games"))
