@@ -84,6 +84,23 @@ def test_what_is_said_of_a_game_needs_one(given: tuple[str, ...]) -> None:
         run(*given)
 
 
+@pytest.mark.parametrize("option", ["--step", "--live"])
+@pytest.mark.parametrize("plain", [("--plain",), ()])
+def test_what_only_the_app_can_do_is_refused_where_a_game_is_printed(option: str, plain: tuple[str, ...]) -> None:
+    """It was left out without a word."""
+    with pytest.raises(UsageError, match=f"{option} .*, which only the app can do; .* as text") as refused:
+        run("snake", "--agent", "human", option, *plain)
+    assert refused.value.fix == f"leave out {option}"
+
+
+def test_what_is_said_against_a_record_names_what_was_given_and_nothing_else() -> None:
+    with pytest.raises(UsageError) as refused:
+        run("--replay", "records.jsonl", "--seed", "3", "--against", "nano")
+    said = f"{refused.value}"
+    assert "records.jsonl is only shown, and nothing new is played in it; --against and --seed would be" in said
+    assert "--live" not in said
+
+
 def test_who_plays_on_from_a_record_has_the_temperature_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was 1, whatever --temperature said."""
     given: list[Any] = []

@@ -55,13 +55,20 @@ def setup(
     shown: Path | None = None,
 ) -> Setup | None:
     """What was asked for; None where the person is to choose, or where a record or a run is `shown`."""
-    if shown is not None and (scenario or step or live or against or seed):
-        given = "a game, --against, --seed, --step and --live are of what is played"
-        raise UsageError(f"{given}, and {shown} is only shown", fix="leave out the one or the other")
+    said = {"a game": scenario, "--against": against, "--seed": seed, "--step": step, "--live": live}
+    given = [name for name, value in said.items() if value]
+    if shown is not None and given:
+        raise UsageError(
+            f"{shown} is only shown, and nothing new is played in it; {' and '.join(given)} would be for a new game",
+            fix=f"leave out {' and '.join(given)}, or leave out {shown} and play",
+        )
     if scenario is None and shown is None:
-        if step or live or against or seed or agent or temperature != 1:
-            given = "--agent, --against, --seed, --temperature, --step and --live are of a game, and none is named"
-            raise UsageError(given, fix="name one: msgrpo play snake …, or leave them out and choose in the app")
+        given += ["--agent"] * bool(agent) + ["--temperature"] * (temperature != 1)
+        if given:
+            raise UsageError(
+                f"{' and '.join(given)} would be for a game, and none is named",
+                fix=f"name one, as in: msgrpo play snake {given[0]} …   (or leave it out, and choose in the app)",
+            )
         return None
     if scenario is None:
         return None
@@ -126,6 +133,7 @@ def start(
             console.print(f"six scenes of the run: {record}", highlight=False, markup=False, soft_wrap=True)
             return
     if plain or not (has_screen() or record):
+        _check_printed(wanted, plain=plain)
         if watched is not None:
             print_run(watched, console)
             return
@@ -156,6 +164,15 @@ def start(
     if record is not None:
         with console.status(f"writing {record} …"):
             write_film(app.film, record, app.trouble, console)
+
+
+def _check_printed(wanted: Setup | None, *, plain: bool) -> None:
+    """Raise UsageError for what only the app can do, where a game is printed as text."""
+    if wanted is None or not (wanted.step or wanted.live):
+        return
+    option, does = ("--live", "plays in real time") if wanted.live else ("--step", "waits for a key at each step")
+    why = "--plain prints the game as text" if plain else "the game is printed as text, for want of a terminal"
+    raise UsageError(f"{option} {does}, which only the app can do; {why}", fix=f"leave out {option}")
 
 
 def filtered(folder: Path, only: str, agent: str, words: str, best: bool) -> Records:
