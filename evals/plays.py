@@ -51,7 +51,7 @@ class Series:
 
     @property
     def label(self) -> str:
-        """What tables call the agent: the name that it was given, or the spec, without the port that a server had."""
+        """What tables call the agent: its given name, or the spec, without a port where it had several."""
         return self.name or self.agent
 
     @property
@@ -292,17 +292,17 @@ def _play_of(
 
 
 def _without_ports(folders: Sequence[Path]) -> dict[str, str]:
-    """Map each endpoint to a name without its port: the same model on another port is the same agent.
+    """Map each endpoint to its name in tables and notes: one that had several ports is one agent, without a port.
 
     Where one evaluation has two of them that differ in the port alone, they are two.
     """
     runs = {run.model_dump_json(): run for file in _files(folders) if (run := run_of(file))}.values()
-    named: dict[str, str] = {}
-    for run in runs:
-        names = {spec: PORT.sub(r"\1", spec) for spec in run.asked}
-        shared = {name for name, number in Counter(names.values()).items() if number > 1}
-        named |= {spec: spec if name in shared else name for spec, name in names.items() if named.get(spec) != spec}
-    return named
+    names = {spec: PORT.sub(r"\1", spec) for run in runs for spec in run.asked}
+    apart = {
+        spec for run in runs for spec in run.asked if [names[other] for other in run.asked].count(names[spec]) > 1
+    }
+    ports = Counter(names.values())
+    return {spec: spec if spec in apart or ports[name] == 1 else name for spec, name in names.items()}
 
 
 def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool) -> Iterator[str]:

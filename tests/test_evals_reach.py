@@ -506,6 +506,9 @@ async def test_a_server_on_another_port_is_the_same_agent(tmp_path: Path) -> Non
     board = command.merge([tmp_path / "x", tmp_path / "y"], None)
     row = next(row for row in board.rows if row.spec.startswith("endpoint:"))
     assert (row.agent, row.episodes) == ("endpoint:http://127.0.0.1/v1#fake", 5)
+    alone = command.merge([tmp_path / "x"], None)
+    row = next(row for row in alone.rows if row.spec.startswith("endpoint:"))
+    assert row.agent == row.spec  # with its port, as it was typed: no other port is meant as well
 
 
 async def test_what_each_port_was_asked_counts(tmp_path: Path) -> None:
