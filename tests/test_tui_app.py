@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.color import Color, ColorSystem
+from textual.content import Content
 from textual.theme import Theme
 from textual.widgets import Static
 
@@ -30,6 +31,7 @@ from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.moves import MoveList
 from msgrpo.tui.widgets.panel import AgentPanel
+from msgrpo.tui.widgets.text import clipped
 from msgrpo.tui.widgets.timeline import Timeline
 from tests.tui_helpers import ManualClock, answer, drained, play_screen, press, scripted, settle, ticks, until
 
@@ -686,6 +688,46 @@ async def test_a_long_streamed_answer_shows_its_end_and_scrolls_by_keys(app_of, 
         assert box.scroll_y == 0  # the whole answer, from its beginning
         await press(pilot, "pagedown", "i")
         assert box.scroll_y > 0  # where a person has scrolled to
+
+
+async def test_words_that_have_no_room_say_that_they_go_on(app_of, clock: ManualClock) -> None:
+    """They ended in the middle of a sentence, as if that were all."""
+    words = " ".join(f"word{i}" for i in range(100))
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up", words), answer("left", "two words")))
+
+    def seen() -> str:
+        box = app.screen.query_one(".words").region
+        rows = app.screen._compositor.render_strips()[box.y : box.bottom]
+        return " ".join(" ".join(row.text[box.x : box.right] for row in rows).split())
+
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        assert "word1 " in seen()
+        assert seen().endswith("… page down: more")
+        await press(pilot, *["pagedown"] * 3)
+        assert "word99" in seen()
+        assert "more" not in seen()
+        await ticks(pilot, clock, 1)
+        assert seen() == "“two words”"
+
+
+def test_a_text_that_is_cut_ends_with_a_sign_that_it_goes_on() -> None:
+    text = Content("Walk over the ice to the goal.\nDo not fall into a hole.")
+    assert str(clipped(text, 60, 2)) == str(text)
+    assert str(clipped(text, 60, 1)) == "Walk over the ice to the goal.…"
+    assert str(clipped(text, 10, 2)) == "Walk over\nthe ice t…"
+    assert str(clipped(Content("x" * 30), 10, 2)) == f"{'x' * 10}\n{'x' * 9}…"
+
+
+async def test_the_rules_on_the_start_screen_say_that_they_go_on(app_of) -> None:
+    app = app_of(None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await press(pilot, *["down"] * 5)
+        await until(lambda: text_of(app, "#rules").endswith("…"))
+        await pilot.resize_terminal(160, 60)
+        await until(lambda: text_of(app, "#rules").endswith("direction."))
 
 
 async def test_a_short_streamed_answer_stands_at_the_top(app_of, clock: ManualClock) -> None:

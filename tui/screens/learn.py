@@ -28,8 +28,10 @@ from msgrpo.tui.session import Session, ending
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.learning import Groups, draw_curve, facts, turns, words
+from msgrpo.tui.widgets.text import clipped
 
 LOOK_S = 1.0  # between two looks into the folder
+SAID, SAID_FILM = 4, 2  # lines of what the model said, as msgrpo.tcss has them
 FILM_SPEED = 4.0  # steps a second of the film
 
 
@@ -164,7 +166,7 @@ class LearnScreen(Screen[None]):
         else:
             frame = self.session.frame
             board.show(frame.board, frame.seen)
-            said.update(words(run, self.session))
+            said.update(clipped(words(run, self.session), said.size.width, SAID_FILM if run.filming else SAID))
             listed.update(turns(run, self.session))
             limit = self.session.scenario.step_limit
             box.border_subtitle = escape(ending(self.session, frame)) or f"step {frame.step} of {limit}"

@@ -44,6 +44,7 @@ from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.options import Options
+from msgrpo.tui.widgets.text import Clipped
 
 ENDPOINT = "endpoint"
 EXAMPLE = "http://127.0.0.1:8000/v1#model"
@@ -175,7 +176,7 @@ class StartScreen(Screen[None]):
                     yield options
         with Horizontal(id="about"):
             yield BoardView(None)
-            yield Static(id="rules")
+            yield Clipped(id="rules")
         yield Static(id="command")
         yield KeyLine()
 
@@ -214,7 +215,7 @@ class StartScreen(Screen[None]):
         )
 
     def show_game(self) -> None:
-        name, board, rules = self.chosen("games"), self.query_one(BoardView), self.query_one("#rules", Static)
+        name, board, rules = self.chosen("games"), self.query_one(BoardView), self.query_one("#rules", Clipped)
         self._previewed = self._preview = None
         try:
             scenario, game, shown, seen = None, None, None, ""
@@ -225,12 +226,12 @@ class StartScreen(Screen[None]):
                     shown, seen = game.board(), game.observe(game.to_move[0])
         except MsgrpoError as error:
             board.display = False
-            rules.update(Content(str(error)))
+            rules.show(Content(str(error)))
             return
         self._offer_ways(ways_of(scenario, live=bool(shown and shown.facing)))
         board.display = False
         if scenario is None:
-            rules.update(
+            rules.show(
                 Content(OWN if name == YOURS else f"{name}\n\nenter loads it: its code runs, and the game opens")
             )
         else:
@@ -240,7 +241,7 @@ class StartScreen(Screen[None]):
             board.display = room > board.rows  # a board that is cut off says less than none
             board.styles.width = min(board.width_in(room), max(26, self.size.width * 6 // 10))
             about = Content.styled(scenario.id, "bold $primary") + Content(f"   {scenario.step_limit} steps\n")
-            rules.update(about + Content(scenario.rules))
+            rules.show(about + Content(scenario.rules))
         self.show_command()
 
     def _offer_ways(self, wanted: list[str]) -> None:

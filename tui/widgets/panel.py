@@ -7,7 +7,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.markup import escape
 from textual.widget import Widget
-from textual.widgets import Sparkline
+from textual.widgets import Sparkline, Static
 
 from msgrpo.agent import Decision, ParseFailure, thought
 from msgrpo.episode import Turn
@@ -23,11 +23,34 @@ from msgrpo.tui.widgets.moves import MoveList
 from msgrpo.tui.widgets.text import Text
 
 NOTHING = "⊥"
+MORE = "… page down: more"
 DRAWN = 4000  # characters of a text that are drawn: more than a screen holds
 
 
 def stat(name: str, value: str, style: str = "") -> Content:
     return Content.styled(f"{name} ", MUTED) + Content.styled(value, style)
+
+
+class Words(VerticalScroll):
+    """What scrolls; while more of it follows below, the last line says so."""
+
+    def __init__(self) -> None:
+        super().__init__(classes="words", can_focus=False)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self.mark_more()
+
+    def watch_virtual_size(self) -> None:
+        self.mark_more()
+
+    def on_resize(self) -> None:
+        self.mark_more()
+
+    def mark_more(self) -> None:
+        follows = self.size.height > 1 and self.scroll_offset.y < self.max_scroll_y
+        for more in self.query(".more"):
+            more.visible = follows
 
 
 class AgentPanel(Widget):
@@ -44,8 +67,9 @@ class AgentPanel(Widget):
 
     def compose(self) -> ComposeResult:
         yield Text(classes="stats")
-        with VerticalScroll(classes="words", can_focus=False):
+        with Words():
             yield Text(classes="text")
+            yield Static(MORE, classes="more", markup=False)
         yield Text(classes="status")
         yield self.bars
         yield MoveList(self.index, self.player)
@@ -122,13 +146,13 @@ class AgentPanel(Widget):
         if self._begun is None or not text.is_same(self._begun):
             self._words(text)
             self._begun, self._following = text, False
-            scroll = self.query_one(".words", VerticalScroll)
+            scroll = self.query_one(Words)
             scroll.anchor(False)
             scroll.scroll_home(animate=False, immediate=True)
 
     def stream(self, text: str, prompt: Prompt | None) -> None:
         """The end of the answer so far, always in sight; with `prompt`, above what it answers."""
-        words = Content.styled(text[-DRAWN:], "italic")
+        words = Content.styled(f"…{text[-DRAWN:]}" if len(text) > DRAWN else text, "italic")
         if prompt is not None:
             words = Content.styled("raw answer\n", "bold $primary") + words + Content("\n")
             words += details_text(None, None, prompt)
@@ -138,7 +162,7 @@ class AgentPanel(Widget):
 
     def _follow(self) -> None:
         """Keep the end of the words in sight, once they do not fit; a person may scroll back meanwhile."""
-        scroll = self.query_one(".words", VerticalScroll)
+        scroll = self.query_one(Words)
         if (
             scroll.max_scroll_y > 0 and not self._following and self._begun is None
         ):  # a text that fits would be put at the bottom
@@ -146,7 +170,7 @@ class AgentPanel(Widget):
             self._following = True
 
     def scroll_words(self, pages: int) -> None:
-        words = self.query_one(".words", VerticalScroll)
+        words = self.query_one(Words)
         words.release_anchor()
         words.scroll_relative(y=pages * max(1, words.size.height - 1), animate=False)
 
