@@ -27,7 +27,7 @@ HELP = """\
 [bold $primary]Playing[/]
   arrows     or hjkl or wasd: move; a number or a click chooses
   m          type a move, or choose it from the list
-  i  enter   a hint for this move;  after the end: the worst step again
+  i  enter   a hint for this move;  at the end: the worst step again
 [bold $primary]Watching[/]
   space      pause, go on; at the end, from the start again
   n  + -     one step (in step mode: ask, then play it);  the speed
@@ -46,7 +46,7 @@ HELP = """\
   ← →  ↑ ↓   the update before, after;  groups;  tab: episodes
   g  n  + -  back to the groups;  one step;  the speed
 [bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
-  enter  b   watch the chosen episode;  the best first, or as they were played
+  enter  b   watch the chosen episode;  the best first, or as played
   f  a  /    filter by result, agent, words;  c: two side by side
 [bold $primary]The start screen[/]
   s S  t T   the next and last seed;  temperature;  u  an endpoint
