@@ -31,6 +31,7 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.learning import SIGNS, Learning, sign
 from msgrpo.tui.screens.learn import FILM_SPEED, LOOK_S, LearnScreen
 from msgrpo.tui.session import Session
+from msgrpo.tui.still import _words
 from msgrpo.tui.theme import DAY, NIGHT
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
@@ -576,6 +577,14 @@ async def shown_and_walked(watched: Learning) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "down", "up", "tab", "left", "n", "right", "end", "space", "right", "tab", "e", "n")
         assert app.is_running
+
+
+def test_a_still_of_a_game_without_a_board_says_where_words_are_left_out() -> None:
+    few = _words("two lines\nof words")
+    assert "…" not in few
+    many = _words("\n".join([*["short"] * 8, "x" * 50, "the tenth"]))
+    assert (many.count(">short<"), many.count(">…<"), many.count("<text")) == (8, 1, 9)
+    assert f">{'x' * 23}…<" in _words("x" * 50)
 
 
 def test_every_sign_of_the_plain_twin_is_explained_in_words() -> None:

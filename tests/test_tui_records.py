@@ -132,6 +132,19 @@ async def test_the_list_names_its_keys_and_a_click_on_one_does_what_it_says(eval
         assert records.place == 1
 
 
+async def test_a_title_without_room_ends_with_a_sign_that_it_goes_on(evaluated: Path) -> None:
+    """What did not fit stood on a second line, which is not shown."""
+    records = Records.read(evaluated)
+    app = PlayApp(AGENTS.__getitem__, records=records, clock=ManualClock())
+    async with app.run_test(size=(50, 24)) as pilot:
+        await settle(pilot)
+        for keys in ((), ("enter",)):
+            await press(pilot, *keys)
+            line = app.screen._compositor.render_strips()[0].text.rstrip()
+            assert line.startswith(" msgrpo   ")
+            assert line.endswith("…")
+
+
 async def test_home_and_end_go_to_the_first_and_the_last_row(evaluated: Path) -> None:
     """They did nothing."""
     app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated), clock=ManualClock())

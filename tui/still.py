@@ -90,7 +90,10 @@ def _text(text: str, x: float, y: float, weight: str = "normal") -> str:
 
 
 def _words(seen: str) -> str:
-    lines = [line[:WORDS] for line in seen.split("\n")[:LINES]]
+    """What the player reads, where there is no board: as many lines as have room, with … where more is left out."""
+    rows = seen.split("\n")
+    rows = rows if len(rows) <= LINES else [*rows[: LINES - 1], "…"]
+    lines = [line if len(line) <= WORDS else f"{line[: WORDS - 1]}…" for line in rows]
     return "".join(_text(line, SIDE / 2, SIZE + 16 * row) for row, line in enumerate(lines))
 
 
