@@ -204,7 +204,6 @@ def test_a_file_that_is_no_game_is_told_with_its_line(text: str, says: str, tmp_
         ("gym:CartPole-v1", "is no MiniGrid level"),
         ("spiel:nothing", "OpenSpiel has no game"),
         ("babyai-got", "no scenario is named"),
-        ("my_game.py", r"my_game\.py:scenario, where"),
     ],
 )
 def test_names_that_lead_nowhere_say_what_was_looked_for(

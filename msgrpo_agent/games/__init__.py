@@ -43,9 +43,6 @@ def get_scenario(name: str) -> Scenario:
     if sign and "/" not in telling:
         return retold(get_scenario(plain), telling)
     scenario = outside.find(name)
-    if scenario is None and name.endswith(".py"):
-        fix = f"{name}:scenario, where scenario is what the file calls its Scenario"
-        raise UsageError(f"{name!r} is a file; which of its scenarios is meant, is not said", fix=fix)
     if scenario is None:
         known = (*SCENARIOS, *outside.FIXED, *outside.offered())
         raise UsageError(f"no scenario is named {name!r}", fix=nearest(name, known))
