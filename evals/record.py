@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +23,7 @@ from msgrpo.files import open_lock, replace_text
 from msgrpo.text import Clean, printable_data
 
 RUN_FILE = "run.json"
-TRANSCRIPTS = "transcripts.jsonl"  # episodes of a training run's last update
-OF_TRAINING = ("metrics.jsonl", TRANSCRIPTS)
+OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
 LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)
 MANY = 10**9  # upper bound of every count in run.json
@@ -45,10 +43,7 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
     ]
     if not files:
         listed = ", ".join(map(str, paths))
-        played = next((path / TRANSCRIPTS for path in paths if (path / TRANSCRIPTS).is_file()), None)
-        makes = "msgrpo eval --out DIR makes them"
-        shows = f"{makes}; msgrpo view {shlex.quote(str(played))} shows episodes of the training" if played else makes
-        raise RecordError(f"no records (.jsonl) in {listed}", fix=shows)
+        raise RecordError(f"no records (.jsonl) in {listed}", fix="msgrpo eval --out DIR makes them")
     return files
 
 
