@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ from msgrpo.files import open_lock, replace_text
 from msgrpo.text import Clean, printable_data
 
 RUN_FILE = "run.json"
-OF_TRAINING = ("metrics.jsonl", "transcripts.jsonl")
+TRANSCRIPTS = "transcripts.jsonl"
+OF_TRAINING = ("metrics.jsonl", TRANSCRIPTS)
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
 LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)
 MANY = 10**9  # upper bound of every count in run.json
@@ -43,7 +45,12 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
     ]
     if not files:
         listed = ", ".join(map(str, paths))
-        raise RecordError(f"no records (.jsonl) in {listed}", fix="msgrpo eval --out DIR makes them")
+        read = next((path for path in paths if (path / TRANSCRIPTS).is_file()), None)
+        fix = "msgrpo eval --out DIR makes them"
+        if read is not None:
+            shown = shlex.quote(str(read))
+            fix += f"; the run's last training episodes are no evaluation, but can be read: msgrpo view {shown}"
+        raise RecordError(f"no records (.jsonl) in {listed}", fix=fix)
     return files
 
 

@@ -13,7 +13,8 @@ from textual.widgets import DataTable, DirectoryTree, Static
 from typer.testing import CliRunner
 
 from msgrpo.cli import make_app
-from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.errors import MsgrpoError, RecordError, UsageError
+from msgrpo.evals.record import records_in
 from msgrpo.evals.run import evaluate
 from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
@@ -301,3 +302,15 @@ async def test_mistakes_are_not_looked_for_where_no_move_was_judged(evaluated: P
     alone = next(folder for folder in evaluated.iterdir() if folder.name.startswith("nano"))
     with pytest.raises(UsageError, match=r"no move of .* was judged"):
         launch.filtered(alone, "mistakes", "", "", best=False)
+
+
+async def test_the_folder_of_a_training_run_shows_its_transcripts(evaluated: Path, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    run.mkdir()
+    recorded = next(evaluated.rglob("*.jsonl")).read_bytes()
+    (run / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    (run / "transcripts.jsonl").write_bytes(recorded)
+    assert len(Records.read(run).episodes) == 4
+    with pytest.raises(RecordError) as refused:  # a leaderboard counts no training
+        records_in([run])
+    assert f"msgrpo view '{run}'" in str(refused.value)

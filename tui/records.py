@@ -11,7 +11,7 @@ from statistics import fmean
 
 from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
-from msgrpo.evals.record import records_in
+from msgrpo.evals.record import TRANSCRIPTS, records_in
 from msgrpo.game import MISTAKE, Outcome
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.session import points, short_name
@@ -51,7 +51,12 @@ class Records:
             raise RecordError(f"{path} cannot be read: {error}") from error
         files = [path]
         if path.is_dir():
-            files = records_in([path])
+            try:
+                files = records_in([path])
+            except RecordError:
+                files = [path / TRANSCRIPTS]  # a training run's: its last episodes
+                if not files[0].is_file():
+                    raise
         episodes, damaged = list[Episode](), 0
         for file in files:
             try:
