@@ -279,3 +279,13 @@ def test_the_prompt_lists_actions_only_where_they_are_few() -> None:
 
 def test_a_process_that_is_asked_by_a_name_plays_the_same_game() -> None:
     assert not examine(get_scenario("snake"), plays=1, name="snake").breaches
+
+
+def test_a_file_without_a_scenarios_name_is_told_what_it_has_and_is_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "my_game.py"
+    file.write_text("open('ran', 'w')\nlake = Scenario('x')\ndef made() -> msgrpo.game.Scenario: ...\nother = 1\n")
+    said = msgrpo("play", "my_game.py", "--plain", cwd=tmp_path).stderr
+    assert "my_game.py:lake or my_game.py:made" in said
+    assert not (tmp_path / "ran").exists()
+    file.write_text("not python at all")
+    assert "my_game.py:NAME" in msgrpo("play", "my_game.py", "--plain", cwd=tmp_path).stderr

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
+from pathlib import Path
 
 from gymnasium.envs.toy_text.frozen_lake import MAPS
 
 from msgrpo.errors import UsageError, nearest
+from msgrpo.files import is_file
 from msgrpo.game import Scenario
 from msgrpo.games import frozen_lake, outside, snake
 from msgrpo.games.frozen_lake import FrozenLake
@@ -44,6 +46,8 @@ def get_scenario(name: str) -> Scenario:
         return retold(get_scenario(plain), telling)
     scenario = outside.find(name)
     if scenario is None:
+        if name.endswith(".py") and is_file(Path(name)):
+            raise UsageError(f"{name} is a file; a game is named with its scenario", fix=outside.named_in(Path(name)))
         known = (*SCENARIOS, *outside.FIXED, *outside.offered())
         raise UsageError(f"no scenario is named {name!r}", fix=nearest(name, known))
     return scenario

@@ -14,14 +14,17 @@ for by becomes its id, so that a record's `scenario` finds it again.
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from msgrpo.errors import UsageError
 from msgrpo.extras import needs
+from msgrpo.files import read_regular
 from msgrpo.game import Scenario
 from msgrpo.outside_code import loading, module_at
 from msgrpo.text import printable
@@ -98,6 +101,30 @@ def _found(name: str) -> Scenario | None:
             with loading(name, HOW):
                 return _checked(entry.load(), name, entry.value)
     return None
+
+
+def named_in(file: Path) -> str:
+    """How to name what a file seems to offer, by what it defines. It is read and not run: nobody has allowed that."""
+    try:
+        body = ast.parse(read_regular(file)).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        body = []
+    found = [name for part in body for name in _scenarios_of(part)]
+    return " or ".join(f"{file}:{name}" for name in found) or f"{file}:NAME, where NAME is a Scenario of that file"
+
+
+def _scenarios_of(part: ast.stmt) -> list[str]:
+    """The names that a statement gives to a `Scenario(...)`, or to a function that is declared to return one."""
+    if isinstance(part, ast.FunctionDef):
+        return [part.name] if part.returns is not None and _is_scenario(part.returns) else []
+    if not isinstance(part, ast.Assign | ast.AnnAssign) or not isinstance(part.value, ast.Call):
+        return []
+    targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+    return [to.id for to in targets if isinstance(to, ast.Name)] if _is_scenario(part.value.func) else []
+
+
+def _is_scenario(named: ast.expr) -> bool:
+    return ast.unparse(named).strip("\"'").rpartition(".")[2] == "Scenario"
 
 
 @cache
