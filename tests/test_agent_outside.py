@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from msgrpo import run_log
 from msgrpo.contract import check_game, examine
 from msgrpo.episode import Episode, observation_of, play_episode
 from msgrpo.errors import GameFaultError, UsageError
@@ -23,6 +24,7 @@ from msgrpo.games.template import write
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.serve.env_session import Catalogue, Move, Session
+from msgrpo.train.beside import train_and_watch
 
 ROOT = Path(__file__).resolve().parents[1]
 NIM = f"{ROOT / 'examples' / 'nim.py'}:scenario"
@@ -289,3 +291,14 @@ def test_a_file_without_a_scenarios_name_is_told_what_it_has_and_is_not_run(tmp_
     assert not (tmp_path / "ran").exists()
     file.write_text("not python at all")
     assert "my_game.py:NAME" in msgrpo("play", "my_game.py", "--plain", cwd=tmp_path).stderr
+
+
+def test_commands_that_are_printed_quote_a_folder_with_a_space(tmp_path: Path) -> None:
+    file = tmp_path / "a run"
+    file.write_text("")
+    with pytest.raises(UsageError) as of_run:
+        run_log.settings(file)
+    assert f"--replay '{file}'" in str(of_run.value)
+    with pytest.raises(UsageError) as watched:
+        train_and_watch([], tmp_path / "not there")
+    assert f"--run '{tmp_path / 'not there'}' --plain" in str(watched.value)

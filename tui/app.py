@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -294,7 +295,7 @@ class PlayApp(App[None]):
             if not files[-1]:
                 return
         first = match.sessions[0]
-        title = f"msgrpo play {first.scenario.id} --seed {first.seed}"
+        title = f"msgrpo play {shlex.quote(first.scenario.id)} --seed {first.seed}"
         picture = f"{Path(files[0]).stem}-step{match.cursor}.svg"
         files.append(self._deliver(picture, self.export_screenshot(title=title).encode()))
         self._tell_saved(files)
@@ -302,13 +303,14 @@ class PlayApp(App[None]):
     def export_run(self, run: Learning) -> None:
         """Save a picture of the screen, and of a run with a film six of its scenes."""
         name = export.safe_stem(f"{run.folder.resolve().name}-after-{run.film.step if run.filming else run.step}")
-        pictures = {f"{name}.svg": self.export_screenshot(title=f"msgrpo play --run {run.folder}")}
+        shown = f"msgrpo play --run {shlex.quote(str(run.folder))}"
+        pictures = {f"{name}.svg": self.export_screenshot(title=shown)}
         if len(run.film):
             try:
                 pictures[f"{export.safe_stem(run.folder.resolve().name)}-film.svg"] = still(run.film)
             except MsgrpoError as error:  # its scenes are damaged; the screen is saved all the same
                 self.notify(error.message, severity="error")
-        moving = f"   moving: msgrpo play --run {run.folder} --record film.gif" if len(run.film) else ""
+        moving = f"   moving: {shown} --record film.gif" if len(run.film) else ""
         self._tell_saved([self._deliver(file, picture.encode()) for file, picture in pictures.items()], moving)
 
     def _tell_saved(self, files: Sequence[str], further: str = "") -> None:
