@@ -303,7 +303,7 @@ async def test_a_reference_player_that_errs_is_said_to_be_a_search(tmp_path: Pat
     app = PlayApp(resolve, setup, clock=clock, runs=tmp_path, plays=tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
-        assert "elsewhere it is a strong search player" in text_of(app, "#panel-0-snake1 .text")
+        assert "elsewhere it searches, and can err" in text_of(app, "#panel-0-snake1 .text")
         while not play_screen(app).match.over:
             await ticks(pilot, clock, 1)
         first, second = (text_of(app, f"#panel-0-{player} .status") for player in ("snake1", "snake2"))

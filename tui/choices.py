@@ -136,7 +136,7 @@ def training_runs(runs: Path) -> list[Path]:
 def introduced(spec: str) -> str:
     """What nano and the reference player are; nothing for other agents, which a person has named."""
     if spec == "optimal":
-        return "optimal plays perfectly where that can be computed; elsewhere it is a strong search player.\n\n"
+        return "optimal plays perfectly where that can be computed; elsewhere it searches, and can err.\n\n"
     model, _, trained_on = spec.partition(":")
     if model != "nano":
         return ""
@@ -151,7 +151,7 @@ def agent_choices(runs: Path = RUNS) -> list[Choice]:
         *(Choice(f"nano:{name}", f"{name}: nano trained on it", missing) for name in shipped_adapters()),
         Choice("nano", "untrained nano: knows the rules, plays badly", missing_extra("nano")),
         *run_choices(runs),
-        Choice("optimal", "optimal: perfect play, or a strong search"),
+        Choice("optimal", "optimal: perfect play, or a search that can err"),
         Choice("random", "random moves"),
     ]
     return sorted(choices, key=lambda choice: choice.missing is not None)
