@@ -151,7 +151,7 @@ def agent_choices(runs: Path = RUNS) -> list[Choice]:
         *(Choice(f"nano:{name}", f"{name}: nano trained on it", missing) for name in shipped_adapters()),
         Choice("nano", "untrained nano: knows the rules, plays badly", missing_extra("nano")),
         *run_choices(runs),
-        Choice("optimal", "optimal: perfect play, or a search that can err"),
+        Choice("optimal", "optimal: perfect play, or a search"),
         Choice("random", "random moves"),
     ]
     return sorted(choices, key=lambda choice: choice.missing is not None)
