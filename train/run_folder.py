@@ -158,5 +158,5 @@ def writing(out: Path) -> Iterator[None]:
         else:
             what, first = "the system has refused something", "once the cause is gone, go on: "
         reason = str(error) or type(error).__name__
-        fix = first + resume_command(out) if _has_begun(out) else "choose another --out"
+        fix = first + (resume_command(out) if _has_begun(out) else "the same command, or another --out")
         raise RunError(f"{what} in the run {out}: {reason}", fix=fix) from error
