@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from msgrpo import run_log
 from msgrpo.episode import Episode
 from msgrpo.errors import RunError, UsageError, first_fault
-from msgrpo.files import is_part, read_regular, replace_text
+from msgrpo.files import is_file, is_part, read_regular, replace_text
 from msgrpo.run_log import CONFIG, LOCK, SUMMARY
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
@@ -138,13 +138,6 @@ def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
     replace_text(out / "transcripts.jsonl", "".join(episode.model_dump_json() + "\n" for episode in chosen))
 
 
-def _has_begun(out: Path) -> bool:
-    try:
-        return (out / CONFIG).is_file()
-    except OSError:  # below a folder that may not be looked into
-        return False
-
-
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
     """What the disk refuses, in whatever file of the run, is one clear error; what a network refuses is another."""
@@ -152,11 +145,12 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what, first = "the disk is full", "make room, then go on: "
+            what, first = "the disk is full", "make room"
         elif error.filename is not None or error.errno in (errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM):
-            what, first = "a file cannot be read or written", "once the cause is gone, go on: "
+            what, first = "a file cannot be read or written", "remove the cause"
         else:
-            what, first = "the system has refused something", "once the cause is gone, go on: "
+            what, first = "the system has refused something", "remove the cause"
         reason = str(error) or type(error).__name__
-        fix = first + (resume_command(out) if _has_begun(out) else "the same command, or another --out")
+        begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
+        fix = f"{first}, then go on: {resume_command(out)}" if begun else f"{first}, or choose another --out"
         raise RunError(f"{what} in the run {out}: {reason}", fix=fix) from error
