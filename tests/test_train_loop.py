@@ -186,7 +186,7 @@ def test_ctrl_c_stops_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "stopped"
-    running = forked.begin(arguments(out, "--steps", "2", "--set", NO_FILM), tmp_path / "said")
+    running = forked.begin(arguments(out, "--steps", "5", "--set", NO_FILM), tmp_path / "said")  # time for the signal
     while running.is_alive() and "the first update took" not in said_in(tmp_path):
         time.sleep(0.01)
     assert running.pid is not None
