@@ -493,6 +493,15 @@ def test_the_command_is_what_a_shell_takes_as_it_is_meant() -> None:
     assert given == ["msgrpo", "play", setup.scenario, "--agent", setup.agent, "--against", setup.against]
 
 
+async def test_the_start_screens_command_asks_models_as_this_app_does(tmp_path: Path, clock: ManualClock) -> None:
+    """It left the options out."""
+    asked = ["--max-tokens", "64", "--prompt", "my file.toml"]
+    app = PlayApp(resolver(), None, clock=clock, runs=tmp_path, plays=tmp_path, options=asked)
+    async with app.run_test(size=(160, 60)) as pilot:
+        await settle(pilot)
+        assert "--max-tokens 64 --prompt 'my file.toml'" in text_of(app, "#command")
+
+
 async def test_without_torch_the_start_screen_says_what_can_play(app_of, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msgrpo.tui.choices.find_spec", lambda name: None)
     app = app_of(Setup("snake", "nano"))

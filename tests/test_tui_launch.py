@@ -113,6 +113,14 @@ def test_who_plays_on_from_a_record_has_the_temperature_that_was_asked_for(monke
     assert made.sampling.temperature == 0.5
 
 
+def test_games_that_are_chosen_in_the_app_are_played_as_the_command_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr("msgrpo.tui.launch.start", lambda *_, **named: given.append(named))
+    run("--max-tokens", "64", "--prompt", "none")
+    run()
+    assert [named["options"] for named in given] == [["--max-tokens", "64", "--prompt", "none"], []]
+
+
 def test_who_plays_on_from_a_record_does_not_keep_the_temperature_of_another_game() -> None:
     """Agents are made once: the last game's temperature stayed, whether the agent was there already or not."""
     made = scripted("nano", answer("up"))

@@ -72,6 +72,7 @@ class PlayApp(App[None]):
         run: Learning | None = None,
         plays_on: str | None = None,
         games: int = 1,
+        options: Sequence[str] = (),
         keys: dict[str, str] | None = None,
         clock: Clock | None = None,
         runs: Path = RUNS,
@@ -90,6 +91,7 @@ class PlayApp(App[None]):
         self.run_shown = run
         self.plays_on = plays_on
         self.games = games
+        self.asked = options  # how models are asked in games that are chosen here
         self.keys = keys or {}
         self.clock: Clock = clock or RealClock()
         self.runs = runs
@@ -165,7 +167,9 @@ class PlayApp(App[None]):
         scenario = self.first.scenario if self.first is not None else next(iter(SCENARIOS))
         seed, speed = (self.first.seed, self.first.speed) if self.first is not None else (0, SPEED)
         choices = agent_choices(self.runs)
-        return StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed)
+        start = StartScreen(choices, scenario=scenario, notice=notice, seed=seed, speed=speed)
+        start.asked = self.asked
+        return start
 
     def open_game(
         self, setup: Setup, *, replace: bool = False, series: Series | None = None, details: bool | None = None

@@ -10,6 +10,8 @@ import typer
 
 from msgrpo.output import Chat, HowAsked, out
 
+LONGEST = 256  # tokens of an answer, where nothing else is said
+
 commands = typer.Typer()
 
 
@@ -74,7 +76,7 @@ def play(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of language models; 0 is greedy.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = LONGEST,
     prompt: HowAsked = None,
     chat: Chat = None,
     keys: Annotated[bool, typer.Option("--keys", help="Print the keys and the file that changes them.")] = False,
@@ -92,6 +94,8 @@ def play(
     from msgrpo.tui import launch
 
     sampling, asked = Sampling(temperature=temperature, max_tokens=max_tokens), as_given(prompt, chat)
+    options = [*(["--max-tokens", str(max_tokens)] if max_tokens != LONGEST else [])]
+    options += [*(["--prompt", prompt] if prompt else []), *(["--chat", chat] if chat else [])]
     if keys:
         launch.print_keys(out)
     elif web:
@@ -114,6 +118,7 @@ def play(
             episode=episode,
             run=run,
             plays_on=agent if scenario is None else None,
+            options=options,
             games=best_of,
             plain=plain,
             record=record,

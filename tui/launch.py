@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,12 +108,16 @@ def start(
     episode: int | None,
     run: Path | None,
     plays_on: str | None = None,
+    options: Sequence[str] = (),
     games: int,
     plain: bool,
     record: Path | None = None,
     console: Console,
 ) -> None:
-    """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0."""
+    """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0.
+
+    `options` of the command say how models are asked in games that are chosen in the app.
+    """
     if run is not None and replay is not None:
         raise UsageError("--run watches a training run and --replay a record; give one of them")
     if plays_on is not None and replay is None:
@@ -153,6 +158,7 @@ def start(
         run=watched,
         plays_on=plays_on,
         games=games,
+        options=options,
         keys=read_keys(),
         memory=memory_file(),
         record=record is not None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -84,8 +85,8 @@ def setup_of(
     return replace(setup, against=against) if way in ("compare", "duel-watch") else setup
 
 
-def command_of(setup: Setup) -> str:
-    """The command that plays the same."""
+def command_of(setup: Setup, asked: Sequence[str] = ()) -> str:
+    """The command that plays the same; `asked` are the options that say how models are asked."""
     parts = ["msgrpo play", shlex.quote(setup.scenario), "--agent", shlex.quote(setup.agent)]
     if setup.against is not None:
         parts += ["--against", shlex.quote(setup.against)]
@@ -96,7 +97,7 @@ def command_of(setup: Setup) -> str:
     if setup.temperature != 1:
         parts += ["--temperature", f"{setup.temperature:g}"]
     parts += ["--step"] * setup.step + ["--live"] * setup.live
-    return " ".join(parts)
+    return " ".join([*parts, *map(shlex.quote, asked)])
 
 
 def no_endpoint(typed: str) -> str:
@@ -149,6 +150,7 @@ class StartScreen(Screen[None]):
         self.seed = seed
         self.speed = speed
         self.temperature = 1.0
+        self.asked: Sequence[str] = ()  # how models are asked: options of the command
         self._previewed: Scenario | None = None  # whose moves the small board shows
         self._preview: Game | None = None
         self._timer: Cancel | None = None
@@ -258,7 +260,7 @@ class StartScreen(Screen[None]):
         agents = self.query_one("#agents")
         agents.display = way not in ("play", "live")
         self.query_one("#others").display = way in ("compare", "duel-watch")
-        text = Content.styled(" $ ", "$text-accent") + Content.styled(command_of(self.setup), "bold")
+        text = Content.styled(" $ ", "$text-accent") + Content.styled(command_of(self.setup, self.asked), "bold")
         if self.chosen("games") == YOURS:
             text = Content.styled(" enter: type its name", "bold")
         missing = list(dict.fromkeys(choice.missing for choice in [*self.choices, *self.games] if choice.missing))
