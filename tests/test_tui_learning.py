@@ -456,6 +456,24 @@ def film(run: Path) -> Learning:
     return Learning.of(filmed(run))
 
 
+def test_a_start_that_a_fault_of_the_game_took_out_of_one_scene_is_missing_there_alone(film: Learning) -> None:
+    """The next start stood in its place."""
+    folder, scenes = film.folder, film.film
+    whole = run_log.read_scene(folder, 1)
+    lost, second = whole.episodes[:2]
+    run_log.write_scene(folder, Scene(step=1, episodes=whole.episodes[1:]))
+    seen = []
+    for _ in range(3):
+        seen.append([one if isinstance(one, str) else one.start_seed for _, one in scenes.results()])
+        scenes.move_start()
+    assert ["this start was not played to its end" in map(str, row) for row in seen].count(True) == 1
+    for row in seen:
+        seeds = {one for one in row if isinstance(one, int)}
+        assert len(seeds) == 1
+        assert (len(row) == row.count(*seeds)) == (seeds != {lost.start_seed})
+    assert second.start_seed in {row[1] for row in seen}
+
+
 async def test_space_plays_the_film_on_one_board_beside_the_growing_curve(film: Learning) -> None:
     clock = ManualClock()
     app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=film, clock=clock)

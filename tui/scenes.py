@@ -12,6 +12,9 @@ from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.tui.session import Session, points
 from msgrpo.tui.shades import MUTED
 
+Seeds = tuple[int, int]  # of a start and its luck
+NOT_PLAYED = "this start was not played to its end"
+
 
 @dataclass
 class Scenes:
@@ -20,8 +23,9 @@ class Scenes:
     folder: Path
     steps: list[int] = field(default_factory=list)  # after how many updates each was played
     place: int = 0  # of the scene that is shown, in `steps`
-    start: int = 0
-    _read: dict[int, list[Episode] | str] = field(default_factory=dict)  # or why a scene cannot be read
+    start: int = 0  # in `_starts`
+    _starts: list[Seeds] = field(default_factory=list)  # in the order in which scenes showed them
+    _read: dict[int, dict[Seeds, Episode] | str] = field(default_factory=dict)  # or why a scene cannot be read
 
     def look(self) -> bool:
         """See which scenes there are; whether there is a new one. At first the most telling start is followed."""
@@ -55,16 +59,17 @@ class Scenes:
 
     @property
     def starts(self) -> int:
-        """How many starts the scene that is shown has."""
-        episodes = self._episodes(self.step)
-        return 0 if isinstance(episodes, str) else len(episodes)
+        """How many starts the scenes have that were read."""
+        self._episodes(self.step)
+        return len(self._starts)
 
     def episode(self, step: int) -> Episode | str:
         """How the start that is followed went after so many updates, or why that is not known."""
         episodes = self._episodes(step)
         if isinstance(episodes, str):
             return episodes
-        return episodes[self.start] if self.start < len(episodes) else "this start was not played to its end"
+        seeds = self._starts[self.start] if self.start < len(self._starts) else None
+        return episodes.get(seeds, NOT_PLAYED) if seeds is not None else NOT_PLAYED
 
     def session(self) -> Session | str:
         """The episode that is shown on its board, or why it cannot be shown."""
@@ -83,12 +88,16 @@ class Scenes:
         """Of each scene its updates, and how the start went."""
         return [(step, self.episode(step)) for step in self.steps]
 
-    def _episodes(self, step: int) -> list[Episode] | str:
+    def _episodes(self, step: int) -> dict[Seeds, Episode] | str:
+        """A scene's episodes by their starts: one that a fault of the game ended is missing in its scene alone."""
         if step not in self._read:
             try:
-                self._read[step] = run_log.read_scene(self.folder, step).episodes
+                read = run_log.read_scene(self.folder, step).episodes
             except RecordError as error:
                 self._read[step] = error.message
+            else:
+                self._read[step] = episodes = {(one.start_seed, one.chance_seed): one for one in read}
+                self._starts += [seeds for seeds in episodes if seeds not in self._starts]
         return self._read[step]
 
     def _most_telling(self) -> int:
@@ -96,8 +105,8 @@ class Scenes:
         first, last = self._episodes(self.steps[0]), self._episodes(self.steps[-1])
         if isinstance(first, str) or isinstance(last, str):
             return 0
-        gains = [after.score - before.score for before, after in zip(first, last, strict=False)]
-        return gains.index(max(gains)) if gains else 0
+        gains = {seeds: last[seeds].score - before.score for seeds, before in first.items() if seeds in last}
+        return self._starts.index(max(gains, key=lambda seeds: gains[seeds])) if gains else 0
 
 
 def learner_of(episode: Episode) -> str:
