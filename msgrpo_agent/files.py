@@ -58,8 +58,11 @@ def replacing_folder(folder: Path, *, full: bool = False) -> Iterator[Path]:
     try:
         part.mkdir()
         yield part
-        for file in part.iterdir():
-            sync_file(file)
+        for inner in part.rglob("*"):  # a tokenizer with several chat templates has a folder for them
+            if inner.is_dir():
+                sync_folder(inner)
+            else:
+                sync_file(inner)
         sync_folder(part)
         if full:
             shutil.rmtree(folder, ignore_errors=True)

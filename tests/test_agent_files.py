@@ -94,6 +94,14 @@ def test_a_folder_appears_whole_or_not_at_all(full: bool, tmp_path: Path) -> Non
     assert list(tmp_path.rglob("*")) == [place, place / "whole"]
 
 
+def test_a_folder_with_a_folder_in_it_is_put_in_place(tmp_path: Path) -> None:
+    """A tokenizer with several chat templates writes one, and its model could not be exported."""
+    with replacing_folder(tmp_path / "model") as part:
+        (part / "templates").mkdir()
+        (part / "templates" / "tools.jinja").touch()
+    assert (tmp_path / "model" / "templates" / "tools.jinja").is_file()
+
+
 def test_a_folder_that_holds_something_is_replaced_only_where_that_is_meant(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
