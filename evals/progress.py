@@ -139,8 +139,12 @@ class EvalProgress:
 def shown(progress: EvalProgress, console: Console) -> Iterator[None]:
     """A line that renews itself on a terminal; elsewhere a plain line now and then, and one at the end."""
     if console.is_terminal:
-        with Live(get_renderable=lambda: Text(progress.line()), console=console, refresh_per_second=4):
-            yield
+        line = Live(get_renderable=lambda: Text(progress.line()), console=console, refresh_per_second=4)
+        with line:
+            try:
+                yield
+            finally:
+                line.transient = not progress.planned  # of an evaluation that was refused nothing stays
         return
     last = [time.monotonic()]
 

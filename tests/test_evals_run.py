@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import json
 import os
 import signal
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import leaderboard, plays, suites
-from msgrpo.evals.progress import EvalProgress
+from msgrpo.evals.progress import EvalProgress, shown
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
 from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, evaluate
 from msgrpo.evals.suites import episode_seeds
@@ -326,6 +328,18 @@ async def test_a_server_that_often_fails_gives_the_clean_servers_result(tmp_path
     boards = [leaderboard.build(plays.load([tmp_path / name])[0]).rows[0] for name in ("faulty", "clean")]
     assert boards[0].retries > 0 == boards[1].retries
     assert boards[0].prompt_tokens == boards[1].prompt_tokens == 100 * boards[1].turns
+
+
+def test_a_refused_evaluation_leaves_no_line_on_a_terminal() -> None:
+    """It left "0/0 episodes" above the error; without a terminal nothing is printed either."""
+    written = io.StringIO()
+    terminal = Console(file=written, force_terminal=True, width=80)
+    with shown(EvalProgress(), terminal):
+        pass
+    assert written.getvalue().endswith("\x1b[1A\x1b[2K")  # the line is gone
+    with shown(EvalProgress(planned=3), terminal):
+        pass
+    assert not written.getvalue().endswith("\x1b[2K")
 
 
 async def test_progress_counts_and_names_what_waits(tmp_path: Path) -> None:
