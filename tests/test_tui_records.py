@@ -205,6 +205,15 @@ async def test_an_episode_without_a_partner_is_said(evaluated: Path) -> None:
         assert isinstance(app.screen, RecordsScreen)
 
 
+async def test_the_row_stays_after_no_partner_was_found_for_another_one(evaluated: Path) -> None:
+    """A dialog that was closed put the list back to the row that had no partner."""
+    app = PlayApp(AGENTS.__getitem__, records=Records.read(evaluated / "optimal"), clock=ManualClock())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "down", "c", "down", "question_mark", "escape")
+        assert app.screen.query_one(DataTable).cursor_row == 2
+
+
 @pytest.mark.parametrize("late_s", [0, 0.3])
 async def test_a_record_is_looked_for_where_records_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float

@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import DataTable, Static
+from textual.widgets.data_table import RowKey
 
 from msgrpo.tui.host import host
 from msgrpo.tui.records import Records
@@ -92,8 +93,12 @@ class RecordsScreen(Screen[None]):
 
     @on(DataTable.RowSelected)
     def selected(self, event: DataTable.RowSelected) -> None:
-        self.records.place = int(str(event.row_key.value))
+        self._choose(event.row_key)
         host(self).replay(self.records)
+
+    def _choose(self, row: RowKey) -> None:
+        """The list shows it already: the highlighted row is where it is."""
+        self._shown = self.records.place = int(str(row.value))
 
     def action_watch(self) -> None:
         """The key line's click; the enter key is the table's."""
@@ -124,7 +129,7 @@ class RecordsScreen(Screen[None]):
         table = self.query_one(EpisodeTable)
         if not table.row_count:
             return
-        self.records.place = int(str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value))
+        self._choose(table.coordinate_to_cell_key(table.cursor_coordinate).row_key)
         others = self.records.beside(self.records.place)
         if others:
             host(self).replay(self.records, beside=others[0])
