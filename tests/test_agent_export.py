@@ -70,6 +70,18 @@ def test_the_merged_folder_is_the_adapted_model(tmp_path: Path, plain: tuple[Any
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
+@pytest.mark.parametrize("to", ["merged", "gguf", "hub"])
+def test_what_is_printed_can_be_pasted_and_names_what_is_there(to: str, tmp_path: Path) -> None:
+    """A blank in the path stayed as it was, and with an apostrophe in it the command named a folder that was gone."""
+    out = tmp_path / "it's mine"
+    notes = export_run(RUN, to, out)
+    commands = [shlex.split(note.partition(": ")[2]) for note in notes if re.match(r"(play|serve|upload) it: ", note)]
+    named = [word.removeprefix("base:") for command in commands for word in command if str(tmp_path) in word]
+    assert named
+    assert all(Path(word).exists() and out in (Path(word), Path(word).parent) for word in named)
+    assert ".part" not in "".join(notes)
+
+
 def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -> None:
     """Weights alone do not hold it; what is exported is asked here as the run was: merged, as GGUF, or an adapter."""
     shutil.copytree(RUN, tmp_path / "run")

@@ -522,6 +522,19 @@ async def test_e_saves_the_screen_and_six_scenes(film: Learning, tmp_path: Path)
     assert "after 3 updatesgoal reached" in text
 
 
+async def test_the_command_for_a_film_can_be_pasted(film: Learning, tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    shutil.copytree(film.folder, folder)
+    app = PlayApp(
+        lambda spec: pytest.fail(spec), run=Learning.of(folder), clock=ManualClock(), plays=tmp_path / "plays"
+    )
+    async with app.run_test(size=(120, 40)) as pilot:
+        await press(pilot, "e")
+        await until(lambda: list(app._notifications))
+        (note,) = app._notifications
+    assert f"msgrpo play --run '{folder}' --record film.gif" in note.message
+
+
 def test_a_film_is_recorded_without_a_terminal_and_what_has_none_is_refused_first(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,10 +30,13 @@ MUCH = 0.1  # of the adapter's change, lost in rounding
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be written: the run, the folder, how weights are stored (None: the usual way)."""
+    """What is to be written: the run, the folder and the place that it is moved to, how weights are stored (None: the
+    usual way).
+    """
 
     run: Path
     folder: Path
+    place: Path
     name: str
     dtype: str | None
 
@@ -54,7 +57,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(out) as part:
-            *notes, command = WRITERS[to](Order(run, part, run.resolve().name, dtype))
+            *notes, command = WRITERS[to](Order(run, part, out, run.resolve().name, dtype))
             teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}
             taught = asked.model_dump(exclude_defaults=True) | teacher  # it is asked as the run was
             replace_text(part / TAUGHT, json.dumps(taught, indent=2) + "\n")
@@ -64,7 +67,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
         fix = "choose another --out" if isinstance(error, OSError) else None
         raise ModelError(f"{run} could not be written to {out}: {reason}", fix=fix) from error
-    return [note.replace(str(part), str(out)) for note in (*notes, *_asked(asked), command)]
+    return [*notes, *_asked(asked), command]
 
 
 def _asked(asked: Asked) -> list[str]:
@@ -82,7 +85,7 @@ def _merged(order: Order) -> list[str]:
         written = str(chosen).removeprefix("torch.")
         keeps = "; --dtype float32 keeps it" if lost > MUCH else ""
         rounded.append(f"{lost:.1%} of the adapter's change was lost in rounding to {written}{keeps}")
-    return [*rounded, f"play it: msgrpo play SCENARIO --agent {shlex.quote(f'base:{order.folder}')}"]
+    return [*rounded, f"play it: msgrpo play SCENARIO --agent {shlex.quote(f'base:{order.place}')}"]
 
 
 def _gguf(order: Order) -> list[str]:
@@ -104,7 +107,7 @@ def _gguf(order: Order) -> list[str]:
     return [
         *notes,
         f"{order.name}-lora.gguf is the adapter alone, for a GGUF file of its base",
-        f"serve it: llama-server -m {file} --port 8080",
+        f"serve it: llama-server -m {shlex.quote(str(order.place / file.name))} --port 8080",
         f"play it: msgrpo play SCENARIO {shlex.join(played)}",
     ]
 
@@ -117,10 +120,10 @@ def _hub(order: Order) -> list[str]:
     replace_text(order.folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
     shutil.copyfile(order.run / ADAPTER_WEIGHTS, order.folder / ADAPTER_WEIGHTS)
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=False))
-    notes = [f"read it first: {order.folder / 'README.md'}"]
+    notes = [f"read it first: {order.place / 'README.md'}"]
     if "/" not in config["base_model_name_or_path"]:
         notes.append("its base is on no hub, so others cannot load the adapter: --to merged holds all that they need")
-    return [*notes, f"upload it: hf upload YOUR-NAME/{order.name} {order.folder}"]
+    return [*notes, f"upload it: {shlex.join(['hf', 'upload', f'YOUR-NAME/{order.name}', str(order.place)])}"]
 
 
 WRITERS: dict[str, Callable[[Order], list[str]]] = {"merged": _merged, "gguf": _gguf, "hub": _hub}
