@@ -119,6 +119,8 @@ def test_a_function_of_ones_own_is_given_a_copy(tmp_path: Path) -> None:
         "        turns.reverse()\n"
         "        turns[0].reward = 9.0\n"
         "    group.episodes[0].turns.clear()\n"
+        "    group.episodes[1].returns['player'] = 9.0\n"
+        "    group.turns[2][0].action_probabilities.clear()\n"
         "    group.origin(0).step({'player': 'down'})\n"
         "    group.returns_G.zero_()\n"
         "    group.advantages_G.zero_()\n"
@@ -129,6 +131,7 @@ def test_a_function_of_ones_own_is_given_a_copy(tmp_path: Path) -> None:
         asyncio.run(play_episode(LAKE, {"player": RandomAgent()}, start_seed=1, chance_seed=0, sampling_seed=seed))
         for seed in range(3)
     ]
+    episodes[2].turns[-1].action_probabilities = {"down": 1.0}
     made = Group.of(lambda episode: start, episodes, "player", 0)
     assert made is not None
     given = replace(made, returns_G=torch.tensor([1.0, 2.0, 3.0]), advantages_G=torch.tensor([-1.0, 0.0, 1.0]))

@@ -65,10 +65,10 @@ class Group:
 
     def copy(self) -> Group:
         """The same, for somebody's own code: whatever that does to it, record and update stay as they are."""
-        copies = {id(turn): turn.model_copy() for turns in self.turns for turn in turns}
+        copies = {id(turn): _copied(turn) for turns in self.turns for turn in turns}
         episodes = [
-            episode.model_copy(
-                update={"turns": [copies.get(id(turn)) or turn.model_copy() for turn in episode.turns]}
+            episode.model_copy(update={"turns": []}).model_copy(
+                update={"turns": [copies.get(id(turn)) or _copied(turn) for turn in episode.turns]}, deep=True
             )
             for episode in self.episodes
         ]
@@ -146,6 +146,11 @@ class Lesson:
     sample: Sample
     turn: Turn
     episode: Episode | None
+
+
+def _copied(turn: Turn) -> Turn:
+    chances = turn.action_probabilities
+    return turn.model_copy(update={"action_probabilities": None if chances is None else dict(chances)})
 
 
 def _asked(turn: Turn) -> Hashable:
