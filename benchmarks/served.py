@@ -59,7 +59,8 @@ def explained(parted: Sequence[Parted], adapter: Path) -> list[dict[str, Any]]:
     asked, found = LocalModel("adapter", model, tokenizer).chat, []
     for episode, one, other in parted:
         (prompt,) = asked.ids([prompt_of(episode, one)])
-        a, b = (tokenizer.encode(turn.answer, add_special_tokens=False) for turn in (one, other))
+        texts = (tokenizer.encode(turn.answer, add_special_tokens=False) for turn in (one, other))
+        a, b = ([*text, tokenizer.eos_token_id] for text in texts)  # one may be the other's beginning
         first = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *a[:first]]])).logits[0, -1].float()

@@ -23,7 +23,7 @@ class Leaderboard(BaseModel):
     notes: list[str]
     overall: list[Overall] = []
     retellings: list[Retelling] = []
-    silent: list[str] = []  # agents all of whose episodes in a scenario failed
+    silent: list[str] = []  # agents of whom every episode in a scenario failed
     made: list[str] = []  # sentences on how the table was made
 
 
@@ -44,7 +44,11 @@ def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
         notes=[*notes, *left_out, *_notes(plays)],
         overall=overall,
         retellings=retellings(played),
-        silent=[f"{play.label} in {play.scenario}" for play in plays if play.failed and not play.finished],
+        silent=[
+            f"{play.label} in {play.scenario}"
+            for play in plays
+            if play.failed and not (play.finished or play.left_out)
+        ],
         made=made(played),
     )
 

@@ -159,7 +159,8 @@ def record_name(agent: Agent, scenario: Scenario) -> str:
 
 def _check_split(run: Run, split: HeldOut, out: Path) -> None:
     """Refuse a folder with episodes of another split: its tables would mix them."""
-    if run.asked and run.split != split:
+    played = bool(run.asked) or any(file.stat().st_size for file in out.glob("*/*.jsonl"))  # run.json may be gone
+    if played and run.split != split:
         raise UsageError(
             f"{out} holds episodes of the split {run.split}, not of {split}",
             fix=f"--split {run.split}, or another --out",

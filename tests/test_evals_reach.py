@@ -148,6 +148,10 @@ async def test_validation_starts_have_a_folder_and_a_table_of_their_own(tmp_path
     for split, folder in (("test", val), ("val", test)):
         with pytest.raises(UsageError, match=f"not of {split}"):
             await evaluate([Counting()], [LAKE], 5, folder, split=split)
+    (test / "run.json").rename(tmp_path / "run.json")  # lost: its episodes are still there
+    with pytest.raises(UsageError, match="not of val"):
+        await evaluate([Counting()], [LAKE], 5, test, split="val")
+    (tmp_path / "run.json").rename(test / "run.json")
     (play,), notes = load([val])
     board = build([play], notes)
     assert [(row.split, row.episodes) for row in board.rows] == [("val", 5)]

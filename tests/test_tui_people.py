@@ -127,6 +127,23 @@ async def test_a_hint_is_for_the_move_that_it_was_asked_for(tmp_path: Path) -> N
         assert "now:" not in text_of(app, ".worth")
 
 
+async def test_in_real_time_a_hint_stays_until_it_is_put_away(tmp_path: Path) -> None:
+    """Each tick is a move: it would be gone before anybody has read it."""
+    clock = ManualClock()
+    setup = Setup("snake", "human", live=True)
+    app = PlayApp(resolve, setup, clock=clock, runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "i", "up")
+        await ticks(pilot, clock, 2)
+        screen = app.screen
+        assert isinstance(screen, MatchScreen)
+        assert screen.match.cursor > 0
+        assert screen.hint
+        await press(pilot, "i")
+        assert not screen.hint
+
+
 async def test_a_hint_stays_till_the_person_has_moved_whose_turn_comes_later(tmp_path: Path) -> None:
     pytest.importorskip("pyspiel")
     app = app_of(tmp_path, Setup("spiel:tic_tac_toe", "random", "human", step=True))

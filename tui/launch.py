@@ -78,10 +78,11 @@ def setup(
     if live and not keeps_direction(game):
         raise UsageError(
             f"--live is for a game that goes on by itself, and a player of {scenario} stands still who does nothing",
-            fix=f"msgrpo play {scenario} --agent human",
+            fix=f"msgrpo play {shlex.quote(scenario)} --agent human",
         )
     if live and HUMAN not in (agent, against):
-        raise UsageError("--live is for a person's game", fix=f"msgrpo play {scenario} --agent human --live")
+        fix = f"msgrpo play {shlex.quote(scenario)} --agent human --live"
+        raise UsageError("--live is for a person's game", fix=fix)
     pace = speed or (LIVE_SPEED if live else SPEED)
     return Setup(scenario, agent, against, seed, pace, step, live, temperature)
 

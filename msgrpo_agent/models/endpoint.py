@@ -643,8 +643,9 @@ def classify(error: Exception) -> Failure:
         return Failure("bad_response", f"the answer cannot be read: {error}")
     if isinstance(error, TimeoutError) or (isinstance(error, NoAnswerError) and error.late):
         return Failure("timeout", "no answer in time")
-    fix = "start its server, or check the address, which usually ends in /v1"
-    return Failure("connection", f"connection failed: {error}", fix=fix)
+    nobody = isinstance(error, NoAnswerError) and error.nobody
+    start = "start its server, or check the address, which usually ends in /v1" if nobody else None
+    return Failure("connection", f"connection failed: {error}", fix=start)
 
 
 def speaks_of_context(text: str) -> bool:

@@ -36,11 +36,11 @@ OTHER_FILES = 256  # that the process may have open beside its connections
 
 
 class NoAnswerError(Exception):
-    """A request has no response, or not all of it. `late`: a time limit was over."""
+    """A request has no response, or not all of it. `late`: a time limit was over; `nobody`: nothing is there."""
 
-    def __init__(self, message: str, *, late: bool = False) -> None:
+    def __init__(self, message: str, *, late: bool = False, nobody: bool = False) -> None:
         super().__init__(message)
-        self.late = late
+        self.late, self.nobody = late, nobody
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _fault(error: Exception, session: aiohttp.ClientSession) -> BaseException:
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         unknown = isinstance(error, aiohttp.ClientConnectorDNSError)
         why = "no such host" if unknown else os.strerror(error.errno) if error.errno else str(error.os_error)
-        return NoAnswerError(f"nothing answers at {error.host}:{error.port} ({why})")
+        return NoAnswerError(f"nothing answers at {error.host}:{error.port} ({why})", nobody=True)
     return NoAnswerError(str(error) or type(error).__name__)
 
 

@@ -485,7 +485,7 @@ class MatchScreen(Screen[None]):
     def commit(self) -> None:
         over = [session.over for session in self.match.sessions]
         self._moved = not self.match.human
-        if self.match.chosen_by_people():  # a hint is for the move that it was asked for
+        if self.match.chosen_by_people() and not self.setup.live:  # a hint is for the move that it was asked for
             self.set_reactive(MatchScreen.hint, False)
         try:
             self.match.commit()
