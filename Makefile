@@ -24,8 +24,9 @@ demo: $(VENV)/.train
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not vllm' $(CHECKED)
 
-CHECKED := $(addprefix tests/test_,agent_contract.py agent_endpoint.py agent_games.py agent_lap.py agent_prompt.py \
-	agent_trust.py docs.py evals_stats.py evals_suites.py imports.py serve_adapters.py serve_command.py \
+CHECKED := $(addprefix tests/test_,agent_contract.py agent_endpoint.py agent_endpoint_answers.py \
+	agent_endpoint_failures.py agent_endpoint_settings.py agent_endpoint_stream.py agent_games.py agent_lap.py \
+	agent_prompt.py agent_trust.py docs.py evals_stats.py evals_suites.py imports.py serve_adapters.py serve_command.py \
 	train_batch.py train_config.py train_credit.py train_equations.py train_mini.py train_msgrpo.py train_trace.py)
 
 # Four processes on two cores, since many tests wait; a file at a time; one thread each, since tiny models gain

@@ -62,6 +62,13 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key for a server comes from the environment of whoever runs the tests."""
+    for name in ("MSGRPO_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def lean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw no picture, and their canary compares 8 tokens: for tests that are about neither."""
     from msgrpo.train import evaluate

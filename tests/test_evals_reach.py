@@ -692,16 +692,14 @@ async def test_a_card_says_how_the_table_came_about_and_keeps_secrets(tmp_path: 
 
 
 def test_an_endpoint_says_which_model_answered() -> None:
-    from msgrpo.models.endpoint import checked
+    from msgrpo.models.endpoint_answers import checked, completion
     from tests.fake_server import chat
 
     body = chat("hello") | {"model": "gpt\x1b[31m-x", "system_fingerprint": "fp_1"}
-    from msgrpo.models.endpoint import _completion
-
-    found: Completion = _completion(checked(body), 0.0, 0, ())
+    found: Completion = completion(checked(body), 0.0, 0, ())
     assert found.model is not None
     assert found.model.endswith("fp_1")
-    assert _completion(checked(chat("x") | {"model": 7, "system_fingerprint": None}), 0.0, 0, ()).model in (None, "7")
+    assert completion(checked(chat("x") | {"model": 7, "system_fingerprint": None}), 0.0, 0, ()).model in (None, "7")
 
 
 async def test_a_retelling_is_compared_with_the_plain_game(tmp_path: Path) -> None:

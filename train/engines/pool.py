@@ -22,7 +22,7 @@ from pydantic_core import from_json, to_json
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import EndpointError, MsgrpoError, RunError
 from msgrpo.models.bounded import BodyError, TooLongError
-from msgrpo.models.endpoint import speaks_of_context
+from msgrpo.models.endpoint_failures import speaks_of_context
 from msgrpo.models.http import Client, NoAnswerError, Response, most_in_flight
 from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.text import printable

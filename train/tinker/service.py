@@ -24,7 +24,7 @@ import httpx
 
 from msgrpo.agent import Sampling
 from msgrpo.errors import EndpointError, MsgrpoError, RunError, UsageError
-from msgrpo.models.endpoint import speaks_of_context
+from msgrpo.models.endpoint_failures import speaks_of_context
 from msgrpo.text import printable
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.tinker.cost import HOST, KINDS, Meter
