@@ -1,17 +1,28 @@
 """For all tests: signals reach the processes that they start, even where a shell runs them as a background job."""
 
+from __future__ import annotations
+
 import faulthandler
 import gc
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.near import use_near_lakes
+
+if TYPE_CHECKING:
+    from msgrpo.agent import Agent
+    from msgrpo.tui.app import PlayApp
+    from msgrpo.tui.session import Setup
+    from tests.tui_helpers import ManualClock
 
 # Until all tests are collected: what is imported stays, and searches for cycles in it took a quarter of the time.
 gc.disable()
@@ -28,9 +39,10 @@ settings.load_profile("ours")
 # terminal or a cluster, one at a time.
 LONGEST = [
     *("serve_vllm", "train_loop", "train_rivals", "tui_terminal"),
-    *("train_ranks", "train_vllm", "train_lab", "tui_app", "train_engines", "tui_learning", "train_outside"),
+    *("train_ranks", "train_vllm", "train_lab", "train_engines", "tui_learning", "train_outside", "train_stops"),
     *("evals_ray", "imports", "train_peers", "train_teacher", "agent_trust", "train_shard", "agent_hostile"),
-    *("agent_export", "train_dqn", "tui_people", "tui_series", "train_tinker", "train_nano", "tui_launch"),
+    *("train_canary", "agent_export", "train_dqn", "tui_people", "tui_series", "train_tinker", "train_nano"),
+    "tui_launch",
 ]
 LAST_S = 1000.0  # longer than pytest-timeout's longest limit, which ends no code that holds Python's lock
 
@@ -76,6 +88,35 @@ def lean(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(contract, "TOKENS", 8)
     monkeypatch.setattr(evaluate, "draw_curve", lambda *given: None)
+
+
+@pytest.fixture
+def nothing_has_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hostile games have one name, and the third hang of a game is the last."""
+    from msgrpo import limits
+
+    monkeypatch.setattr(limits, "_hangs", Counter())
+    monkeypatch.setattr(limits, "_wakes", False)  # pytest's own limit may have had the signal when it was asked for
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Time in the app, which goes on when a test says so."""
+    from tests.tui_helpers import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def app_of(clock: ManualClock, tmp_path: Path) -> Callable[..., PlayApp]:
+    """Makes the app for a setup, or for none, with these agents beside `random` and `optimal`."""
+    from msgrpo.tui.app import PlayApp
+    from tests.tui_helpers import resolver
+
+    def make(setup: Setup | None, **agents: Agent) -> PlayApp:
+        return PlayApp(resolver(**agents), setup, clock=clock, runs=tmp_path / "runs", plays=tmp_path / "plays")
+
+    return make
 
 
 @pytest.fixture

@@ -12,29 +12,18 @@ from textual.app import App
 from textual.geometry import Region
 from textual.strip import Strip
 
-from msgrpo.agent import Agent
 from msgrpo.game import Judgement
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.session import Setup
 from msgrpo.tui.widgets.board import AXIS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.timeline import Timeline
-from tests.tui_helpers import ManualClock, play_screen, press, settle, ticks, until
-
-
-def resolve(spec: str) -> Agent:
-    return {"random": RandomAgent(), "optimal": OptimalAgent()}[spec]
+from tests.tui_helpers import ManualClock, play_screen, press, resolver, settle, text_of, ticks, until
 
 
 def app_of(setup: Setup, clock: ManualClock, folder: Path) -> PlayApp:
-    return PlayApp(resolve, setup, clock=clock, runs=folder, plays=folder)
-
-
-def text_of(app: App[None], selector: str) -> str:
-    widget = app.screen.query_one(selector)
-    return " ".join(" ".join(strip.text for strip in widget.render_lines(widget.size.region)).split())
+    return PlayApp(resolver(), setup, clock=clock, runs=folder, plays=folder)
 
 
 async def test_a_move_that_nobody_waits_for_is_drawn_with_what_it_was_worth(

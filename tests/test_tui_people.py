@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +18,19 @@ from textual.command import CommandPalette
 
 from msgrpo.agent import Agent, Decision, OnText, View
 from msgrpo.episode import read_episodes
-from msgrpo.errors import RecordError, UsageError
+from msgrpo.errors import UsageError
 from msgrpo.games import get_scenario
-from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.references import RandomAgent
 from msgrpo.run_log import GroupRow, Member
-from msgrpo.tui import hands, launch, showcase
+from msgrpo.tui import hands, launch
 from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.asking import Asking
-from msgrpo.tui.choices import remember
 from msgrpo.tui.learning import Learning
 from msgrpo.tui.messages import AnswerStreamed
 from msgrpo.tui.plain import _append_board
 from msgrpo.tui.screens.dialogs import Choose, Confirm
 from msgrpo.tui.screens.match import MatchScreen
-from msgrpo.tui.screens.showcase import NEXT_S, ShowcaseScreen
-from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Match, Session, Setup
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
@@ -43,26 +38,24 @@ from msgrpo.tui.widgets.board import PAINTS, BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import legend
 from msgrpo.tui.widgets.learning import Groups
-from msgrpo.tui.widgets.options import Options
 from msgrpo.tui.widgets.panel import DRAWN, AgentPanel, shortened
-from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks, until
-
-
-def resolve(spec: str) -> Agent:
-    return {"random": RandomAgent(), "optimal": OptimalAgent()}[spec]
+from tests.tui_helpers import (
+    ManualClock,
+    answer,
+    keys_of,
+    play_screen,
+    press,
+    resolver,
+    scripted,
+    settle,
+    text_of,
+    ticks,
+    until,
+)
 
 
 def app_of(tmp_path: Path, setup: Setup | None, **more: object) -> PlayApp:
-    return PlayApp(resolve, setup, clock=ManualClock(), runs=tmp_path, plays=tmp_path / "plays", **more)  # type: ignore[arg-type]
-
-
-def text_of(app: PlayApp, selector: str) -> str:
-    widget = app.screen.query_one(selector)
-    return " ".join(" ".join(strip.text for strip in widget.render_lines(widget.size.region)).split())
-
-
-def keys_of(app: PlayApp) -> str:
-    return text_of(app, "#keys")
+    return PlayApp(resolver(), setup, clock=ManualClock(), runs=tmp_path, plays=tmp_path / "plays", **more)  # type: ignore[arg-type]
 
 
 async def test_a_game_by_hand_from_its_rules_to_trying_again(tmp_path: Path) -> None:
@@ -101,7 +94,7 @@ async def test_the_title_says_of_the_end_what_has_room_and_nothing_of_it_when_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = PlayApp(resolve, Setup("frozen-lake", "human"), clock=ManualClock(), runs=tmp_path)
+    app = PlayApp(resolver(), Setup("frozen-lake", "human"), clock=ManualClock(), runs=tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await press(pilot, "right", "left", "down")
@@ -131,7 +124,7 @@ async def test_in_real_time_a_hint_stays_until_it_is_put_away(tmp_path: Path) ->
     """Each tick is a move: it would be gone before anybody has read it."""
     clock = ManualClock()
     setup = Setup("snake", "human", live=True)
-    app = PlayApp(resolve, setup, clock=clock, runs=tmp_path, plays=tmp_path)
+    app = PlayApp(resolver(), setup, clock=clock, runs=tmp_path, plays=tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         await press(pilot, "i", "up")
@@ -317,7 +310,7 @@ async def test_what_has_no_room_below_a_board_is_left_out_as_a_whole(
 async def test_a_reference_player_that_errs_is_said_to_be_a_search(tmp_path: Path) -> None:
     clock = ManualClock()
     setup = Setup("snake-duel", "optimal", "random", seed=1)
-    app = PlayApp(resolve, setup, clock=clock, runs=tmp_path, plays=tmp_path)
+    app = PlayApp(resolver(), setup, clock=clock, runs=tmp_path, plays=tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         assert "elsewhere it searches, and can err" in text_of(app, "#panel-0-snake1 .text")
@@ -671,250 +664,3 @@ async def test_the_sign_of_the_smallest_advantage_can_be_read(theme: str) -> Non
         assert min(found) >= 2.95
         assert found[1] < found[0]  # and still the paler the smaller
         assert found[2] < found[3]
-
-
-# ── the first screen ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_recorded_comparison_is_real_and_small() -> None:
-    """Every episode of it is simulated again, and no start of it is one of training."""
-    shown = Showcase()
-    assert showcase.FILE.stat().st_size < 300_000
-    assert shown.games == list(showcase.GAMES)
-    for pair in shown.pairs:
-        for episode, agent in ((pair.before, "nano"), (pair.after, f"nano:{pair.scenario}")):
-            assert list(episode.agents.values()) == [agent]
-            Session.replay(episode)
-        assert pair.before.start_seed == pair.after.start_seed == pair.after.chance_seed
-    for game in shown.games:
-        seeds = {pair.before.start_seed for pair in shown.pairs if pair.scenario == game}
-        scenario = get_scenario(game)
-        assert len(seeds) == 20
-        assert all(next(scenario.starts("test", seed)) == seed for seed in seeds)
-    assert shown.pair.better
-    assert "before 7 reach the goal, after 19" in shown.sentence()
-
-
-def test_a_comparison_that_was_changed_does_not_replay(tmp_path: Path) -> None:
-    lines = gzip.decompress(showcase.FILE.read_bytes()).replace(b'"reward":1.0', b'"reward":2.0', 1)
-    file = tmp_path / "changed.gz"
-    file.write_bytes(gzip.compress(lines))
-    episodes = [episode for pair in Showcase(file).pairs for episode in (pair.before, pair.after)]
-    changed = next(episode for episode in episodes if any(turn.reward == 2 for turn in episode.turns))
-    with pytest.raises(RecordError, match="differs"):
-        Session.replay(changed)
-
-
-async def test_the_app_opens_on_the_comparison_and_the_board_can_be_played(tmp_path: Path) -> None:
-    clock = ManualClock()
-    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
-        assert "before and after training" in text_of(app, "#verdict")
-        for _ in range(10):
-            clock.tick(0.25)
-            await settle(pilot)
-        assert screen.match.over
-        seed = screen.setup.seed
-        await press(pilot, "t")
-        playing = play_screen(app).match.sessions[0]
-        assert (playing.scenario.id, playing.seed, playing.human) == ("frozen-lake", seed, True)
-        assert playing.frame.board == screen.match.sessions[0].frames[0].board
-        await press(pilot, "q", "tab")
-        assert isinstance(app.screen, ShowcaseScreen)
-        assert app.screen.setup.scenario == "snake"
-        await press(pilot, "enter")
-        assert isinstance(app.screen, StartScreen)
-
-
-async def test_a_comparison_that_was_stopped_stays_so_when_help_is_closed(tmp_path: Path) -> None:
-    """Closing the help set it going again."""
-    clock = ManualClock()
-    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        await ticks(pilot, clock, 2)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
-        await press(pilot, "space", "question_mark", "escape")
-        await ticks(pilot, clock, 4)
-        assert (screen.pace.playing, screen.match.cursor) == (False, 2)
-        await press(pilot, "space", "question_mark")
-        held = screen.match.cursor
-        await ticks(pilot, clock, 4)
-        assert screen.match.cursor == held
-        await press(pilot, "escape")
-        await ticks(pilot, clock, 1)
-        assert screen.match.cursor == held + 1
-
-
-@pytest.mark.parametrize("help_at", ["the last step", "the end"])
-async def test_a_comparison_goes_on_though_help_was_open_at_its_end(help_at: str, tmp_path: Path) -> None:
-    """The next start was due behind the help, and never came."""
-    clock = ManualClock()
-    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
-        while screen._next is None if help_at == "the end" else not screen.match.live:
-            await ticks(pilot, clock, 1)
-        await press(pilot, "question_mark")
-        await ticks(pilot, clock, 2, NEXT_S)
-        await press(pilot, "escape")
-        assert app.screen is screen
-        assert screen.match.live
-        await ticks(pilot, clock, 2, NEXT_S)
-        assert app.screen is not screen
-
-
-async def test_a_comparison_that_is_played_again_is_not_cut_short_by_the_next_start(tmp_path: Path) -> None:
-    clock = ManualClock()
-    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
-        while screen._next is None:
-            await ticks(pilot, clock, 1)
-        await press(pilot, "space", "space", "space")  # stopped, from its start again, and stopped
-        await ticks(pilot, clock, 1, NEXT_S)
-        assert app.screen is screen
-        assert not screen.match.live
-
-
-async def test_a_comparison_that_goes_on_by_itself_is_not_called_stopped(tmp_path: Path) -> None:
-    """Between two starts the foot said `go on` and the timeline ||, though the next start came by itself."""
-    clock = ManualClock()
-    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
-        while screen._next is None:
-            await ticks(pilot, clock, 1)
-        assert "space pause" in keys_of(app)
-        assert text_of(app, "#timeline").startswith("▶")
-        await press(pilot, "space")
-        assert "space go on" in keys_of(app)
-        assert text_of(app, "#timeline").startswith("||")
-        await ticks(pilot, clock, 2, NEXT_S)
-        assert app.screen is screen
-        await press(pilot, "question_mark")
-        assert "play this board yourself" in app.export_screenshot().replace("&#160;", " ")
-        await press(pilot, "escape", "right")
-        assert app.screen is not screen
-
-
-async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unasked(tmp_path: Path) -> None:
-    game = tmp_path / "my_game.py"
-    game.write_text("raise SystemExit('was loaded')\n")
-    memory = tmp_path / "memory.json"
-    memory.write_text(f'{{"recent": "{game}:scenario", "games": "{game}:scenario"}}')
-    app = app_of(tmp_path, None, memory=memory)
-    async with app.run_test(size=(120, 60)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, StartScreen)
-        assert screen.chosen("games") == f"{game}:scenario"
-        assert "enter loads it" in text_of(app, "#rules")
-        names = [choice.spec for choice in screen.games]
-        assert {"babyai-goto", "spiel:chess", "spiel:connect_four"} <= set(names)
-        before = memory.read_text()
-        await press(pilot, "enter")
-        assert "was loaded" in str([note.message for note in app._notifications])
-        assert memory.read_text() == before
-        await press(pilot, "home")
-        assert screen.chosen("games") == "frozen-lake"
-        assert "compare" in text_of(app, "#ways")
-
-
-@pytest.mark.parametrize("fails", ["reference", "move", "board"])
-async def test_a_game_of_ones_own_that_fails_on_the_start_screen_does_not_end_the_app(
-    fails: str, tmp_path: Path
-) -> None:
-    """Once it was loaded, the start screen plays its reference player's moves: a fault of it ended the app."""
-    name, clock = f"{tmp_path / 'my_game.py'}:scenario", ManualClock()
-    (tmp_path / "my_game.py").write_text(
-        "from dataclasses import replace\n"
-        "from msgrpo.games.frozen_lake import FrozenLake\n"
-        "from msgrpo.games import get_scenario\n"
-        "lake = get_scenario('frozen-lake')\n"
-        "class Mine(FrozenLake):\n"
-        "    def board(self):\n"
-        f"        return 1 / 0 if {fails == 'board'} else super().board()\n"
-        "def make(start, chance):\n"
-        "    game = lake.make(start, chance)\n"
-        "    game.__class__ = Mine\n"
-        "    return game\n"
-        "scenario = replace(lake, id='mine', make=make, reference=lambda game, player: ['jump' if "
-        f"{fails == 'move'} else 1 / 0])\n"
-    )
-    get_scenario(name)  # as if it had been played
-    memory = tmp_path / "memory.json"
-    remember(memory, {"recent": name, "games": name})
-    app = PlayApp(resolve, None, clock=clock, runs=tmp_path, plays=tmp_path, memory=memory)
-    async with app.run_test(size=(120, 60)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, StartScreen)
-        assert screen.chosen("games") == name
-        assert ("division by zero" in text_of(app, "#rules")) == (fails == "board")
-        for _ in range(4):
-            clock.tick(1.0)
-            await settle(pilot)
-        assert app.screen is screen
-
-
-async def test_the_start_screen_prints_no_command_that_does_not_work_and_keeps_help_in_sight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    memory = tmp_path / "memory.json"
-    (tmp_path / "here.py").write_text("")
-    remember(memory, {"recent": "gone.py:scenario\nhere.py:scenario", "games": "gone.py:scenario"})
-    app = PlayApp(resolve, None, clock=ManualClock(), runs=tmp_path, plays=tmp_path, memory=memory)
-    async with app.run_test(size=(60, 20)) as pilot:
-        await settle(pilot)
-        assert keys_of(app).endswith("? help q quit")
-        games = app.screen.query_one("#games", Options)
-        names = [option.id for option in games.options]
-        assert "here.py:scenario" in names
-        assert "gone.py:scenario" not in names  # it was played in another folder
-        games.highlighted = names.index("?")
-        await settle(pilot)
-        assert text_of(app, "#command") == "enter: type its name"
-
-
-@pytest.mark.parametrize(
-    "memory",
-    [
-        {"games": "spiel:efg_game(filename=theirs.efg)", "recent": "spiel:efg_game(filename=theirs.efg)"},
-        {"games": "A" * 5000 + ".py:scenario", "recent": "A" * 5000 + ".py:scenario"},
-        {"recent": "~nobody-of-this-name/game.py:scenario"},
-        {"recent": "?\nmine.py:scenario\n?"},
-        {"recent": "A" * 2_000_000},
-        {"recent": "\x1b[2J:x"},
-        {"seed": "²"},
-        {"seed": "9" * 5000},
-    ],
-)
-async def test_what_the_start_screen_remembers_is_data(
-    memory: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fault: an OpenSpiel game with parameters, which can name a file, was loaded as soon as it was remembered;
-    its sibling, a record's game, was refused (`trust.names_code`). Other values ended the app in a traceback.
-    """
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "theirs.efg").write_text("no game")
-    file = tmp_path / "memory.json"
-    file.write_text(json.dumps(memory))
-    app = app_of(tmp_path, None, memory=file)
-    async with app.run_test(size=(120, 60)) as pilot:
-        await settle(pilot)
-        assert isinstance(app.screen, StartScreen)
-        assert "OpenSpiel" not in text_of(app, "#rules")
-        assert all(len(choice.spec) < 1000 and "\x1b" not in choice.spec for choice in app.screen.games)
-        assert app.screen.seed == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from msgrpo import cli
 from msgrpo.agent import Completion
 from msgrpo.episode import Episode
 from msgrpo.game import Game, Scenario, stream
+from msgrpo.games import get_scenario
 from msgrpo.models.generation import Row
 from msgrpo.models.local import LocalModel
-from msgrpo.train.config import TrainConfig
+from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.groups import Sample
@@ -25,6 +28,36 @@ from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Playing, RolloutSource
 from msgrpo.train.update import Picked
+
+TINY = [
+    "minibatches=2",
+    "groups=2",
+    "group_size=4",
+    "select=aaw(keep=2)",
+    "evaluation=6(every=2)",
+    "checkpoint_every=1",
+    "seed=9",  # with which each of the four updates has turns to learn from
+]
+NO_FILM = "evaluation=6(every=2, film=0)"
+WEIGHTS = "adapter_model.safetensors"
+
+
+def tiny(**given: Any) -> TrainConfig:
+    """The settings of a run of four updates, as small as they can be."""
+    return make_config(settings=[*TINY, NO_FILM], given={"steps": 4, **given})
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of the command line in this process."""
+    monkeypatch.setattr(sys, "argv", ["msgrpo", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def engine_of(policy: Policy, config: TrainConfig | None = None) -> HfEngine:
+    return HfEngine(policy, get_scenario("frozen-lake"), config or tiny())
 
 
 class Told(Quiet):

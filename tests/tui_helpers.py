@@ -1,10 +1,11 @@
-"""A scripted agent and a clock that only moves when told to, for the tests of the app."""
+"""What tests of the app share: scripted agents, a clock that is moved by hand, real keys, and what is shown."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from textual.app import App
@@ -15,6 +16,7 @@ from textual.screen import Screen
 
 from msgrpo.agent import Agent, Completion, LanguageAgent, OnText, Sampling
 from msgrpo.prompt import Prompt
+from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.screens.play import PlayScreen
@@ -22,6 +24,7 @@ from msgrpo.tui.screens.play import PlayScreen
 NARROWEST = 80  # columns: a usual terminal, in which no key at the foot may be cut off
 PATIENCE_S = 120.0  # far beyond what anything here takes
 FOUR = ("up", "down", "left", "right")
+NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
 
 
 def answer(action: str, thought: str = "the apple is near.") -> str:
@@ -89,6 +92,30 @@ class ManualClock:
         self.calls = [entry for entry in self.calls if entry[0] > self.time]
         for _, call in due:
             call()
+
+
+def resolver(**agents: Agent | Exception) -> Callable[[str], Agent]:
+    """What finds agents by their names: two that need no model, and those that are given; errors are raised."""
+    known = {"random": RandomAgent(), "optimal": OptimalAgent(), **agents}
+
+    def resolve(spec: str) -> Agent:
+        found = known[spec]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return resolve
+
+
+def text_of(app: App[Any], selector: str) -> str:
+    """What the widget that a selector finds shows."""
+    widget = app.screen.query_one(selector)
+    return " ".join(" ".join(strip.text for strip in widget.render_lines(widget.size.region)).split())
+
+
+def keys_of(app: App[Any]) -> str:
+    """The keys that the last line of the screen names."""
+    return text_of(app, "#keys")
 
 
 def play_screen(app: PlayApp) -> PlayScreen:

@@ -1,0 +1,263 @@
+"""What ends a run early (a stop, a full disk, too little memory, failing games): one clear error, and all is kept."""
+
+import errno
+import os
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from msgrpo.errors import ModelError, RunError
+from msgrpo.games.frozen_lake import FrozenLake
+from msgrpo.train import checkpoint, loop
+from msgrpo.train.checkpoint import Progress
+from msgrpo.train.config import MicroBatching, make_config
+from msgrpo.train.display import Quiet
+from msgrpo.train.memory import enough_memory
+from msgrpo.train.rivals import paper
+from tests.train_helpers import WEIGHTS, Told, run_here, tiny
+
+pytestmark = pytest.mark.usefixtures("near")
+
+
+@pytest.mark.parametrize("base", ["./no/such/folder", "no-such-model", "{vision}"])
+def test_a_base_that_cannot_be_loaded_leaves_nothing_behind(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if base == "{vision}":
+        folder = tmp_path / "vision"
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "vit"}')
+        base = str(folder)
+    with pytest.raises(ModelError):
+        loop.train(tiny(base=base), tmp_path / "run", report=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("lean")
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = paper.policy_loss, []
+
+    def poisoned(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        loss, stats = whole(*args, **kwargs)
+        return (loss * float("nan") if len(calls) > 3 else loss), stats
+
+    monkeypatch.setattr(paper, "policy_loss", poisoned)
+    with pytest.raises(RunError, match="not finite in update"):
+        loop.train(tiny(), tmp_path / "run", report=Quiet())
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state.adapter.values())
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(tmp_path, checkpoint.State(Progress(step=1), {"a": torch.ones(2)}, {}))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match="No space left"):
+        checkpoint.save(tmp_path, checkpoint.State(Progress(step=2), {"a": torch.zeros(2)}, {}))
+    state, damaged = checkpoint.load_latest(tmp_path)
+    assert state is not None
+    assert (state.progress.step, damaged) == (1, [])
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    ["metrics.jsonl", "config.json", "adapter_model.safetensors", "adapter_config.json", "summary.json", "curve.png"],
+)
+def test_a_disk_that_refuses_any_file_of_a_run_is_one_clear_error(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when this file, and no other, is put in its place."""
+    replace_file, asked = os.replace, []
+
+    def full(source: Any, target: Any) -> None:
+        asked.append(Path(target).name)
+        if asked[-1] == refused:
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunError, match=rf"disk is full .*No space left on device.*{refused}") as caught:
+        loop.train(tiny(steps=1), tmp_path / "run", report=Quiet())
+    assert asked[-1] == refused
+    goes_on = "another --out" if refused == "config.json" else f"msgrpo train --resume --out {tmp_path / 'run'}"
+    assert goes_on in str(caught.value.fix)
+
+
+class Heard(Told):
+    """Keeps what goes on as well."""
+
+    def doing(self, text: str) -> None:
+        self.said.append(text)
+
+    def stopping(self) -> None:
+        self.said.append("stopping")
+
+
+@pytest.mark.usefixtures("lean")
+def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> None:
+    told = Heard()
+    loop.train(tiny(steps=1, group_size=8), tmp_path / "run", report=told)
+    assert told.said[0] == "loading nano"
+    said = "\n".join(told.said)
+    assert "evaluation after 0 updates: 6 of 6 episodes played" in said
+    assert re.search(r"update 1 of 1: 16 of 16 episodes played, [\d,]+ tokens/s", said)
+    assert re.search(r"update 1 of 1: learning from \d+ turns, 2 of 2 steps", said)
+
+
+class StoppedAt(Heard):
+    """Asks the run to stop when it says something."""
+
+    def __init__(self, moment: str, number: signal.Signals = signal.SIGINT) -> None:
+        super().__init__()
+        self._moment, self._number = moment, number
+
+    def doing(self, text: str) -> None:
+        super().doing(text)
+        if text.startswith(self._moment) and "stopping" not in self.said:
+            signal.raise_signal(self._number)
+
+
+@pytest.mark.parametrize(
+    ("moment", "kept", "number"),
+    [
+        ("update 1 of 4: 1 of 8 episodes played", None, signal.SIGINT),
+        ("update 2 of 4: 1 of 8 episodes played", 1, signal.SIGTERM),
+        ("update 3 of 4: learning from", 2, signal.SIGINT),
+        ("evaluation after 2 updates: 1 of 6", 2, signal.SIGTERM),
+    ],
+)
+@pytest.mark.usefixtures("lean")
+def test_a_stop_gives_up_what_goes_on_and_keeps_every_finished_update(
+    moment: str, kept: int | None, number: signal.Signals, tmp_path: Path
+) -> None:
+    """At once, not when the update has ended; and all that has ended is saved, though no checkpoint was due."""
+    told = StoppedAt(moment, number)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(tiny(checkpoint_every=4), tmp_path / "run", report=told)
+    assert told.said[next(i for i, text in enumerate(told.said) if text.startswith(moment)) + 1] == "stopping"
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert (None if state is None else state.progress.step) == kept
+
+
+class At(Heard):
+    """Notices when the run says something."""
+
+    def __init__(self, moment: str) -> None:
+        super().__init__()
+        self._moment, self.come = moment, False
+
+    def doing(self, text: str) -> None:
+        super().doing(text)
+        self.come = self.come or text.startswith(self._moment)
+
+
+@pytest.mark.parametrize("moment", ["update 3 of 4: 1 of 8 episodes played", "evaluation after 2 updates"])
+@pytest.mark.usefixtures("lean")
+def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, play = At(moment), FrozenLake._advance
+
+    def advance(game: FrozenLake, actions: Mapping[str, str | None]) -> dict[str, float]:
+        if told.come:
+            raise ConnectionError("the server is gone")
+        return play(game, actions)
+
+    monkeypatch.setattr(FrozenLake, "_advance", advance)
+    with pytest.raises(RunError, match=r"have no result, the last: game_fault: .*the server is gone"):
+        loop.train(tiny(checkpoint_every=4), tmp_path / "run", report=told)
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert state.progress.step == 2
+    assert told.said[-1] == "all 2 updates are kept; --resume goes on"
+
+
+@pytest.mark.usefixtures("lean")
+def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:
+    """Stopped after the first of two optimizer steps and resumed, the run ends as the one that was never stopped."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    loop.train(tiny(steps=2), whole, report=Quiet())
+    told = StoppedAt("update 2 of 2: learning from")
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(tiny(steps=2), stopped, report=_AfterOneStep(told))
+    loop.train(tiny(steps=2), stopped, resume=True, report=Quiet())
+    assert (whole / WEIGHTS).read_bytes() == (stopped / WEIGHTS).read_bytes()
+
+
+class _AfterOneStep(Quiet):
+    """Tells the other only what is said after a step of the optimizer."""
+
+    def __init__(self, other: Quiet) -> None:
+        self.doing = lambda text: other.doing(text) if ", 1 of 2 steps" in text else None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_is_not_there_is_one_clear_error(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(paper, "policy_loss", full)
+    with pytest.raises(RunError, match="not enough memory") as caught:
+        loop.train(tiny(format_penalty=0.5), tmp_path / "run", report=Quiet())
+    advised = re.findall(r"--set '(.*?)'", str(caught.value.fix))
+    assert make_config(settings=advised).micro_batch == MicroBatching(tokens=2048, checkpointing=True)
+
+
+@pytest.mark.parametrize("where", ["play", "load"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory\nmore lines"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_other_commands_lack_is_one_clear_error(
+    error: Exception, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only training said so: `msgrpo eval` of a model that a GPU cannot hold ended in a traceback."""
+
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    if where == "play":
+        monkeypatch.setattr(torch.nn.Embedding, "forward", full)
+    else:
+        monkeypatch.setattr("msgrpo.models.loading.AutoModelForCausalLM.from_pretrained", full)
+    arguments = ["eval", "nano", "--scenario", "frozen-lake", "--episodes", "1", "--out", str(tmp_path / "out")]
+    assert run_here(monkeypatch, *arguments) == 2
+    told = capsys.readouterr().err
+    assert "smaller" in told
+    assert "memory" in told
+    assert "network" not in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError, RecursionError])
+def test_other_runtime_errors_stay_what_they_are(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="shapes cannot"), enough_memory():
+        raise kind("shapes cannot be multiplied")

@@ -1,0 +1,158 @@
+"""Agents that fail, hang, crash, or say what no terminal should get: shown, and the game goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from msgrpo.agent import Completion
+from msgrpo.errors import EndpointError, MissingExtraError
+from msgrpo.tui.app import PlayApp
+from msgrpo.tui.records import Records
+from msgrpo.tui.session import Setup
+from tests.tui_helpers import (
+    ManualClock,
+    answer,
+    play_screen,
+    press,
+    resolver,
+    scripted,
+    settle,
+    text_of,
+    ticks,
+    until,
+)
+
+
+async def test_a_failing_endpoint_is_shown_and_asked_again(app_of, clock: ManualClock) -> None:
+    fault = EndpointError("connection refused at http://127.0.0.1:1/v1", kind="connection", fix="is it running?")
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", fault, answer("up")))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        status = text_of(app, ".status")
+        assert "connection refused" in status
+        assert "is it running?" in status
+        assert "enter: ask again" in status
+        assert not play_screen(app).pace.playing
+        assert play_screen(app).match.last == 0
+        await press(pilot, "enter")
+        assert play_screen(app).match.sessions[0].answers or play_screen(app).match.last == 1
+
+
+async def test_a_crash_is_a_message_and_the_game_goes_on_by_hand(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", ZeroDivisionError("division by zero")))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        assert "the agent crashed: ZeroDivisionError" in text_of(app, ".status")
+        await press(pilot, "t", "up")
+        assert play_screen(app).match.last == 1
+
+
+async def test_a_hanging_agent_is_shown_and_cancelled(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up"), gate=asyncio.Event()))
+    async with app.run_test() as pilot:
+        await until(lambda: clock.calls)
+        clock.tick(0.25)
+        await until(lambda: "thinking" in text_of(app, ".status") and clock.calls)
+        clock.tick(1.0)
+        clock.tick(1.0)
+        await until(lambda: "2 s" in text_of(app, ".status"))
+        assert play_screen(app).asking.going
+        await press(pilot, "escape")
+        assert not play_screen(app).asking.going
+        await press(pilot, "t", "up")
+        assert play_screen(app).match.last == 1
+
+
+async def test_one_failing_seat_does_not_undo_the_other(app_of) -> None:
+    fault = EndpointError("gone", kind="connection")
+    agent = scripted("s", fault, answer("up"))
+    app = app_of(Setup("snake-duel", "human", "s", seed=2), s=agent)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "up")
+        session = play_screen(app).match.sessions[0]
+        assert list(session.answers) == ["snake1"]
+        assert session.last == 0
+        await press(pilot, "enter")
+        assert session.last == 1
+
+
+async def test_rubbish_is_an_invalid_answer_never_a_move(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("frozen-lake-4x4", "s"), s=scripted("s", "\x00[/] [bold]<action>fly</action>"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 2)
+        session = play_screen(app).match.sessions[0]
+        assert session.frame.tallies["player"].invalid == 2
+        assert session.frame.board == session.frames[0].board
+        assert "⊥ no action: illegal" in text_of(app, ".text")
+
+
+async def test_an_agent_that_cannot_be_made_says_how_to_get_it(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "s"), s=MissingExtraError("the agent 's'", "train"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 1)
+        assert "[train]'" in text_of(app, ".status")
+
+
+@pytest.mark.parametrize("way", ["streamed", "whole", "reasoning", "replayed", "failed", "crashed"])
+async def test_no_text_from_outside_drives_the_terminal(app_of, way: str, clock: ManualClock, tmp_path: Path) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\x9b2J\x85evil\u202e" * 3
+    gate = asyncio.Event()
+    if way != "streamed":
+        gate.set()
+    model = {"failed": EndpointError(evil, kind="timeout"), "crashed": ValueError(evil)}.get(way, answer("up", evil))
+    agent = scripted("s", model, gate=gate)
+    if way == "reasoning":
+        plain, complete = agent.model, agent.model.complete
+        plain.complete = lambda *a, **k: _with_reasoning(complete, evil, *a, **k)
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=agent)
+    if way == "replayed":
+        record = tmp_path / "r.jsonl"
+        command = [sys.executable, "-m", "msgrpo.cli", "eval", "random", "--scenario", "snake"]
+        command += ["--episodes", "1", "--out", str(tmp_path / "eval")]
+        subprocess.run(command, check=True, capture_output=True)
+        line = json.loads((tmp_path / "eval" / "random" / "snake.jsonl").read_text())
+        for turn in line["turns"]:
+            turn |= {"answer": evil, "reasoning": evil}
+        record.write_text(json.dumps(line) + "\n")
+        app = PlayApp(resolver(), records=Records.read(record), clock=clock, plays=tmp_path)
+    async with app.run_test(size=(100, 40)) as pilot:
+
+        def drawn() -> str:
+            return "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
+
+        await pilot.press("n")
+        await until(lambda: "evil" in drawn())
+        assert not set(drawn()) & set("\x1b\x07\x9b\x85\u202e")
+        gate.set()
+        await settle(pilot)
+
+
+async def _with_reasoning(complete, text: str, *arguments, **named) -> Completion:
+    return replace(await complete(*arguments, **named), reasoning=text)
+
+
+async def test_asking_again_waits_for_the_person_and_then_works(app_of) -> None:
+    """An agent of a race fails while the person thinks: enter must not lose the failure."""
+    failing = scripted("s", EndpointError("down", kind="server_error"), answer("up"))
+    app = app_of(Setup("snake", "human", "s", seed=3), s=failing)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(lambda: "down" in text_of(app, "#panel-1-snake1 .status"))
+        await pilot.press("enter")
+        await pilot.press("up")
+        await until(lambda: play_screen(app).match.sessions[0].answers)
+        await until(lambda: "enter: ask again" in text_of(app, "#panel-1-snake1 .status"))
+        await pilot.press("enter")
+        await settle(pilot)
+        assert play_screen(app).match.last == 1

@@ -1,0 +1,331 @@
+"""Playing, by real keys: a person alone, in a race, in a duel, taking a seat over; games from outside the package."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from msgrpo.episode import read_episodes
+from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui.session import Session, Setup
+from msgrpo.tui.widgets.bars import ActionBars
+from msgrpo.tui.widgets.board import BoardView
+from msgrpo.tui.widgets.panel import AgentPanel
+from tests.tui_helpers import (
+    NIM,
+    ManualClock,
+    answer,
+    drained,
+    play_screen,
+    press,
+    scripted,
+    settle,
+    text_of,
+    ticks,
+    until,
+)
+
+
+@pytest.mark.parametrize("keys", [("up", "right", "down"), ("k", "l", "j"), ("w", "d", "s")])
+async def test_a_person_plays_with_arrows_hjkl_and_wasd(app_of, keys: tuple[str, ...]) -> None:
+    app = app_of(Setup("frozen-lake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        assert "your move" in text_of(app, ".status")
+        await press(pilot, *keys)
+        turns = play_screen(app).match.sessions[0].episode.turns
+        assert [turn.action for turn in turns] == ["up", "right", "down"]
+
+
+async def test_a_persons_episode_is_a_record_that_replays(app_of, tmp_path: Path) -> None:
+    app = app_of(Setup("frozen-lake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        for _ in range(8):
+            await press(pilot, "left")
+        assert play_screen(app).match.over
+    (episode,) = read_episodes(tmp_path / "plays" / "human.jsonl")
+    assert episode.agents == {"player": "human"}
+    assert episode.outcome == "truncated"
+    assert Session.replay(episode).last == 8
+
+
+async def test_keys_that_come_too_fast_never_scrub(app_of) -> None:
+    app = app_of(Setup("frozen-lake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await pilot.press(*["left"] * 5)
+        await settle(pilot)
+        assert play_screen(app).match.live
+        await press(pilot, "[")
+        assert not play_screen(app).match.live
+        played = play_screen(app).match.last
+        await press(pilot, "left")
+        assert play_screen(app).match.live
+        assert play_screen(app).match.last == played
+
+
+async def test_a_click_on_an_action_plays_it(app_of) -> None:
+    app = app_of(Setup("frozen-lake-4x4", "human"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        bars = app.screen.query_one(ActionBars)
+        column = next(x for x in range(60) if bars.action_at(x, 0) == "down")
+        await pilot.click(ActionBars, offset=(column, 0))
+        await settle(pilot)
+        assert play_screen(app).match.sessions[0].episode.turns[0].action == "down"
+
+
+async def test_a_race_moves_in_step_and_says_who_won(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("frozen-lake", "human", "optimal", seed=3))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        mine, its = play_screen(app).match.sessions
+        assert mine.frame.board == its.frame.board
+        await press(pilot, "left")
+        assert (mine.last, its.last) == (1, 1)
+        for _ in range(7):
+            await press(pilot, "left")
+        assert play_screen(app).match.over
+        assert "optimal wins" in text_of(app, "#verdict")
+        assert its.game.success
+
+
+async def test_after_the_person_is_out_the_agent_plays_on_by_the_clock(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake", "human", "optimal", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        mine, its = play_screen(app).match.sessions
+        while not mine.over:
+            await press(pilot, "up")
+        played = its.last
+        await ticks(pilot, clock, 2)
+        assert its.last > played
+
+
+async def test_a_duel_is_one_board_with_simultaneous_moves(app_of) -> None:
+    app = app_of(Setup("snake-duel", "human", "random", seed=2))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        assert len(app.screen.query(BoardView)) == 1
+        assert len(app.screen.query(AgentPanel)) == 2
+        await press(pilot, "up")
+        turns = play_screen(app).match.sessions[0].episode.turns
+        assert [(t.player, t.step) for t in turns] == [("snake1", 0), ("snake2", 0)]
+        assert turns[0].action == "up"
+
+
+async def test_two_people_share_a_keyboard(app_of) -> None:
+    app = app_of(Setup("snake-duel", "human", "human", seed=2))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "left")
+        session = play_screen(app).match.sessions[0]
+        assert session.last == 0
+        await press(pilot, "w")
+        assert [turn.action for turn in session.episode.turns] == ["left", "up"]
+
+
+async def test_taking_over_and_handing_back(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake-solo", "optimal", seed=1))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 3)
+        await press(pilot, "t")
+        session = play_screen(app).match.sessions[0]
+        assert "your move" in text_of(app, ".status")
+        safe = OptimalAgent()
+        move = (await safe.act(session.view("snake1"))).action
+        await press(pilot, str(move))
+        assert session.last == 4
+        await press(pilot, "t")
+        await ticks(pilot, clock, 2)
+        assert session.last == 6
+        assert session.episode.agents == {"snake1": "optimal+human"}
+
+
+async def test_taking_over_a_past_moment(app_of, clock: ManualClock) -> None:
+    app = app_of(Setup("snake-solo", "optimal", seed=1))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await ticks(pilot, clock, 6)
+        await press(pilot, "space", "[", "[", "[", "t")
+        session = play_screen(app).match.sessions[0]
+        assert (session.last, session.live) == (3, True)
+        assert "your move" in text_of(app, ".status")
+
+
+@pytest.mark.parametrize("hand", ["up", "w"])
+async def test_choices_of_others_are_hidden_until_all_have_chosen(app_of, hand: str) -> None:
+    """In a duel the agent's choice, words and bars were on the screen before the person chose."""
+    gate = asyncio.Event()
+    agent = scripted("s", answer("right", "I shall go right."), gate=gate)
+    app = app_of(Setup("snake-duel", "human", "s", seed=3), s=agent)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(lambda: agent.model.calls)
+        await drained(app)
+        assert "I shall" not in text_of(app, "#panel-0-snake2 .text")  # while it streams
+        gate.set()
+        screen = play_screen(app)
+        await until(lambda: "snake2" in screen.match.sessions[0].answers)
+        await settle(pilot)
+        panel = "#panel-0-snake2"
+        assert "I shall" not in text_of(app, f"{panel} .text")
+        assert "▸" not in text_of(app, f"{panel} ActionBars")
+        assert "%" not in text_of(app, f"{panel} ActionBars")
+        assert "has chosen" in text_of(app, f"{panel} .status")
+        await press(pilot, hand)
+        assert screen.match.last == 1
+        assert "I shall go right" in text_of(app, f"{panel} .text")
+
+
+async def test_two_people_have_names_and_keys_of_their_own_and_choose_in_secret(app_of) -> None:
+    app = app_of(Setup("snake-duel", "human", "human", seed=3))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        first, second = "#panel-0-snake1", "#panel-0-snake2"
+        assert "player 1, your move: arrows or hjkl" in text_of(app, f"{first} .status")
+        assert "player 2, your move: wasd" in text_of(app, f"{second} .status")
+        await press(pilot, "up")
+        assert "▸" not in text_of(app, f"{first} ActionBars")
+        assert "has chosen" in text_of(app, f"{first} .status")
+        assert screen.match.last == 0
+        await press(pilot, "d")
+        assert screen.match.last == 1
+        assert "▸" in text_of(app, f"{first} ActionBars")
+
+
+async def test_arrows_after_the_end_do_not_scrub_away_from_it(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        while not screen.match.over:
+            await press(pilot, "left")
+        end = screen.match.cursor
+        await press(pilot, "left", "left", "right")
+        assert screen.match.cursor == end
+        await press(pilot, "[")
+        assert screen.match.cursor == end - 1
+
+
+async def test_after_escape_the_panel_says_what_can_be_done(app_of) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=scripted("s", answer("up"), gate=gate))
+    async with app.run_test() as pilot:
+        await pilot.press("n")
+        await until(lambda: "thinking" in text_of(app, ".status"))
+        await pilot.press("escape")
+        await settle(pilot)
+        assert "stopped waiting n: ask again t: play by hand" in text_of(app, ".status")
+
+
+async def test_escape_on_your_own_turn_leaves(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await pilot.press("escape")
+        await until(lambda: app.return_code is not None)
+    assert app.return_code == 0
+
+
+async def test_the_way_out_is_named_while_an_agent_keeps_one_waiting(app_of, clock: ManualClock) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=scripted("s", answer("up"), gate=gate))
+    async with app.run_test() as pilot:
+        await pilot.press("n")
+        await until(lambda: "thinking" in text_of(app, ".status"))
+        for _ in range(4):
+            await until(lambda: clock.calls)
+            clock.tick(1.0)
+        await until(lambda: "esc: stop waiting t: play by hand" in text_of(app, ".status"))
+        gate.set()
+        await settle(pilot)
+
+
+async def test_a_person_in_the_past_of_the_game_is_told(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "up", "up", "[")
+        assert "this is step 1 of 2" in text_of(app, ".status")
+
+
+async def test_actions_fit_into_a_narrow_terminal(app_of) -> None:
+    app = app_of(Setup("snake", "human", seed=3))
+    async with app.run_test(size=(50, 24)) as pilot:
+        await settle(pilot)
+        bars = text_of(app, "ActionBars")
+        assert all(action in bars for action in ("up", "down", "left", "right"))
+
+
+async def test_after_taking_over_the_seat_is_asked_though_the_agent_ends_late(app_of) -> None:
+    """An agent that takes its time to be cancelled must neither block the person nor answer for them."""
+
+    asked, never, late = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Stubborn(RandomAgent):
+        async def act(self, view, *, on_text=None):
+            asked.set()
+            try:
+                await never.wait()
+            except asyncio.CancelledError:
+                await late.wait()
+            return await super().act(view)
+
+    app = app_of(Setup("snake", "s", seed=3, step=True), s=Stubborn("s"))
+    async with app.run_test() as pilot:
+        await pilot.press("n")
+        await until(asked.is_set)
+        await pilot.press("t")
+        screen = play_screen(app)
+        await until(screen.asking.people)
+        late.set()
+        await settle(pilot)
+        assert [player for _, player, _ in screen.asking.people()] == ["snake1"]
+        assert screen.match.sessions[0].answers == {}
+        await press(pilot, "up")
+        assert screen.match.last == 1
+
+
+async def test_in_a_race_esc_does_not_leave_while_an_agent_is_waited_for(app_of, clock: ManualClock) -> None:
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "human", "s", seed=3), s=scripted("s", answer("up"), gate=gate))
+    async with app.run_test(size=(120, 40)) as pilot:
+        for _ in range(5):
+            await until(lambda: clock.calls)
+            clock.tick(1.0)
+        await until(lambda: "T: play by hand" in text_of(app, "#panel-1-snake1 .status"))
+        assert "esc" not in text_of(app, "#panel-1-snake1 .status")
+        await pilot.press("escape")
+        await drained(app)
+        assert play_screen(app).match.sessions
+        assert play_screen(app).asking.people()
+        gate.set()
+        await settle(pilot)
+
+
+async def test_a_game_without_a_board_is_played_by_numbers_and_in_turns(app_of, clock: ManualClock) -> None:
+    """Nim: the text stands where the board would, only who is to move is asked, and the winner is named."""
+    app = app_of(Setup(NIM, "human", "optimal", seed=1))
+    async with app.run_test(size=(90, 26)) as pilot:
+        await settle(pilot)
+        session = play_screen(app).match.sessions[0]
+        stones = session.game.stones
+        assert f"Stones: {stones}." in text_of(app, "BoardView")
+        assert "1 one" in text_of(app, "#panel-0-first ActionBars")
+        assert "the other is to move" in text_of(app, "#panel-0-second .status")
+        await press(pilot, "2")
+        await ticks(pilot, clock, 12)
+        assert [turn.player for turn in session.episode.turns[:2]] == ["first", "second"]
+        assert session.episode.turns[0].action == "two"
+        for _ in range(12):
+            if session.over:
+                break
+            await press(pilot, "1")
+            await ticks(pilot, clock, 12)
+        assert session.over
+        assert "won" in text_of(app, "#panel-0-first .status") or "wins" in text_of(app, "#verdict")
