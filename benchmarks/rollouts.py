@@ -21,7 +21,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from machine import facts
 from msgrpo.episode import Episode
 from msgrpo.games import get_scenario
 from msgrpo.run_log import read_rows
+from msgrpo.serve.preflight import free_port
 from msgrpo.train.config import TrainConfig, make_config
 
 SMALL = ["groups=4", "group_size=16", "select=aaw(keep=6)", "evaluation=100", "checkpoint_every=1"]
@@ -73,12 +73,6 @@ class Served:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(folder: Path, work: Path) -> Served:

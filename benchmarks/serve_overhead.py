@@ -17,7 +17,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -37,7 +36,7 @@ from msgrpo.evals.stats import bootstrap_mean
 from msgrpo.games import SCENARIOS
 from msgrpo.prompt import PromptTemplate
 from msgrpo.serve import supervisor
-from msgrpo.serve.preflight import installed_engine, local_weights
+from msgrpo.serve.preflight import free_port, installed_engine, local_weights
 from msgrpo.serve.server import Server, answers
 from msgrpo.serve.terminal import parse_adapter
 from msgrpo.serve.vllm_command import Request, build, child_environment, common_base
@@ -68,12 +67,6 @@ class Start:
     side: str
     ready_s: float
     memory_mib: float
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def memory_mib(session: int) -> float:

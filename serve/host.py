@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgrpo.serve.adapters import write_version
+from msgrpo.serve.preflight import free_port
 from msgrpo.serve.server import Server
 from msgrpo.serve.terminal import prepare
 from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
@@ -50,10 +50,9 @@ class Host:
         self._about = About(node, os.getpid(), None)
         key = os.environ.get(KEY_VARIABLE)
         address = node if key else "127.0.0.1"  # without a key nobody else may reach it
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            port = probe.getsockname()[1]
-        self._request = replace(request, host=address, port=port, key=key, runtime_adapters=self._folder)
+        self._request = replace(
+            request, host=address, port=free_port(address), key=key, runtime_adapters=self._folder
+        )
         self._server: Server | None = None
         threading.Thread(target=self._run, daemon=True).start()
 

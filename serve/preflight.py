@@ -83,6 +83,13 @@ def check_torchvision() -> None:
         raise ServeError(f"vLLM cannot be imported, because torchvision cannot: {reason}", fix=_IMPORT_FIX)
 
 
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port at which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
 def check_port(host: str, port: int) -> None:
     """Raise ServeError when nothing can listen at host:port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO_DIR
 from msgrpo.serve.adapters import base_shapes
+from msgrpo.serve.preflight import free_port
 from msgrpo.serve.vllm_command import Launch
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,13 +56,6 @@ def write_adapter(
     (folder / ADAPTER_CONFIG).write_text(json.dumps(values | config))
     write_safetensors(folder / ADAPTER_WEIGHTS, nano_lora_shapes(rank) if shapes is None else shapes)
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # Behaves as vLLM does at its worst: it ignores SIGTERM, has a child of its own, and leaves shared memory behind.

@@ -32,7 +32,7 @@ from msgrpo.game import AnyText, Game, Outcome, Remote, Scenario, stream
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
 from msgrpo.serve.env_session import GAME_OVER, NO_GAME, TASKS, Catalogue, Move, Seen, Session
-from tests.serve_fakes import free_port
+from msgrpo.serve.preflight import free_port
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = (

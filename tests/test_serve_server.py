@@ -22,10 +22,10 @@ from rich.console import Console
 from msgrpo.errors import ServeError
 from msgrpo.serve import server as server_module
 from msgrpo.serve import supervisor, terminal
-from msgrpo.serve.preflight import check_port, stage, telling_lines
+from msgrpo.serve.preflight import check_port, free_port, stage, telling_lines
 from msgrpo.serve.server import Server, hold_port, models
 from msgrpo.serve.vllm_command import Launch
-from tests.serve_fakes import fake_launch, free_port
+from tests.serve_fakes import fake_launch
 
 ROOT = Path(__file__).parents[1]
 WITHIN_S = 60  # far beyond what stopping takes, and far less than what is left running or drains

@@ -32,7 +32,7 @@ from msgrpo.prompt import Prompt, PromptTemplate
 from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor
 from msgrpo.serve.guard import LOAD, PATHS, UNLOAD
-from tests.serve_fakes import free_port
+from msgrpo.serve.preflight import free_port
 from tests.test_train_vllm import command
 
 pytestmark = [

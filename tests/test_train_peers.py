@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from msgrpo.serve.preflight import free_port
 from msgrpo.train import peers
 from msgrpo.train.peers import Peers
 from tests.test_train_ranks import LAKE, ROOT, TINY
@@ -130,9 +131,7 @@ with open_ranks() as ranks:
 def test_a_silent_rank_of_a_shared_base_is_noticed_too(tmp_path: Path) -> None:
     """Its group is opened later than the run's own, and its connections were not closed: it waited half an hour."""
     (tmp_path / "silent.py").write_text(SILENT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     first, second = [
         subprocess.Popen(

@@ -26,6 +26,7 @@ from msgrpo.install import install_command
 from msgrpo.loopback import is_own
 from msgrpo.prompt import make_template
 from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.serve.preflight import free_port
 from msgrpo.tui import launch
 from msgrpo.tui.agents import LazyAgent, Table
 from msgrpo.tui.export import append_episode
@@ -418,9 +419,7 @@ def test_the_served_page_asks_no_other_machine_for_anything(tmp_path: Path) -> N
 async def test_in_a_browser_the_served_app_draws_and_plays(tmp_path: Path) -> None:
     pytest.importorskip("textual_serve", reason="the web extra is not installed")
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: it comes with the train extra")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [*COMMAND, "frozen-lake", "--agent", "human", "--seed", "3", "--web", "--port", str(port)],
         env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

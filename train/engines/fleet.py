@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from msgrpo.errors import MsgrpoError, RunError, UsageError
 from msgrpo.serve.adapters import write_version
+from msgrpo.serve.preflight import free_port
 from msgrpo.serve.server import Server
 from msgrpo.serve.terminal import prepare
 from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
@@ -99,9 +99,7 @@ class Child(Listed):
         self._server: Server | None = None
         vllm = config.vllm
         assert vllm is not None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         super().__init__([f"http://127.0.0.1:{port}"], out / VERSIONS)
         request = Request(
             base=config.base,
