@@ -1,4 +1,4 @@
-"""`msgrpo eval` and `msgrpo leaderboard`: options → agents and scenarios → records → tables."""
+"""`msgrpo eval` and `msgrpo leaderboard`: options become agents and scenarios, these play, and tables come of it."""
 
 from __future__ import annotations
 

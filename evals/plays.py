@@ -1,4 +1,4 @@
-"""Records → the plays of each agent in each scenario: what counts, and what does not mix."""
+"""Reads records as the plays of each agent in each scenario: what counts, and what does not mix."""
 
 from __future__ import annotations
 

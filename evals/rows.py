@@ -1,4 +1,4 @@
-"""Plays → rows and paired differences, with intervals."""
+"""Makes the rows of a table and the paired differences, with intervals, from what was played."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The LAP (Lθ, G, T, ψ), its parser ψ: text → A ∪ {⊥}, and the protocol of everything that can play.
+"""Who plays: the protocol of everything that can, and the language agent: a model, its sampling, a prompt, a parser.
+
+The paper calls it the language-agent policy (Lθ, G, T, ψ); its parser is ψ: text → A ∪ {⊥}.
 
 An agent answers one turn at a time: `await agent.act(view)`. Whoever plays many episodes runs them concurrently;
 an agent that is faster in batches collects the turns that wait (see `models/local.py`).

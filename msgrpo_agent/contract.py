@@ -1,4 +1,4 @@
-"""The contract of a TSMG as a check that ships with it: run it over a game of your own before it costs GPU hours.
+"""Checks that a game keeps the contract of `game.py`: run it over a game of your own before it costs GPU hours.
 
     msgrpo games check my_game.py:scenario
 

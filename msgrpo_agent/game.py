@@ -1,4 +1,6 @@
-"""The TSMG contract: a stochastic game (S, A, Ω, O, P, R) that a player only sees as text.
+"""What a game has to offer: the contract of a text-mediated stochastic game, which a player only sees as text.
+
+The paper calls it the TSMG (S, A, Ω, O, P, R).
 
 A game is single-use: there is no reset, `Scenario.new` gives a fresh one. It knows no model, no tokenizer
 and no prompt. Positions in every text are (x, y) with (0, 0) at the bottom left, as in FastSnake.

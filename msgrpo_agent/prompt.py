@@ -1,4 +1,4 @@
-"""T: the prompt of one turn, and its token ids.
+"""The prompt of one turn (T of the paper), and its token ids.
 
 `PromptTemplate` builds the text from the current observation, and from earlier turns where it says so; `ChatFormat`
 makes it into token ids by the model's own chat template.

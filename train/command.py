@@ -1,4 +1,4 @@
-"""`msgrpo train`: options → settings and a folder → a run, and what is said of it."""
+"""`msgrpo train`: options become settings and a folder, then a run; and what is said of it."""
 
 from __future__ import annotations
 

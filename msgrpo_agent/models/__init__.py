@@ -1,1 +1,1 @@
-"""Lθ: where the answers of a language agent come from. Nothing here is imported until it is used."""
+"""Where the answers of a language agent come from (Lθ of the paper). Nothing here is imported until it is used."""

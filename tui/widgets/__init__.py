@@ -1,1 +1,1 @@
-"""Widgets."""
+"""What the screens of the app are made of, one part a file."""
