@@ -30,7 +30,7 @@ async def test_a_move_that_nobody_waits_for_is_drawn_with_what_it_was_worth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And an agent that answers at once is never said to be waited for, nor the keys of waiting shown."""
-    monkeypatch.setattr("msgrpo.tui.screens.match.TOGETHER_S", 60.0)
+    monkeypatch.setattr("msgrpo.tui.drawing.TOGETHER_S", 60.0)
     drawn, hints = [], []
     display, show = App._display, KeyLine.show
 
@@ -73,7 +73,7 @@ async def test_a_move_does_not_wait_for_a_slow_judge(tmp_path: Path, monkeypatch
     async with app.run_test(size=(120, 40)) as pilot:
         await until(lambda: clock.calls)
         clock.tick(0.25)
-        await until(lambda: "step 1/" in text_of(app, ".stats") and play_screen(app)._frame is None)  # it is drawn
+        await until(lambda: "step 1/" in text_of(app, ".stats") and not play_screen(app).drawing.going)  # it is drawn
         assert text_of(app, ".worth") == "last: … now: …"
         judges.set()
         await settle(pilot)

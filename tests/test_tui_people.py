@@ -189,7 +189,7 @@ async def test_a_key_that_comes_before_the_game_asks_is_kept_and_a_move_is_one_f
         played = screen.match.last
         drawn.clear()
         app.simulate_key("up")
-        while screen.match.last == played or screen._frame is not None:
+        while screen.match.last == played or screen.drawing.going:
             await asyncio.sleep(0)
         assert not drawn  # nothing of the move is on the screen before all of it can be
         await settle(pilot)

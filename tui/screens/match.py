@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, cast
@@ -21,7 +19,8 @@ from msgrpo.prompt import Prompt
 from msgrpo.tui.agents import HUMAN, HumanAgent, LazyAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import introduced
-from msgrpo.tui.clock import Cancel, after, once_drawn, soon, stands
+from msgrpo.tui.clock import Cancel, after, once_drawn, stands
+from msgrpo.tui.drawing import Drawing
 from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.judging import Judging
@@ -47,9 +46,7 @@ PANEL = 34  # columns of a panel beside a board, where there is room for more
 LOW = (
     6  # rows of a panel below a board: border, numbers, words, how it ended; where there is room, the bars come to it
 )
-TOGETHER_S = 0.03  # that a move waits for what it is worth, where no person waits for the move
 LEAST = 4  # rows of a panel beside another board that would be cut off: its numbers
-ROUNDS = 4  # of the event loop, in which each widget in turn says that it has to be drawn
 ON = "(on)"  # what no action is called where a game goes on by itself
 
 
@@ -96,11 +93,7 @@ class MatchScreen(Screen[None]):
         )
         self.judging = Judging(match, self.post_message)
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
-        self._frame: ExitStack | None = None  # while the next picture is put together
-        self._draws: asyncio.Task[None] | None = None
-        self._opened = 0.0  # when it was begun, by the event loop
-        self._asked = False  # somebody is asked, which no picture says yet
-        self._moved = False  # a move is shown by which no person waits
+        self.drawing = Drawing(self, self.judging, self.asking, self.pace, self.watch_wait)
         self._second: Cancel | None = None
         self._next: Cancel | None = None
         self.counted = False  # in the series
@@ -134,7 +127,7 @@ class MatchScreen(Screen[None]):
         self.go()
 
     def on_unmount(self) -> None:
-        self.draw_now()
+        self.drawing.now()
         self.pace.stop()
         self.asking.drop()
         self.judging.drop()
@@ -167,7 +160,7 @@ class MatchScreen(Screen[None]):
     @while_standing
     def take(self, drawn: bool = False) -> None:
         """Nobody waits for a recording that runs by itself: its pictures are of what is judged, and drawn since."""
-        if self.host.unattended and not (self._frame is None and self.judging.done):
+        if self.host.unattended and not (self.judging.done and not self.drawing.going):
             after(self, SOON_S, lambda: once_drawn(self, self.take))
             return
         if self.host.unattended and not drawn:
@@ -207,7 +200,7 @@ class MatchScreen(Screen[None]):
     @while_standing
     def show_all(self) -> None:
         """Draw everything from the match at its cursor, in one frame."""
-        self.one_frame()
+        self.drawing.begin()
         for i, session in enumerate(self.match.sessions):
             self.lane(i).show(self.worth(i))
             for player in session.players:
@@ -220,44 +213,6 @@ class MatchScreen(Screen[None]):
         self.show_keys()
         self.fit()
         self.picture()
-
-    def one_frame(self) -> None:
-        """Let nothing be drawn until every widget has said what it shows anew, so that all of it comes at once."""
-        if self._draws is not None:
-            self._draws.cancel()
-        if self._frame is None:
-            self._frame = ExitStack()
-            self._opened = asyncio.get_running_loop().time()
-            self._frame.enter_context(self.app.batch_update())
-        self._draws = asyncio.get_running_loop().create_task(self._draw())
-
-    async def _draw(self) -> None:
-        """Once all widgets have said what they show; with what the move was worth, if that is soon known."""
-        await self._widgets()
-        if self._asked:  # who answers at once is not drawn as one that thinks: the move is, by a call of one_frame
-            self._asked = False
-            if self.asking.going:
-                soon(self, self.watch_wait)
-            await self._widgets()
-        if self._moved:
-            self._moved = False
-            left = self._opened + 2 * TOGETHER_S - asyncio.get_running_loop().time()  # of a frame that goes on and on
-            await self.judging.soon(min(TOGETHER_S, 0.5 / self.pace.speed, left))
-            await self._widgets()
-        self.draw_now()
-
-    @staticmethod
-    async def _widgets() -> None:
-        """Let every widget say that it has to be drawn."""
-        for _ in range(ROUNDS):
-            await asyncio.sleep(0)
-
-    def draw_now(self) -> None:
-        if self._frame is not None:
-            self._frame.close()
-            self._frame = None
-            if stands(self):
-                once_drawn(self, self.judging.look)  # which takes the processor from the picture
 
     def banner(self) -> str:
         """The sentence under the boards: who won, how the series stands."""
@@ -418,8 +373,8 @@ class MatchScreen(Screen[None]):
         if not self.match.waiting():
             self.commit()
             return
-        self._asked = True
-        self.one_frame()
+        self.drawing.asked = True
+        self.drawing.begin()
         self.asking.start()
         if self.setup.live and self.pace.playing:
             self.pace.later()
@@ -484,7 +439,7 @@ class MatchScreen(Screen[None]):
 
     def commit(self) -> None:
         over = [session.over for session in self.match.sessions]
-        self._moved = not self.match.human
+        self.drawing.moved = not self.match.human
         if self.match.chosen_by_people() and not self.setup.live:  # a hint is for the move that it was asked for
             self.set_reactive(MatchScreen.hint, False)
         try:
