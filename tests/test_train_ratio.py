@@ -106,6 +106,22 @@ def test_where_nothing_has_changed_yet_all_have_one_gradient(name: str) -> None:
     assert torch.allclose(first, second)
 
 
+@pytest.mark.parametrize("name", ["clip", *NAMES])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_that_no_number_holds_leaves_the_gradient_finite(name: str, advantage: float) -> None:
+    """A turn of 900 tokens that each became likelier by 0.1 nats: e^90 is infinite in float32; then such a token."""
+    whole = ", whole=true" if name == "icepop of turns" else ""
+    chosen = choose("loss", f"{name.partition(' ')[0]}(kl=0{whole})")
+    assert isinstance(chosen, Loss)
+    for turn in ([0.1] * 900, [90.0, 0.0]):
+        x = torch.full((1, len(turn)), -1.0, requires_grad=True)
+        old = x.detach() - torch.tensor([turn])
+        value, stats = chosen(x, old, x.detach(), torch.tensor([advantage]), torch.ones(1, len(turn)))
+        value.backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert all(map(math.isfinite, [value.item(), *x.grad[0].tolist(), *(one.item() for one in stats.values())]))
+
+
 def test_a_token_beyond_the_clip_still_teaches_in_cispo_and_not_in_clip() -> None:
     """w = e, A = 1: the clip's gradient is 0; CISPO's is that of 1.28 log pθ."""
     for name, expected in {"clip": 0.0, "cispo": -(1 + HIGH)}.items():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 Aggregate = Literal["token", "turn"]
 K3_MAX = 100.0  # of one token: pref/pθ up to about 105
-K3_FAR = 20.0  # nats: k3 is far beyond its maximum there, and its exponential still finite, or its gradient were NaN
+FAR = 20.0  # nats: beyond every bound of a ratio, and its exponential is still finite, or the gradient would be NaN
 
 
 def composite_returns(rewards: Sequence[Sequence[float]], shaping: Sequence[Sequence[float]]) -> Tensor:
@@ -110,7 +110,7 @@ def policy_loss(
     """
     mask = mask_NT.to(logprobs_NT.dtype)
     advantages = advantages_N.to(logprobs_NT.dtype).reshape(len(mask), -1)
-    ratio = ((logprobs_NT - old_logprobs_NT) * mask).exp()
+    ratio = ratio_of((logprobs_NT - old_logprobs_NT) * mask)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     kl = k3(ref_logprobs_NT - logprobs_NT, mask)
@@ -129,6 +129,14 @@ def policy_loss(
     return loss, {name: value.detach() for name, value in stats.items()}
 
 
+def ratio_of(log_w: Tensor) -> Tensor:
+    """w = exp(log w), cut off at e^20: an infinite w would make the gradient NaN, also where the clip removes it.
+
+    The ratio of a whole turn (`rivals/ratio.py`) is a product over its tokens, and gets as far in a long answer.
+    """
+    return log_w.clamp(max=FAR).exp()
+
+
 def k3(log_r_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """r − log r − 1 ≥ 0 of every token, r = pref/pθ: Schulman's low-variance estimate of KL(pθ ‖ pref).
 
@@ -136,5 +144,5 @@ def k3(log_r_NT: Tensor, mask_NT: Tensor) -> Tensor:
     that size: it would outweigh all other tokens of the update. So k3 is cut off at `K3_MAX` (veRL does so at 10),
     and a token beyond it pulls no more.
     """
-    log_r = (log_r_NT * mask_NT).clamp(max=K3_FAR)
+    log_r = (log_r_NT * mask_NT).clamp(max=FAR)
     return (log_r.exp() - log_r - 1).clamp(max=K3_MAX)

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from msgrpo.train.msgrpo import k3
+from msgrpo.train.msgrpo import k3, ratio_of
 from msgrpo.train.rivals.contract import Loss
 
 
@@ -67,7 +67,7 @@ class Gspo(_Clipped):
 
     def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
         mean = log_w_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True)
-        return self.clipped(mean.exp().expand_as(log_w_NT), advantages_NT)
+        return self.clipped(ratio_of(mean).expand_as(log_w_NT), advantages_NT)
 
 
 class TurnRatio(_Clipped):
@@ -77,7 +77,7 @@ class TurnRatio(_Clipped):
     by_token = False
 
     def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
-        return self.clipped(log_w_NT.sum(1, keepdim=True).exp().expand_as(log_w_NT), advantages_NT)
+        return self.clipped(ratio_of(log_w_NT.sum(1, keepdim=True)).expand_as(log_w_NT), advantages_NT)
 
 
 class Cispo(_Surrogate):
@@ -87,7 +87,7 @@ class Cispo(_Surrogate):
     high: float = Field(0.28, gt=0, description="ε_up, of the weight; it has no lower bound")
 
     def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
-        ratio = log_w_NT.detach().exp()
+        ratio = ratio_of(log_w_NT.detach())
         weight = ratio.clamp(max=1 + self.high)
         return weight * advantages_NT * logprobs_NT, ratio, ratio > weight
 
@@ -99,7 +99,7 @@ class Dual(_Clipped):
     most: float = Field(3.0, gt=1, description="c: the largest weight of a token whose advantage is negative")
 
     def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
-        usual, ratio, cut = self.clipped(log_w_NT.exp(), advantages_NT)
+        usual, ratio, cut = self.clipped(ratio_of(log_w_NT), advantages_NT)
         least = self.most * advantages_NT
         beyond = (advantages_NT < 0) & (usual < least)
         return torch.where(beyond, least.expand_as(usual), usual), ratio, cut | beyond
@@ -118,7 +118,7 @@ class Icepop(_Surrogate):
 
     def surrogate(self, log_w_NT: Tensor, logprobs_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor) -> Surrogate:
         log_w = log_w_NT.detach()
-        ratio = log_w.exp()
+        ratio = ratio_of(log_w)
         judged = ratio
         if self.whole:
             judged = (log_w.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True)).exp().expand_as(ratio)
