@@ -1,14 +1,19 @@
-"""Other uses of the ratio w = pθ/pθ_old in the loss: of whole turns, clipped and kept, or bounded twice.
+"""Other uses of the ratio w = pθ/p_old in the loss: of whole turns, clipped and kept, or bounded twice.
+
+p_old is the policy that played, as in `msgrpo.policy_loss`; low and high are the ε of a clip, of icepop the bounds of
+w itself; sg(x) is x without its gradient; A is the token's advantage. The loss of a token:
 
     gspo     −min(s A, clip(s, 1−low, 1+high) A),  s = exp mean_t log w_t        (GSPO, arXiv 2507.18071)
     turn     the same with s = exp Σ_t log w_t: an answer is one action          (Turn-PPO, arXiv 2512.17008)
     cispo    −sg(min(w, 1+high)) A log pθ: a clipped token still teaches         (MiniMax-M1, arXiv 2506.13585)
-    dual     max(ℓ, −c A) where A < 0, ℓ the clipped loss: a token whose probability has risen far says no more than
-             c times its advantage                                               (arXiv 1912.09729)
-    icepop   −sg(w · [low ≤ w ≤ high]) A log pθ: tokens of another policy drop out  (arXiv 2510.18855)
+    dual     min(ℓ, −c A) where A < 0, ℓ the clipped loss: a token whose probability has risen far counts no more than
+             c times its advantage                                               (dual-clip PPO, arXiv 1912.09729)
+    icepop   −sg(w · [low ≤ w ≤ high]) A log pθ: tokens of another policy drop out  (IcePop, arXiv 2510.18855)
 
-The penalty β k3 is that of `msgrpo.policy_loss`, token by token. A turn is the whole answer: what GSPO calls a
-sequence.
+To each comes the penalty β k3 of `msgrpo.policy_loss`, token by token. A turn is the whole answer: what GSPO calls a
+sequence. GSPO's mean is over sequences, which is `over=turn` here; with `over=token`, as by default, a turn weighs by
+its length. IcePop's bounds are on the ratio of trainer and engine with the same weights, and a clip stands beside
+them; here one ratio, from the engine's old weights to pθ, has both parts, as in INTELLECT-3 (arXiv 2512.16144).
 """
 
 from __future__ import annotations
