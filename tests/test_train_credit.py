@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -164,6 +166,35 @@ def test_a_currency_changes_nothing(group: Trajectories, name: str, rate: float)
     richer = [[Step(step.state, step.action, rate * step.reward) for step in one] for one in group]
     for one, other in zip(credit(name, group=group), credit(name, group=richer), strict=True):
         assert one == pytest.approx(other)
+
+
+@given(groups, st.sampled_from(CREDITS), st.randoms(use_true_random=False))
+def test_another_order_of_the_episodes_is_another_order_of_their_credits(
+    group: Trajectories, name: str, chance: random.Random
+) -> None:
+    order = chance.sample(range(len(group)), len(group))
+    before, after = credit(name, group), credit(name, [group[j] for j in order])
+    for j, one in zip(order, after, strict=True):
+        assert one == pytest.approx(before[j])
+
+
+@given(groups, st.sampled_from(sorted({*CREDITS} - {"critic"})), st.integers(-5, 5), st.sampled_from([0.0, 0.9, 1.0]))
+def test_a_bonus_for_all_at_the_end_changes_nothing(group: Trajectories, name: str, bonus: int, lam: float) -> None:
+    """Without a discount; a critic would have to learn of the bonus first."""
+    paid = [[*one[:-1], replace(one[-1], reward=one[-1].reward + bonus)] for one in group]
+    for one, other in zip(credit(name, group, lam=lam), credit(name, paid, lam=lam), strict=True):
+        assert one == pytest.approx(other)
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), min_size=2, max_size=8))
+def test_of_one_turn_from_one_state_all_that_look_at_no_action_say_the_same(rewards: list[float]) -> None:
+    """A game of one turn is GRPO; `state` counts the one comparison twice."""
+    group = [[Step("s", "up", reward)] for reward in rewards]
+    alike = [value for (value,) in credit("episode", group)]
+    for name in ("to-go", "lambda"):
+        assert [value for (value,) in credit(name, group)] == pytest.approx(alike)
+    assert [value for (value,) in credit("state", group)] == pytest.approx([2 * value for value in alike])
+    assert not any(value for (value,) in credit("state-action", group))  # all went up
 
 
 @given(groups)

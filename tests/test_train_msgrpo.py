@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import random
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msgrpo.train.msgrpo import K3_MAX, aaw_sample, composite_returns, group_advantages, policy_loss
+from msgrpo.train.msgrpo import K3_MAX, aaw_sample, composite_returns, group_advantages, k3, policy_loss
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.1}
 
@@ -43,6 +44,28 @@ def test_advantages_are_normalised_or_zero(values: list[float]) -> None:
         assert (advantages[returns.argsort()].diff() >= 0).all()
     else:
         assert returns.max() - returns.min() <= 1e-9 * max(1.0, returns.abs().max().item())
+
+
+whole_returns = st.lists(st.integers(-9, 9), min_size=1, max_size=12).map(
+    lambda values: torch.tensor(values).double()
+)
+
+
+@given(whole_returns, st.integers(-100, 100), st.sampled_from([0.5, 2.0, 3.0]), st.randoms(use_true_random=False))
+def test_only_differences_in_units_of_their_spread_count(
+    returns: torch.Tensor, bonus: int, rate: float, chance: random.Random
+) -> None:
+    """A bonus for all, another currency and another order change nothing; the opposite game turns all around."""
+    advantages = group_advantages(returns)
+    order = torch.tensor(chance.sample(range(len(returns)), len(returns)))
+    assert torch.allclose(group_advantages(returns + bonus), advantages)
+    assert torch.allclose(group_advantages(rate * returns), advantages)
+    assert torch.allclose(group_advantages(returns[order]), advantages[order])
+    assert torch.allclose(group_advantages(-returns), -advantages)
+
+
+def test_an_episode_alone_has_no_advantage() -> None:
+    assert group_advantages(torch.tensor([7.0])).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -3.7, 1e6])
@@ -228,6 +251,44 @@ def test_on_policy_gradient_is_minus_the_advantage() -> None:
     loss.backward()
     assert lp.grad is not None
     assert lp.grad.flatten().tolist() == pytest.approx([-0.25, -0.25, 0.75, 0.75])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_over_all_groups_the_gradient_is_that_of_the_expected_return(size: int) -> None:
+    """A game of one turn with three answers: the mean over all groups of G, by their probabilities.
+
+    With C_j − mean C for an advantage the descent is (G − 1)/G ∇ E[C]: the mean holds a G-th of the episode's own
+    return. (What is divided by the group's spread is not the gradient of any return.)
+    """
+    worth = torch.tensor([0.0, 1.0, 0.3], dtype=torch.float64)
+    logits = torch.tensor([0.2, -0.7, 0.4], dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros(3, dtype=torch.float64)
+    for answers in itertools.product(range(3), repeat=size):
+        logprobs_NT = logits.log_softmax(0)[list(answers), None]
+        returns_G = composite_returns([[float(worth[answer])] for answer in answers], [[0.0]] * size)
+        played = logprobs_NT.detach()
+        loss, _ = policy_loss(
+            logprobs_NT, played, played, returns_G - returns_G.mean(), torch.ones(size, 1),
+            clip_low=0.2, clip_high=0.28, kl_coef=0.0, aggregate="token",
+        )  # fmt: skip
+        expected += played.sum().exp() * torch.autograd.grad(loss, logits)[0]
+    (uphill,) = torch.autograd.grad(logits.softmax(0) @ worth, logits)
+    assert torch.allclose(-expected, (size - 1) / size * uphill)
+
+
+def test_k3_has_the_value_of_one_divergence_and_the_gradient_of_the_other() -> None:
+    """Summed over all tokens by their probabilities: KL(pθ ‖ pref), and the gradient of KL(pref ‖ pθ)."""
+    logits = torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    log_ref = torch.tensor([1.0, 0.3, -0.5, 0.2], dtype=torch.float64).log_softmax(0)
+    log_p = logits.log_softmax(0)
+    mean = log_p.detach().exp() @ k3(log_ref - log_p, torch.ones(4))
+    assert mean.item() == pytest.approx((log_p.exp() @ (log_p - log_ref)).item())
+    of_mean, of_reverse, of_forward = (
+        torch.autograd.grad(value, logits, retain_graph=True)[0]
+        for value in (mean, log_p.exp() @ (log_p - log_ref), log_ref.exp() @ (log_ref - log_p))
+    )
+    assert torch.allclose(of_mean, of_forward)
+    assert not torch.allclose(of_mean, of_reverse, rtol=0.1)
 
 
 # ── found by mutation ──

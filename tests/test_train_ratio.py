@@ -77,6 +77,37 @@ def test_each_equals_a_slow_loop(name: str, over: str, seed: int) -> None:
     assert set(stats) == {"kl", "clip_share", "ratio"}
 
 
+def pull(name: str, logs: list[float], t: int, a: float) -> float:
+    """How strongly a token's log-probability is raised, by hand: A times its weight, or nothing beyond a bound."""
+    of_turn = {"gspo": sum(logs) / len(logs), "turn": sum(logs)}.get(name, logs[t])
+    w, (low, high) = math.exp(of_turn), NARROW if name == "gspo" else (LOW, HIGH)
+    if name == "cispo":
+        return min(w, 1 + HIGH) * a
+    if name.startswith("icepop"):
+        judged = math.exp(sum(logs) / len(logs)) if name == "icepop of turns" else w
+        return w * a if LEAST <= judged <= LARGEST else 0.0
+    if (a > 0 and w > 1 + high) or (a < 0 and w < 1 - low) or (name == "dual" and a < 0 and w > MOST):
+        return 0.0
+    return w * a * (len(logs) if name == "turn" else 1)  # each of a turn's tokens moves all of its terms
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(5))
+def test_each_pulls_at_a_token_as_worked_out_by_hand(name: str, seed: int) -> None:
+    """Away from w = 1, where what is held without its gradient matters."""
+    lp, old, _, advantages, mask = random_inputs(seed)
+    x = lp.clone().requires_grad_()
+    loss = loss_of(name, "token").model_copy(update={"kl": 0.0})
+    loss(x, old, x.detach(), advantages, mask)[0].backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    for n, of_turn in enumerate(x.grad):
+        there = [t for t in range(len(of_turn)) if mask[n, t]]
+        logs = [float(lp[n, t] - old[n, t]) for t in there]
+        by_hand = [-pull(name, logs, i, float(advantages[n])) / int(mask.sum()) for i in range(len(there))]
+        assert of_turn[mask[n].bool()].tolist() == pytest.approx(by_hand)
+        assert not of_turn[~mask[n].bool()].any()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_slow_loops_inputs_lie_within_the_bounds_and_beyond(name: str) -> None:
     shares = []
