@@ -5,11 +5,15 @@ One training step, for one group of G episodes that share their start:
     C_j = Σ_t (r_jt + Φ_jt)                                composite_returns
     A_j = (C_j − mean C) / std C, or 0 if all are equal     group_advantages
     keep G′ of G without replacement, p_j ∝ exp |A_j|       aaw_sample
-    −min(w A, clip(w, 1−ε_low, 1+ε_up) A) + β KL            policy_loss, for every token of every kept step
+    −min(w A, clip(w, 1−ε_low, 1+ε_up) A) + β k3            policy_loss, for every token of every kept step
+
+r_jt is the reward of step t of episode j, Φ_jt a shaping term (the format penalty); w = pθ/p_old the ratio of the
+token's probabilities now and when it was played; k3 a penalty on the distance from the reference model, β its weight.
 
 What differs from textbook GRPO: the group is one of *episodes*, not of answers; the return of the whole episode
 credits every token of every step alike; and the update sees only a part of the group, chosen for the size of
-its advantage. Shapes are in the names: G episodes of a group, N turns, T tokens of an answer.
+its advantage. docs/algorithm.md goes through one update in words. Shapes are in the names: G episodes of a group,
+N turns (one prompt and its answer each), T tokens of an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import torch
 from torch import Tensor
 
 Aggregate = Literal["token", "turn"]
-K3_MAX = 100.0  # of one token: pref/pθ up to about 105
+K3_MAX = 100.0  # of one token: p_ref/pθ up to about 105
 FAR = 20.0  # nats: beyond every bound of a ratio, and its exponential is still finite, or the gradient would be NaN
 
 
@@ -89,16 +93,17 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped token loss with a penalty on the divergence from the reference.
 
-        w    = exp(log pθ − log pθ_old)                     pθ_old: the engine that sampled the tokens
+        w    = exp(log pθ − log p_old)                      p_old: the engine that sampled the tokens
         ℓ    = −min(w A, clip(w, 1 − clip_low, 1 + clip_high) A) + kl_coef · k3
-        k3   = pref/pθ − log(pref/pθ) − 1 ≥ 0               see `k3`
+        k3   = p_ref/pθ − log(p_ref/pθ) − 1 ≥ 0             see `k3`
 
     Args:
         logprobs_NT: log pθ of the sampled tokens; the only input through which the gradient flows.
         old_logprobs_NT: of the same tokens, as the rollout engine reported them.
         ref_logprobs_NT: of the same tokens, the model with its adapter switched off.
         advantages_N: one for each turn: its episode's; (N, T) where tokens differ (`rivals/actfocus.py`).
-        mask_NT: 1 where a token was generated, 0 on padding.
+        mask_NT: 1 where a token was generated, 0 on padding. Every turn has a token, and its numbers are finite:
+            the engines see to it.
         clip_low, clip_high: ε_low and ε_up: w is clipped to [1 − ε_low, 1 + ε_up]. No unit.
         kl_coef: β.
         aggregate: `token`, the mean over all tokens (long answers weigh more), or `turn`, the mean over turns
@@ -138,7 +143,10 @@ def ratio_of(log_w: Tensor) -> Tensor:
 
 
 def k3(log_r_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """r − log r − 1 ≥ 0 of every token, r = pref/pθ: Schulman's low-variance estimate of KL(pθ ‖ pref).
+    """r − log r − 1 ≥ 0 of every token, r = p_ref/pθ: Schulman's low-variance estimate of KL(pθ ‖ p_ref).
+
+    Its mean over tokens of pθ is that divergence. Its gradient, since nothing flows through the choice of the tokens,
+    is (1 − r) ∇ log pθ, whose mean is the gradient of KL(p_ref ‖ pθ): GRPO's penalty (arXiv 2402.03300) is the same.
 
     A token that the policy has all but given up is sampled once in a hundred thousand times, and its r is then of
     that size: it would outweigh all other tokens of the update. So k3 is cut off at `K3_MAX` (veRL does so at 10),

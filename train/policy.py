@@ -84,7 +84,7 @@ class Policy:
         return answer_logprobs(trunk, head, prefix, pairs, self.pad_id, self.temperature, merge=not self.is_sharded)
 
     def reference_logprobs(self, prefix: list[int], pairs: Pairs) -> Tensor:
-        """log pref (N, T): the same model with the adapter switched off."""
+        """log p_ref (N, T): the same model with the adapter switched off."""
         with torch.no_grad(), self.model.disable_adapter():
             return self.logprobs(prefix, pairs)[0]
 

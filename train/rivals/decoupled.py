@@ -1,9 +1,9 @@
 """loss=decoupled(cap=2): the clip counts from where the update begins; importance weights make up for old rollouts.
 
-    −min(v, cap) · min(w A, clip(w, 1 − low, 1 + high) A) + β k3,    w = pθ / p_now,    v = p_now / p_rollouts
+    −min(v, cap) · min(w A, clip(w, 1 − low, 1 + high) A) + β k3,    w = pθ / p_now,    v = p_now / p_old
 
-p_now is the policy as the update begins, by one more forward pass over the update's turns; p_rollouts is the version,
-and the program, that sampled them. `loss=clip` counts from the rollouts: where those are several versions old, tokens
+p_now is the policy as the update begins, by one more forward pass over the update's turns; p_old is the version, and
+the program, that sampled them. `loss=clip` counts from the rollouts: where those are several versions old, tokens
 are cut off before the update has taken a step. Of fresh rollouts from the trainer's own process v = 1, and it is the
 clip.
 
