@@ -1,6 +1,8 @@
 """Who plays: the protocol of everything that can, and the language agent: a model, its sampling, a prompt, a parser.
 
-The paper calls it the language-agent policy (Lθ, G, T, ψ); its parser is ψ: text → A ∪ {⊥}.
+The paper calls it the language-agent policy (Lθ, G, T, ψ): Lθ is a language model, G its generation settings, T a
+prompt template, and ψ: text → A ∪ {⊥} a parser, which finds one of the game's actions A in an answer, or says that
+there is none (⊥, in code `None`).
 
 An agent answers one turn at a time: `await agent.act(view)`. Whoever plays many episodes runs them concurrently;
 an agent that is faster in batches collects the turns that wait (see `models/local.py`).

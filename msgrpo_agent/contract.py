@@ -2,8 +2,8 @@
 
     msgrpo games check my_game.py:scenario
 
-`RULES` are its parts, each with the change that mends a breach. `examine` plays random games, with ⊥ among the moves,
-and reports on all of them; `check_game` raises GameError at the first breach.
+`RULES` are its parts, each with the change that mends a breach. `examine` plays random games, with ⊥ (no legal
+action) among the moves, and reports on all of them; `check_game` raises GameError at the first breach.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a game has to offer: the contract of a text-mediated stochastic game, which a player only sees as text.
 
-The paper calls it the TSMG (S, A, Ω, O, P, R).
+The paper calls it the TSMG (S, A, Ω, O, P, R). S are the states, A the actions, Ω the texts; O: S → Ω is what a
+player sees of a state (`observe`), P how likely each next state is and R the rewards (both `_advance`).
 
 A game is single-use: there is no reset, `Scenario.new` gives a fresh one. It knows no model, no tokenizer
 and no prompt. Positions in every text are (x, y) with (0, 0) at the bottom left, as in FastSnake.

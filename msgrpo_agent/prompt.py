@@ -1,4 +1,4 @@
-"""The prompt of one turn (T of the paper), and its token ids.
+"""The prompt of one turn, from the policy's prompt template (T of the paper, `agent.py`), and its token ids.
 
 `PromptTemplate` builds the text from the current observation, and from earlier turns where it says so; `ChatFormat`
 makes it into token ids by the model's own chat template.

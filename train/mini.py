@@ -110,7 +110,7 @@ def loss_of(model: Any, pad: int, part: Sequence[Taught], settings: Settings) ->
     with torch.no_grad(), model.disable_adapter():
         reference_NT, _ = answer_logprobs(trunk, head, prompts[0][:shared], pairs, pad)
     logprobs_NT, mask_NT = answer_logprobs(trunk, head, prompts[0][:shared], pairs, pad)
-    old_NT = torch.zeros_like(reference_NT)
+    old_NT = torch.zeros_like(reference_NT)  # answers end together, so the padding is on the left
     for row, (completion, _) in enumerate(part):
         old_NT[row, -len(completion.logprobs) :] = torch.tensor(completion.logprobs)
     loss, _ = policy_loss(
@@ -144,6 +144,7 @@ def learn(settings: Settings) -> Any:
         groups = asyncio.run(play(agent, settings, step, list(islice(starts, settings.groups))))
         model.unmerge_adapter()
 
+        # the rate rises at first, and from the middle of the run falls to a twentieth
         rate = min(1.0, (step + 1) / settings.warm_up, max(0.05, 2 * (1 - step / settings.steps)))
         optimizer.param_groups[0]["lr"] = settings.learning_rate * rate
         generator = torch.Generator().manual_seed(derive_seed("update", settings.seed, step))

@@ -64,7 +64,10 @@ def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
 
 
 def generalized_advantages(trajectories: Trajectories, values: Advantages, gamma: float, lam: float) -> Advantages:
-    """A_jt = Σ_k (γλ)^k δ_j,t+k with δ_jt = r_jt + γ V(s_j,t+1) − V(s_jt); V is 0 after the last turn (GAE)."""
+    """A_jt = Σ_k (γλ)^k δ_j,t+k with δ_jt = r_jt + γ V(s_j,t+1) − V(s_jt); V is 0 after the last turn.
+
+    Generalized advantage estimation (GAE, arXiv 1506.02438).
+    """
     advantages = []
     for steps, of_episode in zip(trajectories, values, strict=True):
         advantage, following, reversed_advantages = 0.0, 0.0, []

@@ -1,4 +1,8 @@
-"""credit=lambda: GAE on a table of states, Σ_k (γλ)^k δ_t+k / rms over all turns (GAGPO, arXiv 2605.13217)."""
+"""credit=lambda: Σ_k (γλ)^k δ_t+k / rms, with δ_t = r_t + γ V(s_t+1) − V(s_t) and a table for V.
+
+This is generalized advantage estimation (GAE, arXiv 1506.02438); rms is the root of the mean square over all turns of
+the group. Source: GAGPO (arXiv 2605.13217).
+"""
 
 from __future__ import annotations
 

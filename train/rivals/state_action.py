@@ -1,4 +1,7 @@
-"""credit=state-action: (Q(s, a) − V(s)) / rms over all turns (RTMC, arXiv 2604.11037; BiPACE, arXiv 2606.25556)."""
+"""credit=state-action: (Q(s, a) − V(s)) / rms, the root of the mean square over all turns of the group.
+
+Sources: RTMC (arXiv 2604.11037), BiPACE (arXiv 2606.25556).
+"""
 
 from __future__ import annotations
 
