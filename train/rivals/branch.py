@@ -2,8 +2,9 @@
 
 VinePPO (arXiv 2410.01679) and Tree-GRPO (arXiv 2509.21240): episodes that part in the middle are compared from there
 on, so what happened before is no noise to them. After the G episodes of a start, one state is chosen, the one with
+the largest
 
-    max_s Σ_{(j,t) in s} (Q(s, a_jt) − V(s))²        Q and V: means of returns to go within the group
+    Σ_{(j,t) in s} (Q(s, a_jt) − V(s))²              Q and V: means of returns to go within the group
 
 over states after the first turn in which different actions were tried. `episodes` go on from there; they are a group
 of their own, credited like any other. They cost answers: equal budget means equal answers generated, and

@@ -1,9 +1,10 @@
 """credit=critic: GAE with a linear value head on the trunk's last hidden state of each prompt (PPO, arXiv 1707.06347;
 GAE, arXiv 1506.02438).
 
-V(s) = w · h(s), where w minimises Σ (R_jt − w · h(s_jt))² + λ |w|² over the turns of the update's *other* starts. The
-minimum is computed exactly, so there is no second learning rate; and no turn's own luck is in its value, which would
-bias the advantage towards 0.
+V(s) = v · h(s), where h(s) is that hidden state (the trunk is the model without its output layer) and v minimises Σ
+(R_jt − v · h(s_jt))² + ρ |v|² over the turns of the update's *other* starts. PPO learns such a head by gradient; here
+the minimum is computed exactly, so there is no second learning rate. And no turn's own luck is in its value, which
+would bias the advantage towards 0.
 
 With memory=m the turns of earlier updates count too, those of k updates ago with the weight (1 − 1/m)^k, about m
 updates in all: recursive least squares with a forgetting factor. Their hidden states are those of the policy that
@@ -25,7 +26,7 @@ from msgrpo.train.rivals.contract import Credit, Learner, Trained
 from msgrpo.train.rivals.discounted import generalized_advantages, returns_to_go, scaled
 
 ROWS, TOKENS = 64, 16_384  # prompts of one forward pass, and their own tokens, filled up to the longest
-RIDGE = 1e-2  # λ of the fit, as a share of Σ h² over all turns, the mean over the features
+RIDGE = 1e-2  # ρ of the fit, as a share of Σ h² over all turns, the mean over the features
 
 Prompt = tuple[int, ...]
 

@@ -4,9 +4,9 @@ The advantage of token y_i of an answer to prompt s gets beside it
 
     w (log q(y_i | s, y_<i) − log p(y_i | s, y_<i))
 
-with q the teacher and p the policy that played: the gradient of −KL(p ‖ q), estimated from what was sampled, each
-token by itself (on-policy distillation: MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649). The teacher reads the
-policy's tokens, so both must have one vocabulary.
+with w the teacher's `weight`, q the teacher and p the policy that played: the gradient of −KL(p ‖ q), estimated from
+what was sampled, each token by itself (on-policy distillation: MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649). The
+teacher reads the policy's tokens, so both must have one vocabulary.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     T ← T · exp(RATE · clip((H* − H) / H*, −1, 1))        within a factor of two of the config's temperature
 
-H is the entropy of the tokens that were sampled, in nats a token, estimated as −mean log p of those tokens: a policy
-that has become too sure explores again. Rollouts and ratios use T; evaluations keep the config's temperature.
+H* is `target`, H the entropy of the tokens that were sampled, in nats a token, estimated as −mean log p of those
+tokens: a policy that has become too sure explores again. Rollouts and ratios use T; evaluations keep the config's
+temperature.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     A_jt = w_return · credit_jt + Σ_o w_o · (o_j − mean o) / std o
 
-The return keeps its credit by turns; the others are of whole episodes. A sum of rewards would let the objective with
-the largest numbers win; here each has the same spread, and its weight decides.
+o_j is what objective o says of episode j. The return keeps its credit by turns; the others are of whole episodes. A
+sum of rewards would let the objective with the largest numbers win; here each has the same spread, and its weight
+decides.
 
     fixed      w_return = 1, the others as set
     variance   w_o = c_o · var(o) / Σ c var, with c_return = 1 and the others as set: an objective about which the

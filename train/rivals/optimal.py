@@ -1,8 +1,9 @@
 """teacher="optimal(weight=0.3)": the reference player says what it would have done in each state that was met.
 
-With q(a|s) the reference player's moves, its best ones with equal chances, and p(a|s, x) the probability of the
-answer that names action a after the policy's own words x (with soft=τ, q(a|s) ∝ exp(Q(s,a) / τ) by the scenario's
-judge instead: moves that are worth nearly the same are taught nearly alike; chances below 0.05 are left out):
+With w the teacher's `weight`, q(a|s) the reference player's moves, its best ones with equal chances, and p(a|s, x)
+the probability of the answer that names action a after the policy's own words x (with soft=τ, q(a|s) ∝ exp(Q(s,a) /
+τ) by the scenario's judge instead: moves that are worth nearly the same are taught nearly alike; chances below 0.05
+are left out):
 
     cross-entropy   adds  w Σ_a q(a|s) log p(a|s, x)  to what is maximised. A best action that the policy did not
                     choose gets a row of its own: the policy's words, then that action.
@@ -15,7 +16,8 @@ w (log q(a|s) − log p(a|s, x) − b), b the mean over the update's turns. That
 the words, −E_x KL(p(·|s, x) ‖ q(·|s)). An answer without a tag teaches nothing; one whose tag names no legal action
 is taught by cross-entropy alone. A turn in which reference player, judge or game fails keeps what the returns say.
 
-The rows that the teacher adds count in the mean of the loss, so the returns weigh less beside them.
+The rows that the teacher adds count in the mean of the loss, so the returns weigh less beside them. Nobody sampled
+them, so their ratio is 1 and no clip ends them; the policy's own rows are clipped as always.
 Sources: on-policy distillation as in GKD (arXiv 2306.13649); states from the learner and actions from the expert as
 in DAgger (arXiv 1011.0686).
 """

@@ -1,9 +1,10 @@
 """explore=refill(rounds=2): a start whose episodes all went alike is replaced by a fresh one.
 
 DAPO's dynamic sampling (arXiv 2503.14476): a group with equal returns has no advantage and teaches nothing, so as
-many new starts are played as were flat, and again for those that are flat among them, `rounds` times at most. An
-update then has about as many groups that teach whatever the policy's success is. What is played for it costs answers:
-equal budget means equal answers, and `rollout/turns` counts them.
+many new starts are played as were flat, and again for those that are flat among them, `rounds` times at most. (A
+credit that compares turns, such as `to-go`, may still learn from the flat ones: they stay in the update.) An update
+then has about as many groups that teach whatever the policy's success is. What is played for it costs answers: equal
+budget means equal answers, and `rollout/turns` counts them.
 """
 
 from __future__ import annotations
