@@ -52,7 +52,8 @@ def group_advantages(returns_G: Tensor) -> Tensor:
 
     The standard deviation is that of the population (divided by G, not G − 1): the group is not a sample from
     which another spread is estimated, it is what is being normalised, and then mean A² = 1 for every G. No
-    epsilon is added to it: only groups with equal returns would need one, and these are handled exactly.
+    epsilon is added to it: only groups with equal returns would need one, and these are handled exactly. Returns that
+    differ by rounding alone are equal: by a billionth of the largest, or of 1 where all are smaller.
     (The paper's abstract names neither; TRL divides by G − 1 and adds 1e-4, veRL likewise with 1e-6.)
     """
     centred = returns_G - returns_G.mean()

@@ -8,7 +8,7 @@ are cut off before the update has taken a step. Of fresh rollouts from the train
 clip.
 
 Sources: the decoupled objective (arXiv 2110.00641), in asynchronous training of language models AReaL (2505.24298);
-the cap of 2 is TRL's for rollouts by vLLM.
+the cap of 2 was TRL's first default for rollouts by vLLM (later 3).
 """
 
 from __future__ import annotations

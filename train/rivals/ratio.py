@@ -13,7 +13,8 @@ w itself; sg(x) is x without its gradient; A is the token's advantage. The loss 
 To each comes the penalty β k3 of `msgrpo.policy_loss`, token by token. A turn is the whole answer: what GSPO calls a
 sequence. GSPO's mean is over sequences, which is `over=turn` here; with `over=token`, as by default, a turn weighs by
 its length. IcePop's bounds are on the ratio of trainer and engine with the same weights, and a clip stands beside
-them; here one ratio, from the engine's old weights to pθ, has both parts, as in INTELLECT-3 (arXiv 2512.16144).
+them; here one ratio, from the engine's old weights to pθ, has both parts, as in INTELLECT-3 (arXiv 2512.16144),
+and the default bounds are ours (there 0.5 and 5).
 """
 
 from __future__ import annotations
