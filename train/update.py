@@ -1,4 +1,8 @@
-"""One update: which turns it sees and how they are packed, a pass over them, and the learning rate of the run."""
+"""One update: which turns it sees and how they are packed, a pass over them, and the learning rate of the run.
+
+The turns are split into *minibatches*, one step of the optimizer each. A minibatch goes through the model in
+*micro-batches* of as many turns as memory holds, whose gradients add up to that of its loss.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +99,9 @@ def _accumulate(
 ) -> tuple[dict[str, float], float]:
     """Backward through this rank's share of the minibatch `part`, in micro-batches.
 
-    The weights are those in the whole minibatch: the sum over micro-batches and ranks is its loss. Returns the sums,
-    and the largest difference from the engine's log-probabilities.
+    A micro-batch's loss is a mean, and counts by its share of the minibatch's tokens (or turns, with `over=turn`): so
+    the sum over micro-batches and ranks is the minibatch's loss. Returns the sums, and the largest difference from
+    the engine's log-probabilities.
     """
     tokens = sum(len(sample.answer_ids) for sample in part)
     sampled = sum(len(sample.answer_ids) for sample in part if sample.was_sampled)
