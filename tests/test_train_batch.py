@@ -100,6 +100,34 @@ def test_select_takes_every_turn_of_every_kept_episode_with_its_advantage() -> N
     assert samples[2].old_logprobs == pytest.approx((-1.0, -0.1))
 
 
+def an_episode(number: int, *turns: Turn, error: str | None = None) -> Episode:
+    return Episode(
+        scenario="frozen-lake", start_seed=0, chance_seed=number, sampling_seed=0, agents={"player": "p"},
+        settings={}, turns=list(turns), error=error,
+    )  # fmt: skip
+
+
+def test_a_group_compares_the_episodes_that_have_a_result_and_a_turn() -> None:
+    """Lost ones, whatever they were paid, shift no mean and no number: the j-th of each list is the same episode."""
+    paid = turn(0, 5, reward=1.0).model_copy(update={"late": 0.5, "shaping": -0.1})
+    lost = an_episode(1, turn(0, 6, reward=9.0), error="game_fault")
+    episodes = [an_episode(0, paid), lost, an_episode(2), an_episode(3, turn(0, 7), turn(1, 8, reward=0.4))]
+    made = Group.of(lambda episode: START if episode.chance_seed == 3 else START.copy(), episodes, "player", 4)
+    assert made is not None
+    assert made.returns_G.tolist() == pytest.approx([1.4, 0.4])
+    assert made.advantages_G.tolist() == pytest.approx([1, -1])
+    assert [episode.chance_seed for episode in made.episodes] == [0, 3]
+    assert [[one.completion.token_ids for one in turns if one.completion] for turns in made.turns] == [
+        [(5,)],
+        [(7,), (8,)],
+    ]
+    assert made.origin(1) is START
+    assert made.origin(0) is not START
+    assert made.place == 4
+    for too_few in ([], episodes[:1], episodes[:3]):
+        assert Group.of(lambda episode: START, too_few, "player", 0) is None
+
+
 SAMPLES = st.lists(
     st.tuples(st.lists(st.integers(5, 9), max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=5)),
     min_size=1,
