@@ -18,7 +18,7 @@ from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.contract import Credit
 from msgrpo.train.rivals.critic import Critic
-from msgrpo.train.rivals.discounted import Discounted, returns_to_go
+from msgrpo.train.rivals.discounted import Discounted, generalized_advantages, returns_to_go
 from msgrpo.train.update import scaled_by_update
 from tests.train_helpers import learner
 
@@ -166,6 +166,23 @@ def test_a_currency_changes_nothing(group: Trajectories, name: str, rate: float)
     richer = [[Step(step.state, step.action, rate * step.reward) for step in one] for one in group]
     for one, other in zip(credit(name, group=group), credit(name, group=richer), strict=True):
         assert one == pytest.approx(other)
+
+
+@given(groups, st.sampled_from([0.5, 0.9, 1.0]), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, 99))
+def test_generalized_advantages_are_their_sum(group: Trajectories, gamma: float, lam: float, seed: int) -> None:
+    """Σ_k (γλ)^k δ_t+k, term by term, with values drawn at random; at λ = 1 it is R − V."""
+    draw = random.Random(seed)
+    values = [[draw.uniform(-1, 1) for _ in one] for one in group]
+    found = generalized_advantages(group, values, gamma, lam)
+    for one, of_episode, advantages, togo in zip(group, values, found, returns_to_go(group, gamma), strict=True):
+        deltas = [
+            step.reward + gamma * after - value
+            for step, value, after in zip(one, of_episode, [*of_episode[1:], 0.0], strict=True)
+        ]
+        for t, advantage in enumerate(advantages):
+            assert advantage == pytest.approx(sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:])))
+            if lam == 1:
+                assert advantage == pytest.approx(togo[t] - of_episode[t])
 
 
 @given(groups, st.sampled_from(CREDITS), st.randoms(use_true_random=False))

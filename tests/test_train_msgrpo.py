@@ -187,7 +187,7 @@ def test_a_bad_turn_is_not_clipped_when_it_became_more_likely() -> None:
 
 
 def test_the_kl_term_by_hand_and_its_sign() -> None:
-    """pref/pθ = 2: k3 = 2 − ln 2 − 1; the other direction's estimator, w − ln w − 1 with w = 1/2, is 0.193."""
+    """p_ref/pθ = 2: k3 = 2 − ln 2 − 1; the other direction's estimator, w − ln w − 1 with w = 1/2, is 0.193."""
     lp = torch.tensor([[-2.0]], dtype=torch.float64)
     loss, stats = policy_loss(lp, lp, lp + math.log(2), torch.zeros(1), torch.ones(1, 1), **CLIP, aggregate="token")
     assert stats["kl"].item() == pytest.approx(1 - math.log(2))
@@ -195,7 +195,7 @@ def test_the_kl_term_by_hand_and_its_sign() -> None:
 
 
 def test_a_token_that_the_policy_gave_up_cannot_outweigh_all_others() -> None:
-    """pref/pθ = e^12: unbounded, k3 and its gradient would be 163,000; at pref/pθ = e^4 both are exact."""
+    """p_ref/pθ = e^12: unbounded, k3 and its gradient would be 163,000; at p_ref/pθ = e^4 both are exact."""
     lp = torch.tensor([[-13.0, -5.0]], dtype=torch.float64, requires_grad=True)
     ref = torch.full((1, 2), -1.0, dtype=torch.float64)
     loss, stats = policy_loss(
@@ -209,7 +209,7 @@ def test_a_token_that_the_policy_gave_up_cannot_outweigh_all_others() -> None:
 
 
 def test_a_token_that_is_all_but_impossible_leaves_the_gradient_finite() -> None:
-    """pref/pθ = e^94 is infinite in float32, and 0 · ∞ would be the gradient behind the cut-off."""
+    """p_ref/pθ = e^94 is infinite in float32, and 0 · ∞ would be the gradient behind the cut-off."""
     lp = torch.tensor([[-95.0, -1.0]], requires_grad=True)
     loss, stats = policy_loss(
         lp, lp.detach(), torch.tensor([[-1.0, -1.0]]), torch.zeros(1), torch.ones(1, 2),
@@ -277,7 +277,7 @@ def test_over_all_groups_the_gradient_is_that_of_the_expected_return(size: int) 
 
 
 def test_k3_has_the_value_of_one_divergence_and_the_gradient_of_the_other() -> None:
-    """Summed over all tokens by their probabilities: KL(pθ ‖ pref), and the gradient of KL(pref ‖ pθ)."""
+    """Summed over all tokens by their probabilities: KL(pθ ‖ p_ref), and the gradient of KL(p_ref ‖ pθ)."""
     logits = torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
     log_ref = torch.tensor([1.0, 0.3, -0.5, 0.2], dtype=torch.float64).log_softmax(0)
     log_p = logits.log_softmax(0)
@@ -328,7 +328,7 @@ def test_aaw_can_keep_a_single_episode() -> None:
 def test_statistics_are_means_over_the_generated_tokens() -> None:
     """Three tokens and one of padding: w = 2 with A = 2 (cut), w = 1 (not), w = 1/2 with A = −2 (cut).
 
-    pref/pθ is 2 for one of them and 1 for the others, and the padding's numbers are wild.
+    p_ref/pθ is 2 for one of them and 1 for the others, and the padding's numbers are wild.
     """
     lp = torch.full((2, 2), -3.0, dtype=torch.float64, requires_grad=True)
     old = torch.tensor([[-3 - math.log(2), -3.0], [-50.0, -3 + math.log(2)]], dtype=torch.float64)
@@ -344,7 +344,7 @@ def test_statistics_are_means_over_the_generated_tokens() -> None:
 
 
 def test_a_given_up_token_counts_a_hundred() -> None:
-    """pref/pθ = e^12, cut off at 100: the number itself, not only the name of the constant."""
+    """p_ref/pθ = e^12, cut off at 100: the number itself, not only the name of the constant."""
     lp = torch.tensor([[-13.0]], dtype=torch.float64)
     _, stats = policy_loss(
         lp, lp, lp + 12, torch.zeros(1), torch.ones(1, 1), clip_low=0.2, clip_high=0.2, kl_coef=1.0, aggregate="token"

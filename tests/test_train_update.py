@@ -226,7 +226,7 @@ def test_a_minibatch_by_hand(over: str, micro: int) -> None:
     )  # fmt: skip
     assert furthest == pytest.approx(math.log(2))
     assert stub.asked_reference == (2 if micro == 1 else 1)
-    # clipped tokens have no gradient but the penalty's, ½ (1 − pref/pθ) = −½, as have all; the other's is −A w
+    # clipped tokens have no gradient but the penalty's, ½ (1 − p_ref/pθ) = −½, as have all; the other's is −A w
     assert stub.parameter.grad.item() == pytest.approx(-share - 0.5)
 
 
