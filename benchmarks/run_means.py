@@ -25,7 +25,8 @@ def means(runs: list[Path]) -> dict[str, Any]:
     rows = [[row for row in read_rows(run) if row["kind"] == "train"] for run in runs]
     found: dict[str, Any] = {"seeds": len(runs)}
     found["answers"] = mean(sum(row["rollout/turns"] for row in of_run) for of_run in rows)
-    return found | {key: mean(row[key] for of_run in rows for row in of_run) for key in KEYS}
+    values = {key: [row[key] for of_run in rows for row in of_run if key in row] for key in KEYS}
+    return found | {key: mean(measured) for key, measured in values.items() if measured}
 
 
 def main(

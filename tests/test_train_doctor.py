@@ -16,7 +16,7 @@ from msgrpo.episode import Turn
 from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.prompt import make_template
 from msgrpo.train import doctor
-from msgrpo.train.diagnosis import CAUSES, Adviser, History, diagnose
+from msgrpo.train.diagnosis import CAUSES, Adviser, History, diagnose, fast_learning
 from msgrpo.train.information import state_information
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -61,6 +61,16 @@ def test_no_healthy_run_is_called_sick_and_one_sick_run_is_missed() -> None:
     assert [run["name"] for run in RUNS if not run["right"]] == ["sway-lake"]
     shown = {run["wanted"] for run in RUNS if run["right"]} - {None}
     assert len(shown) == len(CAUSES) - 3  # for gate, teacher and entropy collapse there are made-up rows only
+
+
+def test_a_run_without_a_penalty_has_no_divergence_to_speak_of() -> None:
+    for row, said in (
+        (WELL, "clipped, KL was 0.01 and the gradient"),
+        ({**WELL, "update/kl": None}, "clipped and the gradient"),
+    ):
+        found = fast_learning(History(SETTINGS, [{"kind": "train", **row, "update/clip_share": 0.2}] * 3))
+        assert found is not None
+        assert said in found.evidence
 
 
 def test_bounds_are_crossed_one_by_one() -> None:

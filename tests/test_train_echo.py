@@ -196,8 +196,8 @@ def test_what_was_observed_counts_in_the_size_of_a_micro_batch(turns: list[Lesso
         assert len(micro.samples) == 1 or len(micro.samples) * longest <= 500
 
 
-@pytest.mark.parametrize("loss", ["clip", "clip(echo=0.1)"])
-def test_an_update_says_how_well_it_foretells_where_it_is_asked_to(
+@pytest.mark.parametrize("loss", ["clip", "clip(echo=0.1)", "clip(kl=0)"])
+def test_an_update_says_how_well_it_foretells_and_how_far_it_is_from_the_base_where_it_computes_that(
     policy: Policy, turns: list[Lesson], loss: str
 ) -> None:
     samples, chosen = [lesson.sample for lesson in turns], config(loss)
@@ -209,6 +209,7 @@ def test_an_update_says_how_well_it_foretells_where_it_is_asked_to(
         assert stats["update/echo"] == pytest.approx(cross_entropy(policy, samples).item(), rel=1e-4)
     else:
         assert "update/echo" not in stats
+    assert ("update/kl" in stats) == (chosen.loss.kl > 0)  # 0 would say that nothing had moved
 
 
 def test_each_of_several_players_observes_its_own_next_state(policy: Policy) -> None:

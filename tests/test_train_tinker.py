@@ -119,6 +119,7 @@ def test_an_update_there_is_the_update_here(fake: Fake, tmp_path: Path, over: st
     for name in ("update/loss", "update/clip_share", "update/ratio", "update/grad_norm", "engine/mismatch_mean"):
         assert there[name] == pytest.approx(ours[name], rel=1e-4, abs=1e-5), name
     assert there["update/clip_share"] > 0  # the bounds were tried
+    assert "update/kl" not in there  # a service has no reference model
     assert fake.steps == 2
 
 

@@ -148,14 +148,15 @@ def engine_mismatch(run: History) -> Finding | None:
 
 def fast_learning(run: History) -> Finding | None:
     """Steps are so large that the policy leaves what was compared."""
-    clip, kl = run.peak("update/clip_share") or 0.0, run.peak("update/kl") or 0.0
+    clip, kl = run.peak("update/clip_share") or 0.0, run.peak("update/kl")
     gradient = run.peak("update/grad_norm") or 0.0
-    if clip <= FAST_CLIP and kl <= FAST_KL and gradient <= FAST_GRADIENT:
+    if clip <= FAST_CLIP and (kl or 0.0) <= FAST_KL and gradient <= FAST_GRADIENT:
         return None
+    divergence = "" if kl is None else f", KL was {kl:.2g}"  # a run without the penalty does not measure it
     rate = run.setting("learning_rate")
     return Finding(
         "learning rate too high",
-        f"at their highest {clip:.0%} of the tokens were clipped, KL was {kl:.2g} and the gradient's norm "
+        f"at their highest {clip:.0%} of the tokens were clipped{divergence} and the gradient's norm was "
         f"{gradient:.2g}",
         f"Begin anew with --set learning_rate={rate / 10:.2g} (it was {rate:.2g}), or fewer steps an update: "
         "--set minibatches=1",

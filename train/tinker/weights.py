@@ -79,7 +79,7 @@ class TinkerWeights:
         meter.reserve(**whole)
         meter.unused(**self.service.proof)
         adam = ADAM | {"learning_rate": learning_rate(self._config, step)}
-        totals = dict.fromkeys(("loss", "kl", "clip_share", "ratio"), 0.0)
+        totals = dict.fromkeys(("loss", "clip_share", "ratio"), 0.0)
         mismatch: dict[str, float] = {}
         for number, part in enumerate(parts, 1):
             logprobs, norm = self.service.step(rows(part, self._loss.over), (self._loss.low, self._loss.high), adam)
@@ -103,7 +103,10 @@ class TinkerWeights:
     def _measured(
         self, part: Sequence[Sample], logprobs: Sequence[Sequence[float]]
     ) -> tuple[dict[str, float], Tensor]:
-        """The minibatch's loss and its parts by our own equation, and |log p − log p sampled| of every token."""
+        """The minibatch's loss and its parts by our own equation, and |log p − log p sampled| of every token.
+
+        There is no reference to measure `kl` against.
+        """
         longest = max(map(len, logprobs))
         new, old, advantages, mask = torch.zeros(4, len(part), longest, dtype=torch.float64)
         for i, (sample, found) in enumerate(zip(part, logprobs, strict=True)):
@@ -112,7 +115,7 @@ class TinkerWeights:
             advantages[i, own] = torch.tensor(sample.advantages).double()
             mask[i, own] = 1.0
         loss, stats = self._loss(new, old, new, advantages, mask)
-        measured = {"loss": float(loss)} | {name: float(value) for name, value in stats.items()}
+        measured = {"loss": float(loss)} | {name: float(stats[name]) for name in ("clip_share", "ratio")}
         return measured, (new - old).abs()[mask.bool()]
 
     def copy(self, progress: Progress) -> State:
