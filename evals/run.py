@@ -103,8 +103,8 @@ async def evaluate(
                 progress.spoken += len(record.finished) if isinstance(agent, LanguageAgent) else 0
                 begun = Partial(record.path, agent.settings(), record.recorded)
                 records.append((scenario, record, begun))
-            progress.planned += episodes * repeats * len(able)
             plan.append((agent, records))
+        progress.planned += episodes * repeats * sum(len(records) for _, records in plan)
         with changing_run(out) as run:  # nothing was refused, so the run is recorded from here on
             run.split = split
             run.names |= names or {}

@@ -545,6 +545,18 @@ async def test_a_refused_command_leaves_nothing(tmp_path: Path) -> None:
                 await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
 
 
+def test_an_evaluation_that_is_refused_for_its_last_agent_says_nothing_of_progress(tmp_path: Path) -> None:
+    """Those before it counted as planned, so "0/2 episodes" stood above the error."""
+    command.run(command.Options(agents=["nano"], scenarios=[SCENARIO], episodes=2, out=tmp_path), Console(quiet=True))
+    written = io.StringIO()
+    options = command.Options(
+        agents=["random", "nano"], scenarios=[SCENARIO], episodes=2, out=tmp_path, temperature=0.5
+    )
+    with pytest.raises(RecordError, match="other settings"):
+        command.run(options, Console(file=written))
+    assert "0/2" not in written.getvalue()
+
+
 async def test_an_agent_without_an_episode_is_named(tmp_path: Path) -> None:
     async with FakeServer() as server:
         agents = [f"endpoint:{server.url}#{model}" for model in ("a", "b")]
