@@ -118,6 +118,16 @@ def is_part(file: Path) -> bool:
     return file.name.startswith(".") and file.name.endswith(PART)
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove the temporary files of killed writers from a folder in which nobody else writes files.
+
+    A temporary folder stays: it may be that of an export (`--out RUN/merged`), which asks nobody and may still go on.
+    """
+    for left in filter(is_part, folder.iterdir()):
+        if not left.is_dir():
+            left.unlink(missing_ok=True)
+
+
 def sync_file(file: Path) -> None:
     """Sync a file that a library has written, so that it survives a power cut."""
     with file.open("rb") as handle:

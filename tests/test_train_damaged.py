@@ -214,6 +214,16 @@ def test_a_run_that_was_killed_while_its_settings_were_put_in_place_begins(tmp_p
     assert not list(out.glob(".*.part"))
 
 
+@pytest.mark.usefixtures("near")
+def test_what_a_killed_export_left_in_a_runs_folder_does_not_stop_the_run(trained: Path, tmp_path: Path) -> None:
+    """A folder was to be removed as a file, so the run could not go on; it may also be an export that goes on."""
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    (out / ".merged.0a1b2c3d.part").mkdir()
+    train(make_config(settings=[*TINY, "steps=3"]), out, resume=True, report=Told())
+    assert (out / ".merged.0a1b2c3d.part").is_dir()
+
+
 def test_two_writers_of_one_file_do_not_collide(tmp_path: Path) -> None:
     """On one temporary name, 97 of 6,000 writes of two writers failed."""
     file, failed = tmp_path / "f", []

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from msgrpo import run_log
 from msgrpo.episode import Episode
 from msgrpo.errors import RunError, UsageError, first_fault
-from msgrpo.files import is_file, is_part, read_regular, replace_text
+from msgrpo.files import is_file, is_part, read_regular, remove_parts, replace_text
 from msgrpo.run_log import CONFIG, LOCK, SUMMARY
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
@@ -123,8 +123,7 @@ def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
 def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
     """The run's folder with its settings, and its sinks."""
     out.mkdir(parents=True, exist_ok=True)
-    for left in filter(is_part, out.iterdir()):  # by a killed run; this one holds the folder
-        left.unlink(missing_ok=True)
+    remove_parts(out)  # of a killed run; this one holds the folder
     run_log.forget_after(out, step)
     if step < config.steps:  # a summary of fewer updates says nothing of the weights that come
         (out / SUMMARY).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.files import check_regular, is_part, replacing
+from msgrpo.files import check_regular, is_part, remove_parts, replacing
 from msgrpo.models.asked import TAUGHT
 from msgrpo.run_log import LOCK, alone
 
@@ -24,8 +24,7 @@ def alone_in(out: Path, begun: str) -> Iterator[None]:
         further = f", with --base {shlex.quote(str(out))} to teach its model further" if out / TAUGHT in files else ""
         raise UsageError(f"--out {out} is not empty", fix=f"choose another --out{further}")
     with alone(out):
-        for left in filter(is_part, out.iterdir()):  # by a killed writer
-            left.unlink()
+        remove_parts(out)
         yield
         (out / begun).unlink()
         (out / LOCK).unlink()
