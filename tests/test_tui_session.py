@@ -236,6 +236,9 @@ async def test_a_file_is_named_after_game_agents_and_seed() -> None:
         ("dqn:runs/d", "d"),
         ("adapter:runs/snake", "adapter:snake"),
         ("endpoint:http://h:1/v1#frozen-lake", "endpoint:frozen-lake"),
+        ("adapter:runs/optimal", "adapter:optimal"),  # as if the reference had played
+        ("endpoint:http://h:1/v1#Nano", "endpoint:Nano"),
+        ("endpoint:http://h:1/v1#base:7b", "endpoint:base:7b"),
     ],
 )
 def test_short_names(spec: str, name: str) -> None:

@@ -20,6 +20,7 @@ from msgrpo.errors import GameError, GameFaultError, RecordError, UsageError
 from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo.limits import games_code
+from msgrpo.specs import names_an_agent
 from msgrpo.text import printable
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat, HumanAgent
 
@@ -458,13 +459,13 @@ def new_match(setup: Setup, seat: Callable[[str, float], Agent]) -> Match:
 def short_name(spec: str) -> str:
     """What a narrow screen calls an agent: `fl` for adapter:runs/fl, the model's name for an endpoint.
 
-    A name that a game has as well keeps the agent's kind: `adapter:snake`.
+    A name that a game or another agent has as well keeps the agent's kind: `adapter:snake`, `adapter:optimal`.
     """
     kind, colon, rest = spec.partition(":")
     if not colon or kind == "nano":
         return spec
     name = rest.rpartition("#")[2] if kind == "endpoint" else rest.rstrip("/").rpartition("/")[2] or rest
-    return f"{kind}:{name}" if name in SCENARIOS else name
+    return f"{kind}:{name}" if name in SCENARIOS or names_an_agent(name) else name
 
 
 def points(value: float) -> str:
