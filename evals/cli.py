@@ -40,7 +40,7 @@ def evaluate(given: Given) -> None:
     if board.silent:
         raise RecordError(
             f"no result: {', '.join(board.silent)}; every episode failed, and the notes say why",
-            fix="start the same command again: what is finished stays",
+            fix="start the same command again, with --retry-failed where the notes name it: what is finished stays",
         )
 
 
