@@ -26,7 +26,8 @@ from msgrpo.text import counted
 SPLITS = {
     IN_SUITE["test"]: f"the beginning of the suite, version {SUITE_VERSION}, on starts that are held out of training "
     "(a game with one start has nothing to hold out)",
-    IN_SUITE["val"]: "the same on other held-out starts, on which settings are chosen",
+    IN_SUITE["val"]: f"the beginning of the suite, version {SUITE_VERSION}, on starts that are held out of training, "
+    "too, and on which settings are chosen",
     OF_NO_SUITE: "episodes of no suite: nothing says how their seeds were chosen",
 }
 # name -> (Arrow type, what it is). The lists of turns are COLUMNS' last column.

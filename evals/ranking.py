@@ -58,12 +58,8 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
         return [], notes
     low, high = map(agents.index, brackets)
     shares = [(scenario, _shares(table, agents, low, high, [SEED, i])) for i, (scenario, table) in enumerate(tables)]
-    counted = [share for _, share in shares if share is not None]
-    notes += [
-        f"{scenario} is not in the overall score: {HIGH} is no better than {LOW} on the starts that all have played"
-        for scenario, share in shares
-        if share is None
-    ]
+    counted = [share for _, share in shares if not isinstance(share, str)]
+    notes += [f"{scenario} is not in the overall score: {why}" for scenario, why in shares if isinstance(why, str)]
     if not counted:
         return [], notes
     share_A, draws = (
@@ -99,17 +95,20 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
 
 def _shares(
     table: Mapping[Key, Series], agents: Sequence[Key], low: int, high: int, seed: Sequence[int]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | str:
     """(shares of shape (agents,), their bootstrap draws of shape (resamples, agents)) of one scenario.
 
-    None where the reference is no better than random on the starts that all have played.
+    Or why there are none: the reference is no better than random on the starts that all have played, or there is no
+    such start.
     """
     scores = [_by_start(table[key]) for key in agents]
     shared = sorted(set.intersection(*map(set, scores)))
+    if not shared:
+        return "there is no start that all have played"
     values_AN = np.array([[score[start] for start in shared] for score in scores])
-    means_A = values_AN.mean(axis=1) if shared else np.zeros(len(agents))
+    means_A = values_AN.mean(axis=1)
     if means_A[high] <= means_A[low]:
-        return None
+        return f"{HIGH} is no better than {LOW} on the starts that all have played"
     means_RA = resampled_means(values_AN, seed=seed, resamples=RESAMPLES)
     span_R = means_RA[:, high] - means_RA[:, low]
     span_R = np.where(span_R > 0, span_R, np.nan)

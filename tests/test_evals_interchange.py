@@ -256,6 +256,12 @@ def test_a_dataset_has_a_row_for_each_attempt(records: Path, tmp_path: Path, par
         assert turn == {name: getattr(given, name) for name in huggingface.TURN_COLUMNS}
 
 
+def test_a_card_says_of_each_split_what_it_is_by_itself() -> None:
+    """A dataset of validation episodes alone said that they are "the same", of what was not there."""
+    for split in ("test", "validation"):
+        assert huggingface.SPLITS[split].startswith(f"the beginning of the suite, version {SUITE_VERSION}, on starts")
+
+
 def test_the_card_names_files_that_are_there_and_every_column(records: Path, tmp_path: Path, parquet: Any) -> None:
     yaml = pytest.importorskip("yaml", reason="inspect-ai brings it")
     slippery = "frozen-lake-slippery"

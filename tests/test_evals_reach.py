@@ -101,6 +101,10 @@ def test_what_cannot_be_ranked_is_said() -> None:
     same = [outcomes([True] * 5, name) for name in ("optimal", "random", "a")]
     assert ranking(same)[0] == []
     assert "no better than random" in ranking(same)[1][0]
+    lone = outcomes([True], "a")
+    lone.finished = {EpisodeSeeds(99, 99, 99): episode for episode in lone.finished.values()}
+    apart = [outcomes([True], "optimal"), outcomes([False], "random"), lone]
+    assert "no start that all have played" in ranking(apart)[1][0]
 
 
 def test_the_share_is_over_the_starts_that_all_have_played() -> None:
