@@ -13,6 +13,7 @@ import pytest
 
 from msgrpo.errors import UsageError
 from msgrpo.models.http import Client
+from msgrpo.run_log import CONFIG
 from msgrpo.serve.host import About
 from msgrpo.train.config import make_config
 from msgrpo.train.engines.pool import Pool, Remote, RemoteError
@@ -23,7 +24,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgr
 from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
 from msgrpo.train.desk import STARTS, Desk, RunEnd  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
-from msgrpo.train.run_folder import resume_command  # noqa: E402
+from msgrpo.train.run_folder import further, resume_command  # noqa: E402
 from msgrpo.train.stopping import StopRequested  # noqa: E402
 
 
@@ -166,6 +167,9 @@ def test_a_server_that_ray_does_not_place_is_refused(tmp_path: Path) -> None:
 
 def test_what_goes_on_with_a_run_names_its_cluster(tmp_path: Path) -> None:
     assert resume_command(tmp_path, "10.0.0.1:6379").endswith(f"--out {tmp_path} --ray 10.0.0.1:6379")
+    assert "--resume" not in further(tmp_path, "10.0.0.1:6379")  # it has not begun
+    (tmp_path / CONFIG).write_text("{}")
+    assert further(tmp_path, "10.0.0.1:6379").endswith(f"--out {tmp_path} --ray 10.0.0.1:6379")
 
 
 def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:

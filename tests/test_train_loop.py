@@ -130,6 +130,21 @@ def test_a_run_that_goes_on_has_no_summary_of_fewer_updates(
     assert json.loads((out / "summary.json").read_text())["steps"] == 4
 
 
+def test_a_run_that_is_stopped_before_it_has_begun_is_not_told_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C while the model was being loaded: the command that was printed was refused, for want of a run."""
+
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "open_weights", stopped)
+    assert run_here(monkeypatch, *arguments(tmp_path / "run")) == 130
+    said = " ".join(capsys.readouterr().err.split())
+    assert "it had not begun: the same command begins it" in said
+    assert "--resume" not in said
+
+
 def said_in(folder: Path) -> str:
     return (folder / "said").read_text() if (folder / "said").is_file() else ""
 

@@ -203,7 +203,9 @@ def test_a_run_that_was_stopped_or_killed_is_said_to_be(run: Path) -> None:
         training.kill()
         training.wait()
     assert run_log.goes_on(run) is False
-    assert Learning.of(run).state() == "stopped: msgrpo train --resume goes on"
+    assert (
+        Learning.of(run).state() == "stopped: --resume goes on"
+    )  # the command needs --out, and what a person has to allow
     (run / run_log.LOCK).write_text("another machine")  # a copy, as of a folder that is synchronised
     assert run_log.goes_on(run) is None
     (run / run_log.LOCK).unlink()

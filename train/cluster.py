@@ -35,7 +35,7 @@ from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
 from msgrpo.train.engines.pool import NoServerError
 from msgrpo.train.peers import SILENT_S, use_network_of
 from msgrpo.train.ranks import LostPeerError
-from msgrpo.train.run_folder import check_folder, resume_command
+from msgrpo.train.run_folder import check_folder, further
 from msgrpo.train.sinks import Measured, Reporter
 from msgrpo.train.stopping import stop_requests
 
@@ -218,7 +218,7 @@ def train_on_ray(
         except ray.exceptions.RayError as error:  # the desk's or the head's process is gone
             raise RunError(
                 f"the Ray cluster is lost: {str(error).splitlines()[0]}",
-                fix=f"the last checkpoint is kept; go on with: {resume_command(out, address)}",
+                fix=f"what was saved is kept; {further(out, address)}",
             ) from error
         finally:
             if hosts:
@@ -277,7 +277,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: boo
             if not running:
                 raise RunError(
                     f"Ray Train has ended the run: {str(fit.error).splitlines()[0] if fit.error else 'no reason'}",
-                    fix=f"go on with: {resume_command(work.out, address)}",
+                    fix=further(work.out, address),
                 )
             if not begun and stop.asked is not None:
                 raise KeyboardInterrupt  # nobody is there who could save anything

@@ -83,6 +83,12 @@ def resume_command(out: Path, ray: str | None = None) -> str:
     return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}{cluster}"
 
 
+def further(out: Path, ray: str | None = None) -> str:
+    """What to do about a run that has ended early: go on with it, or begin it where it had not begun."""
+    begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
+    return f"go on with: {resume_command(out, ray)}" if begun else "it had not begun: the same command begins it"
+
+
 def _recorded(text: bytes) -> Any:
     """A run's settings as they stand in its file. Raises ValueError where that is no JSON."""
     recorded = from_json(text)

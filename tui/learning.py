@@ -181,7 +181,7 @@ class Learning:
             return "over"
         goes_on = run_log.goes_on(self.folder)
         if goes_on is False:
-            return "stopped: msgrpo train --resume goes on"
+            return "stopped: --resume goes on"
         if not self.train_rows:
             return "the first update is being played"
         took = (measured(self.train_rows[-1], "time/total") or 0.0) / max(self.done, 1)
