@@ -25,14 +25,17 @@ def evaluate(given: Given) -> None:
     """Play the same episodes with every agent and print the leaderboard.
 
     An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on. Exits with 2
-    where all episodes of an agent failed.
+    where all episodes of an agent failed, or a pairing of a match has no result.
     """
     from msgrpo.evals import command
 
     options = command.Options(**vars(given), line=command.line_of(sys.argv[1:]))
     if options.is_match():
         options.check_match()
-        _print_match(*command.run_match(options), options.out, options.as_json)
+        scenario, results, rated, without_result = command.run_match(options)
+        _print_match(scenario, results, rated, options.out, options.as_json)
+        if without_result:
+            raise RecordError(without_result, fix="start the same command again: what is finished stays")
         return
     board = command.run(options)
     _print_board(board, options.as_json)

@@ -231,8 +231,10 @@ def cluster(options: Options) -> Iterator[Elsewhere | None]:
         yield OnRay(options.agent)
 
 
-def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rating]]:
-    """Play what is missing of a match or a round robin, and return the scenario, the results and the ratings."""
+def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rating], str]:
+    """Play what is missing of a match or a round robin. Returns the scenario, the results, the ratings, and a text on
+    pairings without a result.
+    """
     if len(options.scenarios) != 1:
         raise UsageError("a match is played in one game", fix="--scenario spiel:connect_four")
     scenario, starts = get_scenario(options.scenarios[0]), options.count()
@@ -250,7 +252,9 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
             lambda played, planned: bar.update(task, completed=played, total=planned),
             options.concurrency or CONCURRENCY,
         )
-    return scenario.id, *match.report(scenario, records, starts, options.out)
+    results, rated = match.report(scenario, records, starts, options.out)
+    have = {(one.first, one.second) for one in results}
+    return scenario.id, results, rated, match.no_result([record for record in records if record[0] not in have])
 
 
 def line_of(arguments: Sequence[str]) -> str:

@@ -189,9 +189,7 @@ def _points(episode: Episode, seat: int) -> float:
 
 
 def result(pair: tuple[str, str], points: Mapping[int, Sequence[float]], failed: int) -> Result:
-    """Raises UsageError where no start was finished."""
-    if not points:
-        raise UsageError(f"no start of {pair[0]} against {pair[1]} was finished", fix="the same command goes on")
+    """The result of a pairing of which one start or more was finished."""
     single = [value for both in points.values() for value in both]
     means = np.array([sum(both) / 2 for both in points.values()])
     low, high = share_interval(means, resamples=RESAMPLES)
@@ -262,8 +260,14 @@ def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int,
 def report(
     scenario: Scenario, records: Sequence[tuple[tuple[str, str], Path]], starts: int, out: Path
 ) -> tuple[list[Result], list[Rating]]:
-    """The results of all pairings, and ratings where there are several; both also go to match.json."""
+    """The results of all pairings that have one, and ratings where there are several; both also go to match.json.
+
+    Raises UsageError where no pairing has a result.
+    """
     points_of_pair = {pair: points_of(file, pair, scenario, starts) for pair, file in records}
+    points_of_pair = {pair: found for pair, found in points_of_pair.items() if found[0]}
+    if not points_of_pair:
+        raise UsageError(no_result(records), fix="the same command goes on")
     results = [result(pair, points, failed) for pair, (points, failed) in points_of_pair.items()]
     agents = list(dict.fromkeys(agent for pair in points_of_pair for agent in pair))
     rated = ratings(agents, {pair: points for pair, (points, _) in points_of_pair.items()}) if len(agents) > 2 else []
@@ -279,6 +283,16 @@ def report(
     except OSError as error:
         raise RecordError(f"{out / 'match.json'} cannot be written: {error.strerror}") from error
     return results, rated
+
+
+def no_result(records: Sequence[tuple[tuple[str, str], Path]]) -> str:
+    """Says of each of these pairings that it has no result, and how its last game failed."""
+    sentences = []
+    for (first, second), file in records:
+        failures = [episode for episode in read_episodes(file) if episode.error is not None]
+        why = f"; the last failure: {failures[-1].error}: {failures[-1].error_message}" if failures else ""
+        sentences.append(f"no start of {first} against {second} was finished{why}")
+    return "\n".join(sentences)
 
 
 def pairings(agents: Sequence[str], opponent: str | None) -> list[tuple[str, str]]:

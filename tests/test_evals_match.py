@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.errors import RecordError, UsageError
+from msgrpo.errors import RecordError
 from msgrpo.evals import match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
@@ -88,8 +88,6 @@ def test_points_by_hand() -> None:
     result = match.result(PAIR, {0: [1.0, 0.0], 1: [0.5, 0.5], 2: [1.0, 1.0]}, failed=1)
     assert (result.wins, result.draws, result.losses, result.failed) == (3, 2, 1, 1)
     assert result.score == pytest.approx((0.5 + 0.5 + 1.0) / 3)
-    with pytest.raises(UsageError, match="no start"):
-        match.result(PAIR, {}, failed=3)
 
 
 def test_ratings_of_two_are_their_log_odds() -> None:
@@ -180,6 +178,23 @@ def test_the_endpoint_that_was_named_plays(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "127.0.0.1:9" in done.stderr
+
+
+def test_a_pairing_without_a_result_costs_the_others_nothing_and_says_why(tmp_path: Path) -> None:
+    """One dead server: nothing was shown of the other agents' games, nor what had failed."""
+    nobody = "endpoint:http://127.0.0.1:9/v1#m"
+    done = subprocess.run(
+        [sys.executable, "-m", "msgrpo.cli", "eval", "optimal", "random", nobody, "--json",
+         "--scenario", NIM, "--episodes", "1", "--retries", "0", "--out", str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    (row,) = json.loads(done.stdout)["results"]
+    assert (row["first"], row["second"], row["starts"]) == ("optimal", "random", 1)
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    for first in ("optimal", "random"):
+        assert f"no start of {first} against {nobody} was finished; the last failure: connection" in said
+    assert "nothing answers at 127.0.0.1:9" in said
 
 
 def test_a_rating_from_equal_results_has_no_interval() -> None:
