@@ -56,13 +56,16 @@ class Options(Given):
         for given in self.names:
             spec, equals, name = given.rpartition("=")
             if not equals or not name.strip():
-                raise UsageError(f"--name {given!r} is not AGENT=NAME", fix=f"--name {specs[0]}=mine")
+                raise UsageError(
+                    f"--name {given!r} is not AGENT=NAME", fix=f"--name {shlex.quote(f'{specs[0]}=mine')}"
+                )
             if spec not in specs:
                 raise UsageError(f"--name {given!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
             names[spec] = " ".join(printable(name).split())
             if names_an_agent(names[spec]) and as_read(names[spec]) != as_read(spec):
                 raise UsageError(
-                    f"--name {given!r}: {names[spec]} is the name of another agent", fix=f"--name {spec}=mine"
+                    f"--name {given!r}: {names[spec]} is the name of another agent",
+                    fix=f"--name {shlex.quote(f'{spec}=mine')}",
                 )
         if len({*names.values(), *(spec for spec in specs if spec not in names)}) < len(specs):
             raise UsageError(f"--name gives two agents one name: {', '.join(self.names)}")

@@ -53,7 +53,9 @@ def plan(
 ) -> Request:
     """The request for the command line's options. Raises UsageError or ModelError for what cannot be served."""
     if extra and not extra[0].startswith("-"):
-        raise UsageError(f"unexpected argument {extra[0]!r}", fix=f"for an adapter: --adapter {extra[0]}")
+        raise UsageError(
+            f"unexpected argument {extra[0]!r}", fix=f"for an adapter: --adapter {shlex.quote(extra[0])}"
+        )
     if runtime_adapters is not None and not runtime_adapters.is_dir():
         raise UsageError(f"--allow-runtime-adapters: there is no folder {runtime_adapters}")
     read = tuple(parse_adapter(text) for text in adapters)
@@ -184,7 +186,7 @@ def _announce(launch: Launch, asked: Asked, log: Path, console: Console, *, show
         f"  curl {url}/chat/completions {header}-H 'Content-Type: application/json' "
         f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 16}}\'',
         f"  msgrpo eval --endpoint {shlex.quote(url)} --model {shlex.quote(model)}{options}",
-        f"  msgrpo play frozen-lake --agent endpoint:{url}#{model}{options}",
+        f"  msgrpo play frozen-lake --agent endpoint:{url}#{shlex.quote(model)}{options}",
         "stop it with Ctrl-C",
     ]
     for line in lines:

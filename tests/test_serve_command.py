@@ -349,6 +349,7 @@ def msgrpo(
     ("words", "message"),
     [
         (["runs/fl"], "--adapter runs/fl"),
+        (["my runs/fl"], "--adapter 'my runs/fl'"),
         (["--adapter", "nowhere"], "there is no adapter folder nowhere"),
         (["--allow-runtime-adapters", "nowhere"], "there is no folder nowhere"),
         (["--dry-run", "--", "--api-key", "x"], "--api-key is set by msgrpo serve itself"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from itertools import pairwise
@@ -125,6 +126,15 @@ def test_what_cannot_be_recorded_is_said_before_anything_is_played(
     with pytest.raises(UsageError, match=told):
         record(tmp_path / name, setup)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_to_be_typed_for_a_recording_can_be_pasted(tmp_path: Path) -> None:
+    for file in (tmp_path / "my films" / "a.gif", tmp_path / "my films.gif"):
+        if file.parent == tmp_path:
+            file.mkdir()
+        with pytest.raises(UsageError) as refused:
+            record(file, Setup("snake", "optimal"))
+        assert len(shlex.split(str(refused.value.fix).removeprefix("mkdir -p").removeprefix("--record"))) == 1
 
 
 def test_a_pause_is_cut_and_a_picture_that_did_not_change_is_none() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -121,9 +122,11 @@ def check(file: Path, *, of_run: bool = False) -> None:
         kinds = "is none of .gif, .cast and .svg" if of_run else "ends in neither .gif nor .cast"
         raise UsageError(f"--record {file} {kinds}", fix="--record game.gif")
     if not file.absolute().parent.is_dir():
-        raise UsageError(f"--record {file}: there is no folder {file.parent}", fix=f"mkdir -p {file.parent}")
+        raise UsageError(
+            f"--record {file}: there is no folder {file.parent}", fix=f"mkdir -p {shlex.quote(str(file.parent))}"
+        )
     if file.is_dir():
-        raise UsageError(f"--record {file} is a folder", fix=f"--record {file / 'game.gif'}")
+        raise UsageError(f"--record {file} is a folder", fix=f"--record {shlex.quote(str(file / 'game.gif'))}")
     if file.suffix == ".gif":
         with needs("--record FILE.gif", "train"):
             _font(bold=False)
