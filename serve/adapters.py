@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, RunError
-from msgrpo.files import is_folder, read_regular, replacing_folder
+from msgrpo.files import is_folder, is_part, read_regular, replacing_folder
 from msgrpo.models.headers import Shapes, tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of, by_layer, read_adapter_config
 from msgrpo.models.paths import base_path
@@ -122,7 +122,8 @@ def write_version(root: Path, name: str, files: Mapping[str, bytes]) -> None:
 
 def list_runs(root: Path) -> list[TrainedAdapter]:
     """Every adapter folder below `root` (or `root` itself), with what its run wrote about itself."""
-    return [_describe(file.parent) for file in sorted(root.rglob(ADAPTER_CONFIG))]
+    folders = (file.parent for file in sorted(root.rglob(ADAPTER_CONFIG)))
+    return [_describe(folder) for folder in folders if not is_part(folder)]  # one that is being exported is not there
 
 
 def _describe(folder: Path) -> TrainedAdapter:

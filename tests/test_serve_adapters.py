@@ -164,6 +164,7 @@ def test_one_odd_run_does_not_hide_the_others(tmp_path: Path, line: str) -> None
     write_adapter(tmp_path / "a", rank_pattern=[1])
     odd = write_adapter(tmp_path / "b")
     (odd / "metrics.jsonl").write_bytes(b"\xff\n" + line.encode() + b"\n")
+    write_adapter(tmp_path / ".a.0a1b2c3d.part")  # an export that goes on, or was killed
     a, b = list_runs(tmp_path)
     assert a.problem is not None
     assert "rank_pattern" in a.problem

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from msgrpo.errors import MissingExtraError
-from msgrpo.files import is_file, read_regular, replace_text
+from msgrpo.files import is_file, is_part, read_regular, replace_text
 from msgrpo.games import SCENARIOS
 from msgrpo.games.outside import FIXED, offered
 from msgrpo.install import install_command
@@ -93,9 +93,8 @@ def trained_on(file: Path) -> str:
 
 def run_choices(runs: Path) -> list[Choice]:
     """The trained runs, newest first."""
-    paths = sorted(
-        (path for name in RUN_FILES for path in runs.glob(f"*/{name}")), key=lambda p: p.stat().st_mtime, reverse=True
-    )
+    files = (path for name in RUN_FILES for path in runs.glob(f"*/{name}") if not is_part(path.parent))
+    paths = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
     choices = []
     for path in paths:
         kind, facts = RUN_FILES[path.name]
