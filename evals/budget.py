@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Protocol
-
-LOOK_S = 0.02  # seconds between checks
 
 
 class Spent(Protocol):
@@ -25,6 +22,10 @@ class Spent(Protocol):
     @property
     def spent_cost(self) -> float: ...
 
+    async def change(self) -> None:
+        """Wait for the next answer, or the next end of an episode."""
+        ...
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -42,7 +43,7 @@ class Budget:
         if self.tokens is None and self.cost is None:
             return True
         while progress.running and not progress.stopped and not self._fits(progress, steps):
-            await asyncio.sleep(LOOK_S)
+            await progress.change()  # not for a time: it would decide which turns of a model here are a batch
         if not self._fits(progress, steps):
             limits = (
                 "" if self.tokens is None else f"--max-tokens-total {self.tokens}",

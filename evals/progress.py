@@ -47,6 +47,7 @@ class EvalProgress:
     end_of_agent: int = 0  # ended episodes, earlier starts included, when the present agent has played all
     tokens_before: int = 0  # tokens in the records of earlier starts
     cost_before: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # by an answer, or the end of an episode
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -106,6 +107,12 @@ class EvalProgress:
         """Update the largest answer seen."""
         self.largest_tokens = max(self.largest_tokens, read + written)
         self.largest_cost = max(self.largest_cost, self.prices.get(spec, FREE).of(read, written))
+        self.changed.set()
+
+    async def change(self) -> None:
+        """Wait for the next answer, or the next end of an episode."""
+        self.changed.clear()
+        await self.changed.wait()
 
     def to_go(self) -> str:
         """What the present agent's other episodes will take, if they are like those that it has played."""

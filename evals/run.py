@@ -294,6 +294,7 @@ async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -
     finally:
         progress.running -= 1
         progress.steps_open -= job.scenario.step_limit
+        progress.changed.set()
     _ended(agent, job, episode, progress)
     return episode
 

@@ -23,6 +23,7 @@ from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import leaderboard, plays, suites
+from msgrpo.evals.budget import Budget
 from msgrpo.evals.progress import EvalProgress, shown
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
 from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, evaluate
@@ -31,7 +32,9 @@ from msgrpo.evals.verify import verify
 from msgrpo.game import Judgement, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.models.endpoint import EndpointModel
+from msgrpo.models.generation import Row
 from msgrpo.models.loading import nano
+from msgrpo.models.local import LocalModel
 from msgrpo.references import RandomAgent
 from tests.fake_server import Behaviour, FakeServer, Request, answer, hang, player, reply, reset
 from tests.train_helpers import recorded_batches
@@ -250,6 +253,31 @@ async def test_the_most_failures_can_be_set(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="1 of 1 episodes failed"):
         await evaluate([Counting(fails=1000)], [LAKE], 100, tmp_path, concurrency=1, max_failures=0)
     await evaluate([Counting(fails=20)], [LAKE], 20, tmp_path / "more", max_failures=20)
+
+
+async def test_how_fast_a_model_is_does_not_decide_which_turns_are_a_batch_where_tokens_are_limited(
+    tmp_path: Path,
+) -> None:
+    """Who waited for room in the budget looked every 20 ms, and its turns met others than in another run."""
+
+    model = nano()
+    agent, stop = LanguageAgent("nano", model, Sampling(max_tokens=3)), min(model.stop_ids)
+
+    async def played(pause_s: float) -> list[int]:
+        batches = []
+
+        def answer_rows(model: LocalModel, rows: list[Row], *given: Any) -> None:
+            batches.append(len(rows))
+            time.sleep(pause_s)
+            for row in rows:
+                row.tokens, row.logprobs = [stop], [0.0]
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(LocalModel, "answer_rows", answer_rows)
+            await evaluate([agent], [LAKE], 6, tmp_path / str(pause_s), concurrency=4, budget=Budget(tokens=30_000))
+        return batches
+
+    assert await played(0.03) == await played(0)
 
 
 async def test_what_was_asked_and_how_it_ended_is_written_down(tmp_path: Path) -> None:
