@@ -366,6 +366,18 @@ def test_a_series_in_plain_text_plays_all_its_games_and_needs_two(tmp_path: Path
     assert "--best-of 3" in alone.stderr
 
 
+def test_who_leaves_a_game_in_plain_text_leaves_the_series(tmp_path: Path) -> None:
+    """The next game began, and the one that was left counted as a draw."""
+    program = [sys.executable, "-m", "msgrpo.cli", "play", "frozen-lake", "--plain", "--best-of", "3"]
+    done = subprocess.run(
+        [*program, "--agent", "human", "--against", "random"],
+        cwd=tmp_path, input="q\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left before the end") == 1
+    assert "drawn" not in done.stdout
+
+
 def test_a_damaged_file_in_a_folder_is_left_out_and_told(record: Path) -> None:
     (record.parent / "broken.jsonl").write_text('{"a": 1}\n{}\n')
     records = Records.read(record.parent)

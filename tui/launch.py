@@ -302,7 +302,10 @@ def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, game
         return
     series = Series(wanted, games)
     while not series.over:
-        series.add(play_plain(series.next(), resolve, console))
+        match = play_plain(series.next(), resolve, console)
+        if not match.over:  # who leaves a game leaves the series, and no game that was left is a draw
+            return
+        series.add(match)
         console.print(f"game {series.played} of {games}: {series.score()}\n", highlight=False, markup=False)
 
 
