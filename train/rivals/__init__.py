@@ -74,6 +74,8 @@ def choose(kind: str, spec: str) -> Choice:
         from msgrpo.train.rivals.outside import OUTSIDE
 
         return OUTSIDE[kind](spec=spec.strip())
+    if spec.strip().endswith(".py") and kind in CHOICES:
+        raise ValueError(f"{spec!r} is a file; a {kind} is named with its function: {spec.strip()}:my_{kind}")
     name, settings = parsed(spec)
     if name not in RIVALS[kind]:
         raise ValueError(f"no {kind} is named {name!r}: {nearest(name, RIVALS[kind])}")
