@@ -310,6 +310,19 @@ def test_a_name_that_no_file_can_have_is_one_sentence(
     assert len(capsys.readouterr().err) < 1000
 
 
+def test_what_allows_a_study_goes_on_where_it_was_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that was printed lacked --out: pasted, it would have filled another folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text('question = "?"\nscenario = "mine.py:scenario"\nseeds = 1\n[arms.a]\n')
+    monkeypatch.setattr("sys.argv", ["msgrpo", "lab", "study.toml", "--out", "my studies", "--workers", "1"])
+    with pytest.raises(SystemExit):
+        main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "msgrpo --allow mine.py:scenario lab study.toml --out 'my studies' --workers 1" in said
+
+
 def test_a_study_reads_no_file_into_its_prompts_that_nobody_has_named(tmp_path: Path) -> None:
     """A run's configuration was refused the same; the study's file went on to read whatever it named."""
     secret, study = tmp_path / "secret.txt", tmp_path / "study.toml"

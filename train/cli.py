@@ -103,7 +103,9 @@ def lab(
     from rich.table import Table
     from rich.text import Text
 
-    planned, folder = laboratory.load_study(study), out_dir or Path("runs/lab") / study.stem
+    options = [*(("--out", str(out_dir)) if out_dir else ()), *(("--workers", str(workers)) if workers != 2 else ())]
+    planned = laboratory.load_study(study, [*options, *(("--json",) if as_json else ())])
+    folder = out_dir or Path("runs/lab") / study.stem
     with _going_on():
         report = laboratory.run(planned, folder, workers, say if not as_json else _silent)
     if as_json:

@@ -107,13 +107,15 @@ class Study(BaseModel):
         return {arm: self.config(arm, 0).model_dump(mode="json") for arm in self.arms}
 
 
-def load_study(file: Path) -> Study:
-    """Raises UsageError for a file that is no study, with the key that is wrong."""
+def load_study(file: Path, options: Sequence[str] = ()) -> Study:
+    """Raises UsageError for a file that is no study, with the key that is wrong; where it names what a person has to
+    allow, with the whole command, whose other `options` these are.
+    """
     try:
         values = tomllib.loads(read_regular(file).decode())
         for settings in (values, values.get("settings"), *_tables(values.get("arms"))):
             if isinstance(settings, dict):
-                check_named(settings, {}, str(file), f"lab {shlex.quote(str(file))}")
+                check_named(settings, {}, str(file), shlex.join(["lab", str(file), *options]))
         return Study.model_validate(values)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
