@@ -79,21 +79,16 @@ async def evaluate(
     """
     progress = progress or EvalProgress()
     _check_repeatable(scenarios)
+    able = [(agent, _playable(agent, scenarios)) for agent in agents]
     with ExitStack() as stack:
         plan: list[tuple[Agent, list[tuple[Scenario, Record, Partial]]]] = []
         with changing_run(out) as run:
             _check_split(run, split, out)
             _check_repeats(run, agents, scenarios, episodes, repeats)
             forgiven = run.forgiven
-        for agent in agents:
-            able = [scenario for scenario in scenarios if can_play(agent, scenario)]
-            if not able:
-                listed = ", ".join(scenario.id for scenario in scenarios)
-                raise UsageError(
-                    f"{agent.spec} can play none of {listed}", fix="choose the scenario it was trained on"
-                )
+        for agent, playable in able:
             records = []
-            for scenario in able:
+            for scenario in playable:
                 name = record_name(agent, scenario)
                 record = Record(out / name, agent.settings(), forgiven=forgiven.get(name, 0))
                 stack.enter_context(record)
@@ -139,6 +134,15 @@ async def evaluate(
                         run.note_lines(record_name(agent, scenario), record.lines)
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
+
+
+def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Those that an agent can play. Raises UsageError where it can play none."""
+    able = [scenario for scenario in scenarios if can_play(agent, scenario)]
+    if not able:
+        listed = ", ".join(scenario.id for scenario in scenarios)
+        raise UsageError(f"{agent.spec} can play none of {listed}", fix="choose the scenario it was trained on")
+    return able
 
 
 def _check_repeatable(scenarios: Sequence[Scenario]) -> None:

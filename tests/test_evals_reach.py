@@ -561,6 +561,18 @@ def test_an_evaluation_that_is_refused_for_its_last_agent_says_nothing_of_progre
     assert "0/2" not in written.getvalue()
 
 
+async def test_an_agent_that_can_play_nothing_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """It left a folder with an empty record of the agent before it, and a run.json that asks for nothing."""
+
+    class Unable(Counting):
+        def can_play(self, scenario: object) -> bool:
+            return False
+
+    with pytest.raises(UsageError, match="can play none"):
+        await evaluate([Counting(), Unable()], [LAKE], 2, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 async def test_an_agent_without_an_episode_is_named(tmp_path: Path) -> None:
     async with FakeServer() as server:
         agents = [f"endpoint:{server.url}#{model}" for model in ("a", "b")]
