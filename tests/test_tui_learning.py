@@ -507,6 +507,24 @@ async def test_space_plays_the_film_on_one_board_beside_the_growing_curve(film: 
         assert "update 3" in shown(app)
 
 
+async def test_space_plays_a_film_again_whose_last_scene_cannot_be_shown(film: Learning) -> None:
+    """As any other film; it stood at its end for good."""
+    (film.folder / run_log.FILM / "000003.json").write_text("{")
+    clock = ManualClock()
+    app = PlayApp(lambda spec: pytest.fail(spec), run=Learning.of(film.folder), clock=clock)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "space")
+        screen = app.screen
+        assert isinstance(screen, LearnScreen)
+        while screen.pace.playing:
+            clock.tick(1 / FILM_SPEED)
+            await pilot.pause()
+        assert screen.run.film.step == 3
+        await press(pilot, "space")
+        assert (screen.run.film.step, screen.pace.playing) == (0, True)
+
+
 async def test_e_saves_the_screen_and_six_scenes(film: Learning, tmp_path: Path) -> None:
     plays = tmp_path / "plays"
     app = PlayApp(lambda spec: pytest.fail(spec), run=film, clock=ManualClock(), plays=plays)

@@ -264,7 +264,7 @@ class LearnScreen(Screen[None]):
     def action_pause(self) -> None:
         """Begin the film, where the run has one; then pause and go on, after its end from the beginning."""
         film = self.run.film
-        over = self.run.filming and film.last and isinstance(self.session, Session) and self.session.live
+        over = self.run.filming and film.last and not (isinstance(self.session, Session) and not self.session.live)
         if len(film) and (not self.run.filming or (over and not self.pace.playing)):
             if not self.run.filming:
                 self.pace.speed = FILM_SPEED
