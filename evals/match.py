@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
-from msgrpo.evals.record import RecordFile, as_recorded, folder_name, seeds_of
+from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, folder_name, seeds_of
 from msgrpo.evals.stats import ends, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
-from msgrpo.evals.verify import MATCHES, first_difference
+from msgrpo.evals.verify import first_difference
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.text import as_json

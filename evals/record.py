@@ -26,6 +26,7 @@ from msgrpo.text import Clean, printable_data
 RUN_FILE = "run.json"
 TRANSCRIPTS = "transcripts.jsonl"
 OF_TRAINING = ("metrics.jsonl", TRANSCRIPTS)
+MATCHES = "match"  # the folder of their records
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
 LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)
 MANY = 10**9  # upper bound of every count in run.json
@@ -52,6 +53,14 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
             fix += f"; the run's last training episodes are no evaluation, but can be read: msgrpo view {shown}"
         raise RecordError(f"no records (.jsonl) in {listed}", fix=fix)
     return files
+
+
+def holds_episodes(out: Path) -> bool:
+    """Whether a folder has records of an evaluation, AGENT/SCENARIO.jsonl, that are not empty."""
+    return any(
+        file.parent.name != MATCHES and file.name not in OF_TRAINING and file.stat().st_size > 0
+        for file in out.glob("*/*.jsonl")
+    )
 
 
 def seeds_of(episode: Episode) -> EpisodeSeeds:

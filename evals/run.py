@@ -19,7 +19,7 @@ from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
-from msgrpo.evals.record import Command, Record, Run, changing_run, folder_name
+from msgrpo.evals.record import Command, Record, Run, changing_run, folder_name, holds_episodes
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
@@ -162,9 +162,8 @@ def record_name(agent: Agent, scenario: Scenario) -> str:
 
 
 def _check_split(run: Run, split: HeldOut, out: Path) -> None:
-    """Refuse a folder with episodes of another split: its tables would mix them."""
-    played = bool(run.asked) or any(file.stat().st_size for file in out.glob("*/*.jsonl"))  # run.json may be gone
-    if played and run.split != split:
+    """Refuse a folder with episodes of another split: its tables would mix them. Its `run.json` may be gone."""
+    if (run.asked or holds_episodes(out)) and run.split != split:
         raise UsageError(
             f"{out} holds episodes of the split {run.split}, not of {split}",
             fix=f"--split {run.split}, or another --out",

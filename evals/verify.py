@@ -15,7 +15,7 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent, parse_action
 from msgrpo.episode import GAME_FAULT, Episode, Turn, observation_of, read_episodes, replay, versions, view_of
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
-from msgrpo.evals.record import RUN_FILE, folder_name, read_run, run_of, seeds_of, taken_out
+from msgrpo.evals.record import MATCHES, RUN_FILE, folder_name, read_run, run_of, seeds_of, taken_out
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
@@ -26,7 +26,6 @@ from msgrpo.prompt import PromptTemplate, recorded_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.specs import imitates, is_language_model
 
-MATCHES = "match"  # the folder of their records
 # The players whose every move follows from the game and the seeds: verifying plays them again.
 COMPUTED: dict[str, RandomAgent | OptimalAgent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
 

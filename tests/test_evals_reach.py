@@ -167,6 +167,14 @@ async def test_validation_starts_have_a_folder_and_a_table_of_their_own(tmp_path
     assert {(play.label, len(play.finished)) for play in mixed} == {("counting (val)", 5), ("counting (test)", 3)}
 
 
+async def test_matches_and_a_trainings_files_have_no_split_that_another_could_mix_with(tmp_path: Path) -> None:
+    for name in ("match/a-vs-b.jsonl", "my-run/metrics.jsonl", "my-run/transcripts.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}\n")
+    await evaluate([Counting()], [LAKE], 1, tmp_path, split="val")
+    assert read_run(tmp_path).split == "val"  # type: ignore[union-attr]
+
+
 async def test_a_record_of_validation_starts_cannot_pass_for_one_of_the_test(tmp_path: Path) -> None:
     await evaluate([Counting()], [LAKE], 5, tmp_path, split="val")
     with changing_run(tmp_path) as run:
