@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from msgrpo.tui.session import Match, Session, Setup, new_match
 from msgrpo.tui.status import worth
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView
-from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, ticks, until
+from tests.tui_helpers import PATIENCE_S, ManualClock, answer, play_screen, press, scripted, settle, ticks, until
 
 ROOT = Path(__file__).parents[1]
 
@@ -295,6 +296,33 @@ def test_a_record_that_stays_locked_is_an_error(record: Path, monkeypatch: pytes
     with RecordFile(record), pytest.raises(RecordError, match="another process writes"):
         append_episode(record, episode)
     assert len(waits) == TRIES
+
+
+@pytest.mark.parametrize("keys", [["left"] * 8, ["left", "q"]], ids=["finished", "broken off"])
+async def test_the_screen_does_not_wait_for_another_app_that_writes(
+    keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = PlayApp(seat, Setup("frozen-lake", "human", seed=3), clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    said: list[str] = []
+    app.notify = lambda message, **how: said.append(message)  # type: ignore[method-assign]
+    other, left = RecordFile(app.by_hand), threading.Event()
+
+    def waits(seconds: float) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert left.wait(PATIENCE_S)
+
+    monkeypatch.setattr("msgrpo.tui.export.sleep", waits)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, *keys)
+        assert said == []
+    assert list(read_episodes(app.by_hand)) == []
+    other.close()
+    left.set()
+    await until(lambda: said)
+    assert said == [f"recorded in {app.by_hand}"]
+    (episode,) = read_episodes(app.by_hand)
+    assert len(episode.turns) == (1 if "q" in keys else 8)
 
 
 async def test_high_scores_are_what_people_reached_and_the_best_first(record: Path, tmp_path: Path) -> None:

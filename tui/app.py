@@ -254,25 +254,41 @@ class PlayApp(App[None]):
     def finished(self, session: Session) -> tuple[str, ...]:
         """An episode ended: it counts in the sitting, and a person's is recorded. Says its place and where."""
         self.sitting.add(session)
-        if not session.human_played:
+        if not session.human_played or not self._record(session):
             return ()
-        if not self._record(session):
-            return ()
-        standing = standing_by_hand(self.by_hand, session.episode)
-        return tuple(filter(None, (standing, f"recorded in {self.by_hand}")))
+        return self._recorded(session.episode)
 
     def broken_off(self, session: Session) -> None:
         if session.human_played and not session.over:
             self._record(session)
 
     def _record(self, session: Session) -> bool:
-        """Write a person's episode down; where that cannot be, say why and return False."""
+        """Write a person's episode down; where that cannot be, or not yet, return False and say why, or later."""
         try:
-            export.append_episode(self.by_hand, session.episode)
+            if export.append_unless_locked(self.by_hand, session.episode):
+                return True
         except RecordError as error:
             self.notify(error.message, severity="error")
-            return False
-        return True
+        else:
+            self._record_later(session.episode.model_copy(deep=True))
+        return False
+
+    def _record_later(self, episode: Episode) -> None:
+        """Wait aside for the other app that is writing, and then say so; the thread ends before the program does."""
+
+        def written(waited: asyncio.Future[None]) -> None:
+            error = waited.exception()
+            if isinstance(error, RecordError):
+                self.notify(error.message, severity="error")
+            elif error is None:
+                self.notify(", ".join(self._recorded(episode)))
+
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, export.append_episode, self.by_hand, episode).add_done_callback(written)
+
+    def _recorded(self, episode: Episode) -> tuple[str, ...]:
+        """The place that a recorded episode takes, and where it is."""
+        return tuple(filter(None, (standing_by_hand(self.by_hand, episode), f"recorded in {self.by_hand}")))
 
     def filmed(self, film: Film) -> None:
         if self.record:

@@ -42,18 +42,22 @@ def episode_line(episode: Episode) -> str:
 
 
 def append_episode(path: Path, episode: Episode) -> None:
-    """Add one line to a record. Raises RecordError where it cannot be written."""
-    with _record(path) as record:
+    """Add one line to a record, once no other app writes to it. Raises RecordError where it cannot be written."""
+    for _ in range(TRIES):
+        if append_unless_locked(path, episode):
+            return
+        sleep(BETWEEN_TRIES_S)
+    with RecordFile(path) as record:
         record.append(episode)
 
 
-def _record(path: Path) -> RecordFile:
-    """The record to write to. While another app adds an episode it is locked, which a game's end waits for."""
-    for _ in range(TRIES):
-        try:
-            return RecordFile(path)
-        except RecordError as error:
-            if not isinstance(error.__cause__, BlockingIOError):
-                raise
-            sleep(BETWEEN_TRIES_S)
-    return RecordFile(path)
+def append_unless_locked(path: Path, episode: Episode) -> bool:
+    """Add one line to a record; False where another app is writing to it. Raises RecordError as above."""
+    try:
+        with RecordFile(path) as record:
+            record.append(episode)
+    except RecordError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            return False
+        raise
+    return True

@@ -63,7 +63,8 @@ class Host(Protocol):
         ...
 
     def finished(self, session: Session) -> tuple[str, ...]:
-        """Count an episode that has ended, record a person's, and say what place it takes and where it is."""
+        """Count an episode that has ended, record a person's, and say what place it takes and where it is; nothing
+        where it could not be written, or not yet, which the app says by itself."""
         ...
 
     def broken_off(self, session: Session) -> None:
