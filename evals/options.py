@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from msgrpo.output import Chat, HowAsked, Json
+from msgrpo.output import Chat, HowAsked, Json, MaxTokens
+from msgrpo.text import ANSWER_TOKENS
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Given:
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; default: 64.")] = None
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256
+    max_tokens: MaxTokens = ANSWER_TOKENS
     prompt: HowAsked = None
     chat: Chat = None
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Episodes from each start.")] = 1

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from msgrpo.game import Game, Scenario
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past, Prompt, PromptTemplate
-from msgrpo.text import printable
+from msgrpo.text import ANSWER_TOKENS, printable
 
 LONGEST_TEXT = 200_000  # characters of an answer that are kept: of a longer one the end, which holds the action
 _TAG = re.compile(r"</?action>", re.IGNORECASE | re.ASCII)
@@ -37,7 +37,7 @@ class Sampling(BaseModel):
 
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int = Field(ANSWER_TOKENS, ge=1)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ Chat = Annotated[
         help='JSON for the chat template, like {"enable_thinking": false}. Default: as they were trained or taught.',
     ),
 ]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
 
 
 def print_json(value: Any) -> None:

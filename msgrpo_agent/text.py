@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+ANSWER_TOKENS = 256  # that a model's answer may have, where nothing else is said
+
 # Control characters but tab and newline (C1 and DEL too), line and paragraph separators, characters that turn the
 # direction of the text around, and halves of surrogate pairs, which no terminal and no file can hold.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import threading
 from pathlib import Path
@@ -11,8 +12,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from msgrpo import output
+from msgrpo.agent import Sampling
 from msgrpo.cli import main, make_app
+from msgrpo.evals.cli import evaluate
+from msgrpo.text import ANSWER_TOKENS
 from msgrpo.train.curve import draw_curve
+from msgrpo.tui.cli import play
 
 MESSAGE = "steps is 'many', which is no whole number of [bold red]updates"
 
@@ -77,3 +82,12 @@ def test_a_second_ctrl_c_while_a_lock_is_given_back_is_no_traceback(
         main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+def test_the_longest_answer_is_the_same_for_every_command() -> None:
+    """It stood in three places."""
+    defaults = [
+        Sampling().max_tokens,
+        *(inspect.signature(c).parameters["max_tokens"].default for c in (evaluate, play)),
+    ]
+    assert defaults == [ANSWER_TOKENS] * 3

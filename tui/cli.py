@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from msgrpo.output import Chat, HowAsked, out
-
-LONGEST = 256  # tokens of an answer, where nothing else is said
+from msgrpo.output import Chat, HowAsked, MaxTokens, out
+from msgrpo.text import ANSWER_TOKENS
 
 commands = typer.Typer()
 
@@ -76,7 +75,7 @@ def play(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print the episode as text, without the app.")] = False,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of language models; 0 is greedy.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = LONGEST,
+    max_tokens: MaxTokens = ANSWER_TOKENS,
     prompt: HowAsked = None,
     chat: Chat = None,
     keys: Annotated[bool, typer.Option("--keys", help="Print the keys and the file that changes them.")] = False,
@@ -94,7 +93,7 @@ def play(
     from msgrpo.tui import launch
 
     sampling, asked = Sampling(temperature=temperature, max_tokens=max_tokens), as_given(prompt, chat)
-    options = [*(["--max-tokens", str(max_tokens)] if max_tokens != LONGEST else [])]
+    options = [*(["--max-tokens", str(max_tokens)] if max_tokens != ANSWER_TOKENS else [])]
     options += [*(["--prompt", prompt] if prompt else []), *(["--chat", chat] if chat else [])]
     if keys:
         launch.print_keys(out)
