@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import cast
 
 import pytest
@@ -537,6 +539,43 @@ async def test_words_of_a_round_that_was_dropped_are_nobodys() -> None:
     await until(lambda: not asking._words)
     asking.drop()
     assert {message.text for message in told if isinstance(message, AnswerStreamed)} == {"not told yet", "in time"}
+
+
+@pytest.mark.parametrize("line", range(1, 10))
+async def test_no_word_of_an_answer_is_told_whenever_it_is_given_up(line: int) -> None:
+    """An agent speaks in its own thread, which may be anywhere in the code when the next round begins."""
+    heard: list[OnText] = []
+
+    class Slow(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            assert on_text is not None
+            heard.append(on_text)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    told: list[object] = []
+    asking = Asking(Match([Session(get_scenario("frozen-lake"), {"player": Slow()}, 0)]), told.append, lambda: 0.0)
+    asking.start()
+    await until(lambda: heard)
+    lines = 0
+
+    def next_round(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+        nonlocal lines
+        lines += event == "line" and frame.f_code is Asking._streamed.__code__
+        if lines == line and asking._round is first:
+            asking.drop()
+            asking.start()
+        return next_round
+
+    first, before = asking._round, sys.gettrace()
+    sys.settrace(next_round)
+    try:
+        heard[0]("stale")
+    finally:
+        sys.settrace(before)
+    await until(lambda: told or not asking._words)
+    assert [message.text for message in told if isinstance(message, AnswerStreamed)] == ["stale"] * (lines < line)
+    asking.drop()
 
 
 async def test_nothing_is_told_of_words_that_came_just_before_the_round_was_dropped() -> None:

@@ -30,7 +30,7 @@ class Asking:
         self._began = 0.0
         self.failed: dict[Seat, str] = {}  # why, and what may help
         self.stopped = False  # a person stopped waiting for the answers
-        self._words: dict[Seat, str] = {}  # the newest words that are not told yet
+        self._words: dict[Seat, str] = {}  # of this round: the newest ones that are not told yet
         self._telling: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -48,7 +48,7 @@ class Asking:
         self._began = self._now()
         self.failed.clear()
         self.stopped = False
-        self._words.clear()
+        self._words = {}
         self._loop = asyncio.get_running_loop()
         self._round = self._loop.create_task(self._ask(self._match.waiting()))
 
@@ -59,7 +59,7 @@ class Asking:
 
     def drop(self) -> None:
         """Give the round up; nothing of it is told any more."""
-        self._words.clear()
+        self._words = {}
         if self._round is not None:
             self._round.cancel()
             self._round = None
@@ -73,7 +73,7 @@ class Asking:
         session, asked = self._match.sessions[index], self._round
         try:
             decision = await session.agents[player].act(
-                session.view(player), on_text=partial(self._streamed, asked, index, player)
+                session.view(player), on_text=partial(self._streamed, self._words, index, player)
             )
         except MsgrpoError as error:
             self._fail(asked, index, player, "\n".join(filter(None, (error.message, error.fix))))
@@ -89,30 +89,30 @@ class Asking:
             self.failed[index, player] = why
             self._tell(SeatFailed(index, player))
 
-    def _streamed(self, asked: asyncio.Task[None] | None, index: int, player: str, text: str) -> None:
+    def _streamed(self, words: dict[Seat, str], index: int, player: str, text: str) -> None:
         """Tell the first words at once, and then the newest ones a few times a second, however fast they come; none
-        of a round that was dropped, whose agents may speak on for a while.
+        of a round that was dropped, whose agents may speak on for a while, into `words` of their own.
 
         An agent calls this from its own thread.
         """
-        if asked is None or asked.cancelling():
+        if words is not self._words:
             return
-        first = not self._words
-        self._words[index, player] = text
+        first = not words
+        words[index, player] = text
         if first and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begin_telling)
+            self._loop.call_soon_threadsafe(self._begin_telling, words)
 
-    def _begin_telling(self) -> None:
-        self._telling = asyncio.get_running_loop().create_task(self._tell_words())
+    def _begin_telling(self, words: dict[Seat, str]) -> None:
+        self._telling = asyncio.get_running_loop().create_task(self._tell_words(words))
 
-    async def _tell_words(self) -> None:
-        """Until nobody says anything more."""
-        while words := {seat: text for seat, text in list(self._words.items()) if text}:
-            for (index, player), text in words.items():
-                self._words[index, player] = ""
+    async def _tell_words(self, words: dict[Seat, str]) -> None:
+        """Until nobody says anything more, or the round is another one."""
+        while words is self._words and (new := {seat: text for seat, text in list(words.items()) if text}):
+            for (index, player), text in new.items():
+                words[index, player] = ""
                 self._tell(AnswerStreamed(index, player, text))
             await asyncio.sleep(REDRAW_S)
-        self._words.clear()
+        words.clear()
 
     # ── people ───────────────────────────────────────────────────────────────────────────────────────────────
 
