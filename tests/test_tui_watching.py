@@ -167,8 +167,10 @@ async def test_a_replay_scrubs_and_can_be_taken_over(app_of, clock: ManualClock,
         await ticks(pilot, clock, 1)
         assert screen.match.cursor == 4
         assert "replay of episode 1 of 1" in text_of(app, "#title")
+        assert not app.screen.query_one(".returns").region  # nobody who sits in a record plays in this sitting
         await press(pilot, "space", "t")
         assert "your move" in text_of(app, ".status")
+        assert "this sitting: none finished" in text_of(app, ".returns")
         assert "played on from episode 1 of 1" in text_of(app, "#title")
 
 

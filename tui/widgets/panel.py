@@ -12,7 +12,7 @@ from textual.widgets import Sparkline, Static
 from msgrpo.agent import Decision, ParseFailure, thought
 from msgrpo.episode import Turn
 from msgrpo.prompt import Prompt
-from msgrpo.tui.agents import HumanAgent
+from msgrpo.tui.agents import EmptySeat, HumanAgent
 from msgrpo.tui.clock import once_drawn
 from msgrpo.tui.hands import numbers
 from msgrpo.tui.judging import Judging
@@ -118,6 +118,8 @@ class AgentPanel(Widget):
         self._begin(words or Content(rules))
         self._bars(session, turn, decision)
         self.query_one(MoveList).show(session, judging, idle=idle)
+        nobody = isinstance(session.agents[self.player], EmptySeat)  # who is named in a record plays in no sitting
+        self.query_one(".sitting").set_class(nobody, "-nobody")
         spark = self.query_one(Sparkline)
         spark.data = [value - min(returns) for value in returns] if returns else []
         spark.display = len(returns) > 1
