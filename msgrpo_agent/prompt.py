@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from msgrpo.errors import LONGEST_REASON, ModelError, TookTooLongError, UsageError, first_fault, nearest
 from msgrpo.game import AnyText, Scenario
 from msgrpo.limits import memory_within, within
-from msgrpo.text import Clean
+from msgrpo.text import ANSWER_TOKENS, Clean
 
 ASK = "You are playing a text game. Look at the state{how}"
 REST = "with the action in tags, like <action>{example}</action>.\nRules: {rules}\nActions: {actions}\nState: "
@@ -148,12 +148,14 @@ class PromptTemplate(BaseModel):
 
 
 class Asked(BaseModel):
-    """How a model is asked: its prompt, and the arguments of its chat template. Files that say so hold more."""
+    """How a model is asked: its prompt, the arguments of its chat template, and how long its answers were when it
+    learned. Files that say so hold more."""
 
     model_config = ConfigDict(frozen=True)
 
     prompt: PromptTemplate
     chat: dict[str, Any] = {}
+    max_tokens: int = Field(ANSWER_TOKENS, ge=1)
 
     @field_validator("chat", mode="before")
     @classmethod
@@ -162,7 +164,8 @@ class Asked(BaseModel):
 
     def but(self, prompt: PromptTemplate | None, chat: Mapping[str, Any] | None) -> Asked:
         """The same with what a person gives."""
-        return Asked(prompt=prompt or self.prompt, chat=self.chat if chat is None else dict(chat))
+        chosen = self.chat if chat is None else dict(chat)
+        return Asked(prompt=prompt or self.prompt, chat=chosen, max_tokens=self.max_tokens)
 
     @property
     def said(self) -> str:
@@ -175,6 +178,11 @@ class Asked(BaseModel):
         """On the command line; none where it is asked as usual."""
         prompt = [] if self.prompt.hash == PromptTemplate().hash else ["--prompt", self.prompt.written]
         return [*prompt, *(["--chat", json.dumps(self.chat)] if self.chat else [])]
+
+    @property
+    def length(self) -> list[str]:
+        """The option of `msgrpo eval` and `play` without which they would cut its answers off; mostly none."""
+        return ["--max-tokens", str(self.max_tokens)] if self.max_tokens > ANSWER_TOKENS else []
 
 
 USUAL = Asked(prompt=PromptTemplate())

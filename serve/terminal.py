@@ -176,7 +176,7 @@ def _announce(launch: Launch, asked: Asked, log: Path, console: Console, *, show
     url, model = launch.url, launch.models[-1]
     header = f"-H 'Authorization: Bearer ${KEY_VARIABLE}' " if launch.key else ""
     header = header.replace("'", '"')
-    options = "".join(f" {shlex.quote(option)}" for option in asked.options)
+    options = "".join(f" {shlex.quote(option)}" for option in [*asked.options, *asked.length])
     lines = [
         f"ready at {url}",
         f"models   {', '.join(launch.models)}",

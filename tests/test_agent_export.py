@@ -82,6 +82,19 @@ def test_what_is_printed_can_be_pasted_and_names_what_is_there(to: str, tmp_path
     assert ".part" not in "".join(notes)
 
 
+def test_the_command_that_plays_an_export_allows_answers_as_long_as_in_training(tmp_path: Path) -> None:
+    shutil.copytree(RUN, tmp_path / "run")
+    held = json.loads((tmp_path / "run" / "config.json").read_text()) | {"max_tokens": 1000}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(held))
+    for to in ("merged", "gguf"):
+        *_, said, command = export_run(tmp_path / "run", to, tmp_path / to)
+        assert "up to 1000 tokens" in said
+        assert command.endswith(" --max-tokens 1000")
+    taught = taught_as(str(tmp_path / "merged"))  # so that what serves it can say so
+    assert taught is not None
+    assert taught.length == ["--max-tokens", "1000"]
+
+
 def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -> None:
     """Weights alone do not hold it; what is exported is asked here as the run was: merged, as GGUF, or an adapter."""
     shutil.copytree(RUN, tmp_path / "run")
@@ -91,7 +104,9 @@ def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -
     *_, said, command = export_run(tmp_path / "run", "hub", tmp_path / "out")
     assert "the prompt 'few' and the chat template's arguments {\"enable_thinking\": false}" in said
     assert command.startswith("upload it")
-    few = Taught(prompt=PromptTemplate(name="few", system="You play."), chat={"enable_thinking": False})
+    few = Taught(
+        prompt=PromptTemplate(name="few", system="You play."), chat={"enable_thinking": False}, max_tokens=48
+    )
     for to in ("merged", "gguf"):
         played = shlex.split(export_run(tmp_path / "run", to, tmp_path / to)[-1])
     assert played[-4:-1:2] == ["--prompt", "--chat"]
@@ -101,7 +116,7 @@ def test_how_a_run_was_asked_is_said_where_it_was_not_as_usual(tmp_path: Path) -
         assert taught_as(str(base)) == few
     assert trained_as(tmp_path / "out") == few
     export_run(RUN, "merged", tmp_path / "brief")
-    assert taught_as(str(tmp_path / "brief")) == Taught(prompt=PromptTemplate())
+    assert taught_as(str(tmp_path / "brief")) == Taught(prompt=PromptTemplate(), max_tokens=48)
     assert not any("trained with" in note for note in export_run(RUN, "hub", tmp_path / "usual"))
 
 

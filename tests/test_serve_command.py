@@ -424,6 +424,16 @@ def test_the_commands_to_try_ask_the_model_as_it_was_trained(tmp_path: Path) -> 
     assert not any("--prompt" in command for command in announced(Request(adapters=adapters[:1])))
 
 
+def test_the_commands_to_try_allow_answers_as_long_as_in_training(tmp_path: Path) -> None:
+    """What eval and play allow by themselves cut them off."""
+    run = write_adapter(tmp_path / "fl")
+    for most, option in ((1000, ["--max-tokens", "1000"]), (48, [])):
+        held = {"prompt": PromptTemplate().model_dump(), "max_tokens": most}
+        (run / "config.json").write_text(json.dumps(held))
+        for command in announced(Request(adapters=(read_adapter(run),))):
+            assert [word for word in command if "max-tokens" in word or word == str(most)] == option
+
+
 def test_an_adapter_of_which_nobody_knows_how_to_ask_it_is_not_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,8 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
 def _asked(asked: Asked) -> list[str]:
     """How the run was asked in training, where that was not as usual: the weights do not hold it, the card does."""
     said = f"it was trained with {asked.said}; ask it so elsewhere too: README.md has it"
-    return [said] if asked.options else []
+    long = f"its answers had up to {asked.max_tokens} tokens in training: allow as many elsewhere"
+    return [*([said] if asked.options else []), *([long] if asked.length else [])]
 
 
 def _merged(order: Order) -> list[str]:
@@ -85,7 +86,8 @@ def _merged(order: Order) -> list[str]:
         written = str(chosen).removeprefix("torch.")
         keeps = "; --dtype float32 keeps it" if lost > MUCH else ""
         rounded.append(f"{lost:.1%} of the adapter's change was lost in rounding to {written}{keeps}")
-    return [*rounded, f"play it: msgrpo play SCENARIO --agent {shlex.quote(f'base:{order.place}')}"]
+    played = ["--agent", f"base:{order.place}", *trained_as(order.run).length]
+    return [*rounded, f"play it: msgrpo play SCENARIO {shlex.join(played)}"]
 
 
 def _gguf(order: Order) -> list[str]:
@@ -103,7 +105,8 @@ def _gguf(order: Order) -> list[str]:
     notes = write_gguf(model, tokenizer, adapter.base, file, order.name, dtype)
     write_gguf_adapter(adapter, model.config, order.folder / f"{order.name}-lora.gguf", order.name)
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
-    played = ["--agent", f"endpoint:http://127.0.0.1:8080/v1#{order.name}", *trained_as(order.run).options]
+    asked = trained_as(order.run)
+    played = ["--agent", f"endpoint:http://127.0.0.1:8080/v1#{order.name}", *asked.options, *asked.length]
     return [
         *notes,
         f"{order.name}-lora.gguf is the adapter alone, for a GGUF file of its base",
