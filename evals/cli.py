@@ -25,7 +25,7 @@ def evaluate(given: Given) -> None:
     """Play the same episodes with every agent and print the leaderboard.
 
     An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on. Exits with 2
-    where all episodes of an agent failed, or a pairing of a match has no result.
+    where an agent has no result in a scenario, or against an opponent.
     """
     from msgrpo.evals import command
 
@@ -42,8 +42,9 @@ def evaluate(given: Given) -> None:
     say(f"tables and replays: {options.out / 'leaderboard.html'}")
     if board.silent:
         raise RecordError(
-            f"no result: {', '.join(board.silent)}; every episode failed, and the notes say why",
-            fix="start the same command again, with --retry-failed where the notes name it: what is finished stays",
+            f"no result: {', '.join(board.silent)}; the notes say why",
+            fix="start the same command again, with --retry-failed or a larger budget where the notes name it: what is "
+            "finished stays",
         )
 
 

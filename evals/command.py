@@ -213,6 +213,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     if progress.stopped:
         notes = [*notes, f"{progress.stopped}; the same command with a larger budget goes on."]
     board = leaderboard.build(chosen, notes)
+    board.silent += [f"{printable(called.get(spec, spec))} in {scenario}" for spec, scenario in progress.kept_out]
     write_tables(board, chosen, options.out)
     if not board.rows:
         again = " with --retry-failed" if progress.given_up else ""

@@ -23,7 +23,7 @@ class Leaderboard(BaseModel):
     notes: list[str]
     overall: list[Overall] = []
     retellings: list[Retelling] = []
-    silent: list[str] = []  # agents of whom every episode in a scenario failed
+    silent: list[str] = []  # agents of whom no episode in a scenario has a result
     made: list[str] = []  # sentences on how the table was made
 
 

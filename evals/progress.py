@@ -36,6 +36,7 @@ class EvalProgress:
     spoken: int = 0  # finished episodes of language models, from which the cost of an answer is known
     steps_open: int = 0  # steps that all running episodes together may still have
     stopped: str = ""  # why no further episode begins
+    kept_out: list[tuple[str, str]] = field(default_factory=list)  # agents and scenarios of which none ever began
     agent: Agent | None = None
     on_change: Callable[[EvalProgress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic

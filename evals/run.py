@@ -132,6 +132,7 @@ async def evaluate(
                 with changing_run(out) as run:
                     for scenario, record, _ in records:
                         run.note_lines(record_name(agent, scenario), record.lines)
+            progress.kept_out += [(agent.spec, scenario.id) for scenario, record, _ in records if not record.lines]
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
 

@@ -587,6 +587,7 @@ async def test_an_agent_without_an_episode_is_named(tmp_path: Path) -> None:
         options = command.Options(agents=agents, scenarios=[SCENARIO], episodes=2, out=tmp_path, max_tokens_total=1)
         board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
     assert f"{agents[1]} has ended none of 2 episodes of {SCENARIO}" in board.notes
+    assert board.silent == [f"{agents[1]} in {SCENARIO}"]  # with which msgrpo eval ends with 2: it ended with 0
 
 
 def test_repeats_are_each_agents_own(tmp_path: Path) -> None:

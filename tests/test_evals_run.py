@@ -454,8 +454,8 @@ async def test_an_agent_that_answered_nothing_is_no_success(tmp_path: Path) -> N
     assert [row["agent"] for row in board["rows"]] == ["random"]
     assert [silent.split("#")[1] for silent in board["silent"]] == [f"fake in {LAKE.id}"]
     assert child.returncode == 2
-    assert f"fake in {LAKE.id}; every episode failed" in " ".join(said.split())
-    assert "with --retry-failed where the notes name it" in " ".join(said.split())  # alone it plays nothing any more
+    assert f"fake in {LAKE.id}; the notes say why" in " ".join(said.split())
+    assert "with --retry-failed or a larger budget where the notes name it" in " ".join(said.split())
     assert "Traceback" not in said
 
 
