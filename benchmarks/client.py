@@ -35,6 +35,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,8 @@ def rollouts(
     chat_format = in_tree("ChatFormat", "msgrpo.prompt", "msgrpo.models.chat")
     told: list[str] = []
     pool = Pool([Remote(url, out=None, proved={"v"}) for url in urls], None, told.append)
-    model = VersionModel("v", pool, chat_format(tokenizer(), {}), [2], 2048)
+    size = {"vocabulary": 2**31} if "vocabulary" in signature(VersionModel).parameters else {}  # older commits: none
+    model = VersionModel("v", pool, chat_format(tokenizer(), {}), [2], 2048, **size)
     asyncio.run(_episodes(model, 4, 0.5, Meter()))  # imports, and what is made once
     found = _measured(lambda meter: _episodes(model, at_once, seconds, meter), profiler)
     return found | {"answered": [remote.answered for remote in pool.remotes], "told": told}

@@ -727,6 +727,27 @@ def test_an_answer_that_a_server_has_broken_off_is_no_move(root: Path, reason: s
     assert found.token_ids != (5,)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_ids": [5, 1024]},  # nano has 1,024 tokens
+        {"token_ids": [5] * 25, "logprobs": {"token_logprobs": [-0.1] * 25}},  # it was asked for 24
+        {"logprobs": {"token_logprobs": [-0.1, -9999.0]}},  # what vLLM says for a probability of 0
+        {"text": None},
+    ],
+)
+def test_an_answer_that_the_model_cannot_have_given_is_no_move(change: dict[str, Any], root: Path) -> None:
+    """A token beyond the vocabulary ended the run with a traceback; too many tokens filled the update's memory."""
+    sound = {"text": "u", "token_ids": [5, 6], "logprobs": {"token_logprobs": [-0.1, -0.1]}, "finish_reason": "stop"}
+    fake = FakeVllm(root)
+    with serving(fake) as urls, engine_at(urls, root) as (engine, _, _):
+        model = engine.load(0)
+        fake.faults = [reply(200, {"model": model.name, "choices": [sound | change]})]
+        (found,) = answers(model, 1)
+    assert found.retries == 1
+    assert found.token_ids[0] != 5
+
+
 def asked(model: pool.VersionModel, text: str) -> Completion:
     async def ask() -> Completion:
         try:

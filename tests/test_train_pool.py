@@ -87,7 +87,7 @@ def pool_of(urls: Sequence[str], told: list[str] | None = None) -> Pool:
 
 
 def model_of(pool: Pool) -> VersionModel:
-    return VersionModel("v", pool, Words(), [2], 100)  # type: ignore[arg-type]
+    return VersionModel("v", pool, Words(), [2], 100, 10)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("servers", "episodes"), [(1, 1024), (2, 640)])
@@ -238,6 +238,16 @@ async def test_a_server_that_joins_takes_up_the_line() -> None:
     assert seen == ["b", "b", "a", "a"]
     leave.set()
     await asyncio.gather(*tasks)
+
+
+def test_a_server_that_comes_back_and_fails_again_is_named_with_its_failure() -> None:
+    """It lists its versions and answers no turn: it plays again whenever a turn gives up, and the error said None."""
+    pool = pool_of(["http://127.0.0.1:1"])
+    (remote,) = pool.remotes
+    for _ in range(module.PATIENCE):
+        pool.failed(remote, RemoteError("status 500: boom"))
+    pool.joined(remote, "v")
+    assert "http://127.0.0.1:1: status 500: boom" in pool.none_left().message
 
 
 def test_two_event_loops_share_the_places() -> None:

@@ -31,6 +31,7 @@ PATIENCE = 3  # failures in a row after which a server leaves
 TURN_S, TOKEN_S = 60.0, 0.5  # an answer that takes longer than this, and this a token, does not come
 LIST_S = 5.0  # for the list of its versions
 COME_BACK_S = 60.0  # how long a turn waits for a server once none is left, over all its retries
+LEAST_LOGPROB = -104.0  # e to this is 0 in float32, and a token of probability 0 is never drawn
 Say = Callable[[str], None]
 
 
@@ -59,6 +60,7 @@ class Remote:
     in_flight: int = 0
     is_asked: bool = False  # whether it still has a version, by a turn that waits for one
     failures: int = 0  # in a row
+    last_failure: str | None = None  # also once it plays again
     answered: int = 0  # turns, over the whole run
 
 
@@ -169,6 +171,7 @@ class Pool:
         """Count it; say so once if the server leaves."""
         with self._lock:
             remote.failures += 1
+            remote.last_failure = str(error)
             leaves = remote.out in (None, NEW) and (error.final or remote.failures >= PATIENCE)
             if error.final:
                 remote.proved.clear()  # it does not come back by itself
@@ -192,7 +195,7 @@ class Pool:
         known = self.ended()
         if known is not None:
             return known
-        reasons = "; ".join(f"{remote.url}: {remote.out}" for remote in self.remotes)
+        reasons = "; ".join(f"{remote.url}: {remote.out or remote.last_failure}" for remote in self.remotes)
         return NoServerError(
             f"no server is left to play rollouts: {reasons}",
             fix="start them again (msgrpo serve --allow-runtime-adapters DIR), then the same command with --resume",
@@ -224,8 +227,12 @@ async def ask(
     sampling: Sampling,
     seed: int,
     stop_ids: Sequence[int],
+    vocabulary: int,
 ) -> Completion:
-    """One answer to a prompt of token ids, as token ids with the log-probabilities that they were drawn with."""
+    """One answer to a prompt of token ids, as token ids with the log-probabilities that they were drawn with.
+
+    Raises RemoteError for an answer that no model with a `vocabulary` of so many tokens can have given.
+    """
     body = {
         "model": version,
         "prompt": prompt_ids,
@@ -249,15 +256,19 @@ async def ask(
         choice, named = answer["choices"][0], answer["model"]
         ids = tuple(map(int, choice["token_ids"]))
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
-        text, reason = str(choice["text"]), choice["finish_reason"]
+        text, reason = choice["text"], choice["finish_reason"]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
         raise RemoteError(f"an answer that cannot be read: {response.text[:200]}") from error
     if named != version:
         raise RemoteError(f"it answered as {named!r}, not as {version!r}", final=True)
     if reason not in ("stop", "length"):  # `abort` and `error`: half an answer is no move
         raise RemoteError(f"its answer has ended by {str(reason)[:40]!r}")
-    if not ids or len(ids) != len(logprobs) or not _sound(ids, logprobs):
+    if not isinstance(text, str):
+        raise RemoteError(f"its answer has {str(text)[:40]!r} for a text")
+    if not ids or len(ids) != len(logprobs) or not _sound(ids, logprobs, vocabulary):
         raise RemoteError(f"{len(ids)} token ids with {len(logprobs)} log-probabilities, not all of them sound")
+    if len(ids) > sampling.max_tokens:
+        raise RemoteError(f"it was asked for at most {sampling.max_tokens} tokens and answered with {len(ids)}")
     return Completion(
         text=text,
         finish_reason="stop" if reason == "stop" else "length",
@@ -271,18 +282,22 @@ async def ask(
     )
 
 
-def _sound(ids: Sequence[int], logprobs: Sequence[float]) -> bool:
-    """Whether all are token ids, and all are log-probabilities (up to rounding)."""
-    return min(ids) >= 0 and max(ids) < 2**31 and math.isfinite(sum(logprobs)) and max(logprobs) <= 1e-3
+def _sound(ids: Sequence[int], logprobs: Sequence[float], vocabulary: int) -> bool:
+    """Whether all are tokens of the model, with log-probabilities (up to rounding) with which tokens are drawn."""
+    known = min(ids) >= 0 and max(ids) < vocabulary
+    return known and math.isfinite(sum(logprobs)) and min(logprobs) >= LEAST_LOGPROB and max(logprobs) <= 1e-3
 
 
 class VersionModel:
     """Lθ of one version, played by whichever server of the pool has the fewest turns in flight."""
 
-    def __init__(self, version: str, pool: Pool, chat: ChatFormat, stop_ids: Sequence[int], context: int) -> None:
+    def __init__(
+        self, version: str, pool: Pool, chat: ChatFormat, stop_ids: Sequence[int], context: int, vocabulary: int
+    ) -> None:
         self.name = version
         self.extra_settings: dict[str, Any] = {}
-        self._pool, self._chat, self._stop_ids, self._context = pool, chat, sorted(stop_ids), context
+        self._pool, self._chat, self._stop_ids = pool, chat, sorted(stop_ids)
+        self._context, self._vocabulary = context, vocabulary
         self._client: Client | None = None
 
     @property
@@ -315,7 +330,9 @@ class VersionModel:
             async with self._pool.place() as remote:
                 if remote is not None:
                     try:
-                        completion = await ask(client, remote, self.name, prompt_ids, sampling, seed, self._stop_ids)
+                        completion = await ask(
+                            client, remote, self.name, prompt_ids, sampling, seed, self._stop_ids, self._vocabulary
+                        )
                     except RemoteError as error:
                         self._pool.failed(remote, error)
                     else:

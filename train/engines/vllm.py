@@ -57,6 +57,7 @@ class VllmEngine:
         self._chat = ChatFormat(policy.tokenizer, config.chat)
         self._stop_ids = sorted(stop_ids(policy.model, policy.tokenizer))
         self._prompts = contract.canary_prompts(scenario)
+        self._vocabulary = int(policy.model.get_input_embeddings().num_embeddings)
         positions = getattr(policy.model.config, "max_position_embeddings", None) or sys.maxsize
         longest = config.vllm.max_model_len if config.vllm is not None else None
         self._context = min(positions, longest or sys.maxsize)
@@ -86,7 +87,7 @@ class VllmEngine:
     def load(self, version: int) -> VersionModel:
         """Give every server the version, and prove it there; the older ones are forgotten."""
         name = self._ranks.broadcast(f"{self._name}-v{version:06d}")
-        model = VersionModel(name, self._pool, self._chat, self._stop_ids, self._context)
+        model = VersionModel(name, self._pool, self._chat, self._stop_ids, self._context, self._vocabulary)
         self._models.append(model)  # before it is loaded: whatever happens now, it is forgotten in the end
         answers = self._ranks.broadcast({} if self._fleet is None else self._loaded(self._fleet, name))
         self._pool.follow(list(answers))
@@ -168,7 +169,7 @@ class VllmEngine:
             await asyncio.sleep(min(0.25 * 2**trial, 4.0))
         rows, sampling = self._chat.ids(self._prompts), contract.canary_sampling(self._policy.temperature)
         asked = [
-            ask(client, remote, name, ids, sampling, seed, self._stop_ids)
+            ask(client, remote, name, ids, sampling, seed, self._stop_ids, self._vocabulary)
             for ids, seed in zip(rows, contract.SEEDS, strict=True)
         ]
         return list(await asyncio.gather(*asked))
