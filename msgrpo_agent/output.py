@@ -16,6 +16,7 @@ from rich.text import Text
 from msgrpo.text import as_json, printable
 
 T = TypeVar("T")
+LONGEST_ERROR = 8000  # characters of an error that are shown: it may quote a file in which one line has megabytes
 # a name may hold :x:, which is no sign of rich here
 out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
@@ -48,7 +49,11 @@ def say(text: str) -> None:
 
 
 def say_error(message: str) -> None:
-    """Write an error; on a terminal its lines end between words. What is to be copied is `say`'s."""
+    """Write an error, its beginning where it is very long; on a terminal its lines end between words. What is to be
+    copied is `say`'s.
+    """
+    if len(message) > LONGEST_ERROR:
+        message = f"{message[:LONGEST_ERROR]}… ({len(message):,} characters in all)"
     line = Text.assemble(("error: ", "bold red"), message)
     err.print(line, highlight=False, soft_wrap=not err.is_terminal)
 

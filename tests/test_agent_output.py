@@ -35,6 +35,16 @@ def test_an_error_breaks_between_words_on_a_terminal_and_nowhere_else(
     assert all(len(line) <= 20 for line in lines) == terminal
 
 
+def test_of_an_error_of_megabytes_the_beginning_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`msgrpo verify` quoted a state of 50 MB, from a record's line, into the terminal."""
+    written = io.StringIO()
+    monkeypatch.setattr(output.err, "_file", written)
+    output.say_error("player saw another state: " + "x" * 50_000)
+    assert len(written.getvalue()) < 10_000
+    assert written.getvalue().startswith("error: player saw another state: xxx")
+    assert written.getvalue().endswith("x… (50,026 characters in all)\n")
+
+
 def test_no_part_of_a_name_is_a_sign_or_drives_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the command to copy for `gym:x:Evil-v0` was shown with a cross in it, and a folder's name could
     clear the screen or turn the direction of the line around.
