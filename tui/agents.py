@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.errors import UsageError
 from msgrpo.prompt import Prompt
+from msgrpo.references import OptimalAgent
 
 T = TypeVar("T")
 Resolve = Callable[[str], Agent]
@@ -149,6 +150,8 @@ class LazyAgent:
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         agent = await in_daemon_thread(self._make) if self._agent is None else self._agent
+        if isinstance(agent, OptimalAgent):  # a search may take seconds
+            return Decision(await in_daemon_thread(lambda: agent.choose(view)))
         return await agent.act(view, on_text=on_text)
 
     async def close(self) -> None:

@@ -20,13 +20,13 @@ from textual.widgets.option_list import Option
 
 from msgrpo.episode import observation_of
 from msgrpo.errors import MsgrpoError
-from msgrpo.game import Game, Outcome, Scenario
+from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
 from msgrpo.limits import games_code
 from msgrpo.references import best_actions
 from msgrpo.text import printable
-from msgrpo.tui.agents import HUMAN
+from msgrpo.tui.agents import HUMAN, in_daemon_thread
 from msgrpo.tui.choices import (
     Choice,
     game_choices,
@@ -37,7 +37,7 @@ from msgrpo.tui.choices import (
     training_runs,
     with_recent,
 )
-from msgrpo.tui.clock import Cancel, once_drawn
+from msgrpo.tui.clock import Cancel, once_drawn, stands
 from msgrpo.tui.host import host
 from msgrpo.tui.pace import SPEEDS, neighbour
 from msgrpo.tui.screens.dialogs import Ask, Choose, Help, Pick
@@ -106,6 +106,19 @@ def no_endpoint(typed: str) -> str:
     if not address.startswith(("http://", "https://")):
         return f"an address begins with http:// or https://, as in {EXAMPLE}"
     return "" if model else f"name the model after a #, as in {EXAMPLE}"
+
+
+def previewed(scenario: Scenario, game: Game, seed: int) -> tuple[Game, Board | None, str]:
+    """(the game after the reference player's next move, its board, what is read there); after a few moves a new game.
+
+    Raises MsgrpoError where somebody's game or reference player fails.
+    """
+    with games_code(scenario.id):
+        if game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
+            game = scenario.new(seed, seed)
+        else:
+            game.step({player: best_actions(scenario, game, player)[0] for player in game.to_move})
+        return game, game.board(), observation_of(game, (game.to_move or game.players)[0])
 
 
 KEYS = (
@@ -366,17 +379,26 @@ class StartScreen(Screen[None]):
         game, scenario = self._preview, self._previewed
         moving = self.query_one(BoardView).display and self.app.animation_level != "none"
         if moving and game is not None and scenario is not None and scenario.reference is not None:
-            try:
-                with games_code(scenario.id):
-                    if game.outcome is not Outcome.PLAYING or game.steps >= PREVIEWED:
-                        game = self._preview = scenario.new(self.seed, self.seed)
-                    else:
-                        game.step({player: best_actions(scenario, game, player)[0] for player in game.to_move})
-                    shown, seen = game.board(), observation_of(game, (game.to_move or game.players)[0])
-                self.query_one(BoardView).show(shown, seen)
-            except MsgrpoError:  # of somebody's game: its board stands still
-                self._preview = None
-        self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
+            self._move(scenario, game)
+        else:
+            self._timer = host(self).clock.after(self, PREVIEW_S, self.preview)
+
+    @work(group="preview")
+    async def _move(self, scenario: Scenario, game: Game) -> None:
+        """Where the reference player searches for longer than a move is shown, the board stands still after it."""
+        clock, seed = host(self).clock, self.seed
+        began = clock.now()
+        try:
+            moved = await in_daemon_thread(lambda: previewed(scenario, game, seed))
+        except MsgrpoError:  # of somebody's game
+            moved = None
+        if not stands(self):
+            return
+        if self._preview is game:  # no other game was chosen meanwhile
+            self._preview = moved[0] if moved is not None and clock.now() - began <= PREVIEW_S else None
+            if moved is not None:
+                self.query_one(BoardView).show(*moved[1:])
+        self._timer = clock.after(self, PREVIEW_S, self.preview)
 
     def on_unmount(self) -> None:
         if self._timer is not None:
