@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from textual.app import App, ComposeResult
+from textual.widgets import DataTable
 
 from msgrpo.agent import Agent, Decision
 from msgrpo.episode import read_episodes
@@ -349,6 +350,22 @@ async def test_high_scores_are_what_people_reached_and_the_best_first(record: Pa
         assert records.place == records.listed()[1]  # the next one is the next best
         await press(pilot, "q", "b")
         assert records.listed() == sorted(records.listed())
+
+
+async def test_a_list_of_the_best_is_read_from_the_best_one(record: Path, tmp_path: Path) -> None:
+    """Of the high scores, enter watched the game that was played first."""
+    app = PlayApp(seat, clock=ManualClock(), runs=tmp_path, plays=tmp_path / "plays")
+    for episode in sorted(read_episodes(record), key=reached):
+        append_episode(app.by_hand, episode.model_copy(update={"agents": {"player": "human"}}))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await press(pilot, "h")
+        assert isinstance(app.screen, RecordsScreen)
+        records, table = app.screen.records, app.screen.query_one(DataTable)
+        assert (table.cursor_row, records.place) == (0, records.listed()[0])
+        assert records.place != 0
+        await press(pilot, "b", "down", "b")
+        assert (table.cursor_row, records.place) == (0, records.listed()[0])
 
 
 def test_a_setup_knows_its_mode() -> None:

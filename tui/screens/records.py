@@ -66,6 +66,7 @@ class RecordsScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(KeyLine).show(KEYS)
+        self._choose_best()
         self.show_list()
 
     def on_screen_resume(self) -> None:
@@ -114,7 +115,14 @@ class RecordsScreen(Screen[None]):
 
     def action_best(self) -> None:
         self.records.best_first = not self.records.best_first
+        self._choose_best()
         self.show_list()
+
+    def _choose_best(self) -> None:
+        """A list that begins with the best is read from there."""
+        listed = self.records.listed()
+        if self.records.best_first and listed:
+            self.records.place = listed[0]
 
     @work(group="dialog")
     async def action_search(self) -> None:
