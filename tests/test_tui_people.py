@@ -462,6 +462,9 @@ def test_a_sign_is_not_parted_from_its_name() -> None:
         "B b  bishop   K k  king   N n  knight",
         "P p  pawn   Q q  queen   R r  rook",
     ]
+    game = get_scenario("spiel:tic_tac_toe").new(0, 0)
+    game.step({player: game.legal(player)[0] for player in game.to_move})
+    assert not legend(game.board(), 48)  # it said that x means x
 
 
 async def test_a_move_without_a_key_is_typed(tmp_path: Path) -> None:

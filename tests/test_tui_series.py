@@ -29,7 +29,7 @@ from msgrpo.tui.records import Records, reached, standing_by_hand
 from msgrpo.tui.screens.match import BETWEEN_S
 from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.start import StartScreen
-from msgrpo.tui.series import Series, verdict, winner
+from msgrpo.tui.series import Series, standing, verdict, winner
 from msgrpo.tui.session import Match, Session, Setup, new_match
 from msgrpo.tui.status import worth
 from msgrpo.tui.widgets.bars import ActionBars
@@ -82,7 +82,10 @@ async def test_in_a_series_the_seeds_advance_and_the_seats_of_a_duel_change() ->
     for _ in range(4):
         setup = series.next()
         seats.append((setup.agent, setup.seed))
-        series.add(await finish(new_match(setup, seat)))
+        match = await finish(new_match(setup, seat))
+        series.add(match)
+        if not series.over:
+            assert f"after {series.played} game{'s' if series.played > 1 else ''}: " in standing(match, series)
     assert seats == [("optimal", 7), ("random", 8), ("optimal", 9), ("random", 10)]
     assert series.over
     assert series.wins[0] > series.wins[1]  # whoever sits where: the wrong variant counts seats, and draws level

@@ -43,6 +43,7 @@ from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
 
+TEXTUALS = ("Keys", "Maximize", "Minimize")  # commands of Textual: ? shows the keys, and each screen has its layout
 NOT_COMMANDS = ("move(", "choose(", "app.", "screen.")  # moves, which keys and clicks make, and keys of Textual
 
 
@@ -367,7 +368,7 @@ class PlayApp(App[None]):
         self.theme = NIGHT.name if self.theme == DAY.name else DAY.name
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        yield from super().get_system_commands(screen)
+        yield from (each for each in super().get_system_commands(screen) if each.title not in TEXTUALS)
         yield SystemCommand("Light or dark", "Switch between day ice and night ice", self.action_toggle_light)
         named: set[str] = set()
         for _, (node, binding, *_) in screen.active_bindings.items():

@@ -126,5 +126,6 @@ def standing(match: Match, series: Series | None) -> str:
         return result
     if series.over:
         return series.card()
-    score = f"after {series.played} games: {series.score()}" if series.played else ""
+    games = "game" if series.played == 1 else "games"
+    score = f"after {series.played} {games}: {series.score()}" if series.played else ""
     return "   ".join(filter(None, (result, score)))

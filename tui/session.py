@@ -318,8 +318,12 @@ class Session:
 
     def rules(self, player: str) -> str:
         """The rules for a person, who is told first which side is theirs."""
-        side = self.side(player)
-        return f"You are {side}. {self.scenario.rules}" if side else self.scenario.rules
+        alone = player == Scenario.players[0]  # nobody else is on the board
+        return (
+            self.scenario.rules
+            if alone
+            else f"You are {printable(str(self.game.side(player)))}. {self.scenario.rules}"
+        )
 
     def name(self, player: str) -> str:
         agent = self.agents[player]

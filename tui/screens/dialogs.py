@@ -52,14 +52,15 @@ HELP = """\
   s S  t T   the next and last seed;  temperature;  u  an endpoint
   w h o q    watch a run, high scores, open a record, quit
 [bold $primary]Everywhere[/]
-  ctrl+p     all commands and themes;  ctrl+t  light or dark;  ctrl+q  quit
+  ctrl+p     all commands and themes
+  ctrl+t     light or dark;  ctrl+q  quit
 """
 SIGNS = """\
 [bold $primary]Signs[/]
   p and bars how likely the agent was to choose each action
   + − ! ? ⁇  a gain, a loss, no legal action, a mistake, a blunder
   ⊥          no legal action was found in the answer
-  ▲ △ ▼ ▽    better, worse than the group's mean; hollow: not learnt from
+  ▲ △ ▼ ▽    above, below the group's mean; hollow: not learnt from
   flat       a group in which all were equal: nothing to learn
 """
 

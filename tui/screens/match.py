@@ -192,7 +192,9 @@ class MatchScreen(Screen[None]):
             elif stacked:
                 self.lane(i).fit(width, max(LOW, height - LOW * panels), whole_width=True)
             else:
-                self.lane(i).fit(max(width // 2, width - max(PANEL, width * 3 // 10)), height, whole_width=False)
+                board = session.frame.board is not None
+                wide = max(width // 2, width - max(PANEL, width * 3 // 10)) if board else width // 2
+                self.lane(i).fit(wide, height, whole_width=False)
 
     def panel(self, session: int, player: str) -> AgentPanel:
         return self.query_one(f"#panel-{session}-{player}", AgentPanel)

@@ -21,7 +21,7 @@ from textual.widgets.option_list import Option
 from msgrpo.episode import observation_of
 from msgrpo.errors import MsgrpoError
 from msgrpo.game import Board, Game, Outcome, Scenario
-from msgrpo.games import get_scenario
+from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.outside import runs_code
 from msgrpo.limits import games_code
 from msgrpo.references import best_actions
@@ -167,6 +167,7 @@ class StartScreen(Screen[None]):
         self._previewed: Scenario | None = None  # whose moves the small board shows
         self._preview: Game | None = None
         self._timer: Cancel | None = None
+        self._instead: dict[str, tuple[str, str]] = {}  # list of agents -> (nano, who was chosen in its place)
         self._clicked: tuple[str, str] | None = None  # (list, entry) that was clicked last
 
     def compose(self) -> ComposeResult:
@@ -286,18 +287,40 @@ class StartScreen(Screen[None]):
     @on(Options.OptionHighlighted)
     def highlighted(self, event: Options.OptionHighlighted) -> None:
         if event.option_list.id == "games":
-            self._follow_game()
             self.show_game()
+            self._follow_game()
         elif self.query_one("#ways", Options).option_count:
             self.show_command()
 
     def _follow_game(self) -> None:
-        """An adapter of nano that was trained on another game gives way to the one of this game."""
+        """An adapter of nano that was trained on another game gives way to the one of this game.
+
+        nano, which reads our games only, gives way to players that know the game, until it is one of ours again.
+        """
+        scenario = self._previewed
+        if scenario is not None:
+            knowing = "random" if scenario.reference is None else "optimal"
+            for name, other in (("agents", knowing), ("others", "random")):
+                self._stand_in(name, other, ours=scenario.id.partition("~")[0] in SCENARIOS)
         agents = self.query_one("#agents", Options)
         trained = f"nano:{self.chosen('games')}"
         specs = [option.id for option in agents.options if not option.disabled]
         if self.chosen("agents").startswith("nano:") and trained in specs:
             agents.highlighted = [option.id for option in agents.options].index(trained)
+
+    def _stand_in(self, name: str, other: str, *, ours: bool) -> None:
+        """In a list of agents, choose another for nano where the game is not ours, and nano again where it is."""
+        options = self.query_one(f"#{name}", Options)
+        chosen, (before, stands) = self.chosen(name), self._instead.get(name, ("", ""))
+        if not ours and chosen.partition(":")[0] == "nano":
+            self._instead[name] = chosen, other
+            wanted = other
+        elif chosen == stands:
+            wanted = before if ours else other
+            self._instead[name] = before, wanted
+        else:
+            return
+        options.highlighted = [option.id for option in options.options].index(wanted)
 
     @on(Options.OptionSelected)
     def clicked(self, event: Options.OptionSelected) -> None:

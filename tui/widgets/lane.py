@@ -171,6 +171,8 @@ def legend(board: Board | None, width: int) -> Content:
         if floor and (glyph in EMPTY or board.roles.get(glyph) == "ice"):
             continue
         for meaning, place in there.get(glyph, {}).items():
+            if meaning == glyph:
+                continue  # an x that means x
             name = re.sub(r"^(head of|body of|white|black) ", "", meaning)
             signs, kind = look(board, place)
             paint = board.colours.get(place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
@@ -29,6 +31,26 @@ DRAWN = 4000  # characters of a text that are drawn: more than a screen holds
 
 def stat(name: str, value: str, style: str = "") -> Content:
     return Content.styled(f"{name} ", MUTED) + Content.styled(value, style)
+
+
+def numbers_in(groups: list[list[Content]], width: int) -> Content:
+    """All on one line if so many columns hold it, else a line or more for each group; no number leaves its name."""
+    groups = [group for group in groups if group]
+    whole = spaced(each for group in groups for each in group)
+    if whole.cell_length <= width or not width:  # before the first layout there is none
+        return whole
+    rows: list[list[Content]] = []
+    for group in groups:
+        rows.append([])
+        for each in group:
+            if rows[-1] and spaced([*rows[-1], each]).cell_length > width:
+                rows.append([])
+            rows[-1].append(each)
+    return Content("\n").join(map(spaced, rows))
+
+
+def spaced(parts: Iterable[Content]) -> Content:
+    return Content("  ").join(parts)
 
 
 class Words(VerticalScroll):
@@ -107,10 +129,7 @@ class AgentPanel(Widget):
             costs.append(stat("tokens", str(tally.tokens)))
         if tally.seconds:
             costs.append(stat("time", f"{tally.seconds:.1f} s"))
-        line = Content("  ").join([*stats, *costs])
-        if costs and line.cell_length > self.size.width:
-            line = Content("  ").join(stats) + Content("\n") + Content("  ").join(costs)
-        self.query_one(".stats", Text).show(line)
+        self.query_one(".stats", Text).show(numbers_in([stats, costs], self.size.width))
         words = details_text(turn, decision, prompt) if details else thought_text(turn, decision)
         unlisted = frame.board is not None and not self.bars.actions  # no bar shows the move
         if unlisted and not details and turn is not None and turn.action:
@@ -125,6 +144,8 @@ class AgentPanel(Widget):
         spark.display = len(returns) > 1
         mean = sum(returns) / len(returns) if returns else 0.0
         text = f"this sitting: {len(returns)} played, mean {mean:+.2f}" if returns else "this sitting: none finished"
+        if len(text) > self.size.width > 0:
+            text = text.removeprefix("this sitting: ")
         self.query_one(".returns", Text).show(Content.styled(text, MUTED))
 
     def _bars(self, session: Session, turn: Turn | None, decision: Decision | None) -> None:
