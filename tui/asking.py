@@ -57,6 +57,11 @@ class Asking:
         self.drop()
         self.stopped = True
 
+    async def soon(self, seconds: float) -> None:
+        """Wait so long at most for the answers, if no person is asked for one."""
+        if self._round is not None and not self.people():
+            await asyncio.wait({self._round}, timeout=seconds)
+
     def drop(self) -> None:
         """Give the round up; nothing of it is told any more."""
         self._words = {}

@@ -13,7 +13,7 @@ from msgrpo.tui.clock import once_drawn, soon, stands
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.pace import Pace
 
-TOGETHER_S = 0.03  # that a move waits for what it is worth, where no person waits for the move
+TOGETHER_S = 0.03  # that a move waits for what it is worth, and an agent's first frame for its answer
 ROUNDS = 4  # of the event loop, in which each widget in turn says that it has to be drawn
 
 
@@ -54,6 +54,8 @@ class Drawing:
         await _widgets()
         if self.asked:  # who answers at once is not drawn as one that thinks: the move is, by a call of begin
             self.asked = False
+            await self._asking.soon(TOGETHER_S)
+            await _widgets()
             if self._asking.going:
                 soon(self._screen, self._waits)
             await _widgets()
