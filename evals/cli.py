@@ -43,8 +43,8 @@ def evaluate(given: Given) -> None:
     if board.silent:
         raise RecordError(
             f"no result: {', '.join(board.silent)}; the notes say why",
-            fix="start the same command again, with --retry-failed or a larger budget where the notes name it: what is "
-            "finished stays",
+            fix="start the same command again, with --retry-failed or a larger budget where the notes name it: "
+            "what is finished stays",
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +13,15 @@ from rich.color import Color, ColorSystem
 from textual.theme import Theme
 from textual.widgets import Static
 
+from msgrpo.game import Game
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.tui.app import PlayApp
-from msgrpo.tui.screens.dialogs import Ask
+from msgrpo.tui.screens.dialogs import Ask, Help
 from msgrpo.tui.screens.start import PREVIEW_S, StartScreen, command_of
 from msgrpo.tui.session import Setup
 from msgrpo.tui.theme import THEMES
 from msgrpo.tui.widgets.board import BoardView
+from msgrpo.tui.widgets.options import Options
 from tests.tui_helpers import (
     NIM,
     ManualClock,
@@ -26,7 +30,6 @@ from tests.tui_helpers import (
     resolver,
     settle,
     text_of,
-    ticks,
     until,
 )
 
@@ -117,12 +120,15 @@ async def test_help_palette_theme_resize_and_quit(app_of) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await press(pilot, "question_mark")
-        assert "how likely the agent was" in str(app.screen.query(".help Static").last(Static).render())
+        keys = app.screen.query(".help Static").last(Static)
+        assert "how likely the agent was" in str(keys.render())
+        assert keys.size.height == len(str(keys.render()).split("\n"))  # no line is broken in two
         await press(pilot, "escape")
         commands = {command.title: command.help for command in app.get_system_commands(app.screen)}
         assert {"Take the seat, or hand it back", "Hint", "Save", "Go to step", "Light or dark"} <= set(commands)
         assert (commands["Save"], commands["The same again"]) == ("key: e", "key: r")
         assert not {"Up", "Action 1"} & set(commands)
+        assert not {"Keys", "Maximize"} & set(commands)  # esc did not close these keys, and they were not all true
         await press(pilot, "ctrl+p", *"go to step")
         await until(lambda: app.screen.query_one("CommandList").option_count == 1)
         await press(pilot, "enter")
@@ -223,6 +229,33 @@ async def test_the_start_screen_lists_a_game_from_outside_that_was_named(app_of,
         assert "Nim. Stones lie on a heap" in text_of(app, "#rules")
 
 
+async def test_the_start_screen_names_players_that_know_a_game_which_is_none_of_ours(app_of) -> None:
+    """In chess it was nano, which has never seen a chess board: its first answer lost the game."""
+    pytest.importorskip("pyspiel")
+    pytest.importorskip("torch")
+    app = app_of(None)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, StartScreen)
+        games, agents = screen.query_one("#games", Options), screen.query_one("#agents", Options)
+        before = screen.chosen("agents"), screen.chosen("others")
+
+        async def named(game: str) -> tuple[str, str]:
+            games.highlighted = [option.id for option in games.options].index(game)
+            await settle(pilot)
+            return screen.chosen("agents"), screen.chosen("others")
+
+        assert before == ("nano:frozen-lake", "nano")
+        assert await named("spiel:tic_tac_toe") == ("optimal", "random")
+        assert await named("spiel:2048") == ("random", "random")  # it has no reference player
+        assert await named("frozen-lake") == before
+        assert await named("spiel:tic_tac_toe") == ("optimal", "random")
+        agents.highlighted = [option.id for option in agents.options].index("nano")
+        await settle(pilot)
+        assert screen.setup.against == "nano"  # a person may want it
+
+
 async def test_the_preview_moves_by_a_reference_player_that_gives_a_set(
     app_of, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,9 +266,74 @@ async def test_the_preview_moves_by_a_reference_player_that_gives_a_set(
         await settle(pilot)
         app.choose()
         await settle(pilot)
-        await ticks(pilot, clock, 1, PREVIEW_S)
-        assert app.screen._preview is not None
-        assert app.screen._preview.steps == 1
+        clock.tick(PREVIEW_S)
+        await until(lambda: app.screen._preview is not None and app.screen._preview.steps == 1)
+
+
+@pytest.fixture
+def slow_lake(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Frozen Lake with a reference player that searches until the event comes."""
+    lake, found = get_scenario("frozen-lake"), threading.Event()
+
+    def search(game: Game, player: str) -> list[str]:
+        if not found.wait(10):
+            found.set()  # nobody waited elsewhere
+        return ["down"]
+
+    monkeypatch.setitem(SCENARIOS, lake.id, replace(lake, reference=search, judge=None))
+    yield found
+    found.set()
+
+
+async def test_a_reference_player_that_searches_long_does_not_stop_the_app(
+    app_of, clock: ManualClock, slow_lake: threading.Event
+) -> None:
+    """In chess no key did anything for as long as it searched, and what a person had just played was not shown."""
+    app = app_of(Setup("frozen-lake", "optimal", seed=3))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        clock.tick(0.25)
+        await until(lambda: not play_screen(app).asking.loading(0, "player"))
+        await pilot.press("question_mark")
+        await until(lambda: isinstance(app.screen, Help))
+        assert not slow_lake.is_set()
+        await pilot.press("escape")
+        slow_lake.set()
+        await settle(pilot)
+        assert play_screen(app).match.sessions[0].last == 1
+
+
+async def test_a_preview_whose_reference_player_searches_long_lets_another_game_be_chosen(
+    app_of, clock: ManualClock, slow_lake: threading.Event
+) -> None:
+    """At chess the start screen stood still for seconds before each move of its small board."""
+    app = app_of(Setup("frozen-lake", "random"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        app.choose()
+        await settle(pilot)
+        clock.tick(PREVIEW_S)
+        await press(pilot, "down")
+        assert app.screen.chosen("games") == "frozen-lake-slippery"
+        assert not slow_lake.is_set()
+
+
+async def test_a_preview_stands_still_after_a_move_that_was_searched_for_long(
+    app_of, clock: ManualClock, slow_lake: threading.Event
+) -> None:
+    """At chess the start screen kept a processor busy for as long as it was open."""
+    app = app_of(Setup("frozen-lake", "random"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        app.choose()
+        await settle(pilot)
+        before = app.screen._timer
+        clock.tick(PREVIEW_S)
+        await settle(pilot)
+        clock.time += 2 * PREVIEW_S
+        slow_lake.set()
+        await until(lambda: app.screen._timer is not before)
+        assert app.screen._preview is None
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -262,6 +262,37 @@ async def test_actions_fit_into_a_narrow_terminal(app_of) -> None:
         assert all(action in bars for action in ("up", "down", "left", "right"))
 
 
+async def test_no_number_of_a_narrow_panel_is_cut_off_or_parted_from_its_name(app_of, clock: ManualClock) -> None:
+    """It said: this sitting: 1 played, mean +   and: invalid, with the number on the next line."""
+    app = app_of(Setup("frozen-lake", "up", seed=3, speed=64.0), up=scripted("up", answer("up")))
+    async with app.run_test(size=(70, 30)) as pilot:
+        await ticks(pilot, clock, 10)
+        panel = play_screen(app).query_one(AgentPanel)
+        panel.styles.width = 26
+        await settle(pilot)
+        await press(pilot, "p")
+        assert text_of(app, ".returns") == "1 played, mean +0.00"
+        stats = app.screen.query_one(".stats")
+        rows = [strip.text.rstrip() for strip in stats.render_lines(stats.size.region)]
+        assert rows == ["return 0  step 8/8", "invalid 0", "tokens 2560", "time 2.0 s"]
+
+
+async def test_a_person_alone_with_a_snake_of_the_game_is_told_which_one_is_theirs(app_of) -> None:
+    for game, said in (("snake", "You are snake1. Snake on"), ("frozen-lake", "Frozen Lake.")):
+        app = app_of(Setup(game, "human", seed=3))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settle(pilot)
+            assert text_of(app, ".text").startswith(said)
+
+
+async def test_the_text_of_a_game_without_a_board_leaves_half_the_window_to_the_player(app_of) -> None:
+    """Two numbers and their names stood below each other beside an empty space."""
+    app = app_of(Setup(NIM, "human", "random"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        assert play_screen(app).query_one(AgentPanel).outer_size.width == 50
+
+
 async def test_after_taking_over_the_seat_is_asked_though_the_agent_ends_late(app_of) -> None:
     """An agent that takes its time to be cancelled must neither block the person nor answer for them."""
 
