@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
 from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
-from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError
+from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, nearest
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
@@ -74,10 +74,11 @@ async def evaluate(
     played `repeats` times; all starts of a folder are those of one `split`. Where `budget` is used up, no further
     episode begins; `command` and `names` (of agents, for tables) stand in `run.json`; `elsewhere` plays in other
     processes. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more than
-    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing, or `out` holds
-    another split.
+    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing, two agents share a
+    name, a number or the split makes no sense, or `out` holds another split.
     """
     progress = progress or EvalProgress()
+    _check_asked(agents, episodes, repeats, split)
     _check_repeatable(scenarios)
     able = [(agent, _playable(agent, scenarios)) for agent in agents]
     with ExitStack() as stack:
@@ -144,6 +145,19 @@ def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
         listed = ", ".join(scenario.id for scenario in scenarios)
         raise UsageError(f"{agent.spec} can play none of {listed}", fix="choose the scenario it was trained on")
     return able
+
+
+def _check_asked(agents: Sequence[Agent], episodes: int, repeats: int, split: HeldOut) -> None:
+    """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
+    specs = [agent.spec for agent in agents]
+    if twice := next((spec for spec in specs if specs.count(spec) > 1), None):
+        raise UsageError(f"two agents are named {twice!r}: they share a record", fix="give each its own spec")
+    if min(episodes, repeats) < 1:
+        raise UsageError(
+            f"episodes is {episodes} and repeats is {repeats}: nothing can be played", fix="give at least 1 of each"
+        )
+    if split not in get_args(HeldOut):
+        raise UsageError(f"no split of evaluations is named {split!r}", fix=nearest(split, get_args(HeldOut)))
 
 
 def _check_repeatable(scenarios: Sequence[Scenario]) -> None:

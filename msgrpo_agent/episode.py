@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo.agent import Agent, Completion, Decision, FinishReason, ParseFailure, View
-from msgrpo.errors import EndpointError, GameFaultError, RecordError, first_fault
+from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError, first_fault
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past
@@ -224,8 +224,8 @@ async def decide(agents: Mapping[str, Agent], views: Mapping[str, View]) -> dict
     """Ask all players to move at the same time; none sees another's choice."""
     if len(views) == 1:
         ((player, view),) = views.items()
-        return {player: await agents[player].act(view)}
-    asked = [asyncio.ensure_future(agents[player].act(view)) for player, view in views.items()]
+        return {player: await decision_of(agents[player], view)}
+    asked = [asyncio.ensure_future(decision_of(agents[player], view)) for player, view in views.items()]
     try:
         return dict(zip(views, await asyncio.gather(*asked), strict=True))
     except (Exception, asyncio.CancelledError):  # what the others would still answer is paid for, and in no record
@@ -233,6 +233,17 @@ async def decide(agents: Mapping[str, Agent], views: Mapping[str, View]) -> dict
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
         raise
+
+
+async def decision_of(agent: Agent, view: View) -> Decision:
+    """What an agent answers. Raises UsageError for an agent whose `act` gives no Decision: no game is at fault."""
+    decision: object = await agent.act(view)
+    if not isinstance(decision, Decision):
+        raise UsageError(
+            f"act of the agent {agent.spec} gave {repr(decision)[:80]}, not a msgrpo.agent.Decision",
+            fix="return Decision(action), or Decision(None) for no legal action",
+        )
+    return decision
 
 
 def apply_turn(

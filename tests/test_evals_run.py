@@ -499,3 +499,38 @@ async def test_how_long_a_game_is_judged_does_not_decide_which_turns_are_a_batch
         return batches
 
     assert await played(0.03) == await played(0)
+
+
+class Named(RandomAgent):
+    """An agent of somebody's own, which may answer with something that is no Decision."""
+
+    def __init__(self, spec: str, answer: Any = None) -> None:
+        self.spec, self.answer = spec, answer
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("specs", "asked", "said"),
+    [
+        (["mine", "mine"], {}, "two agents are named 'mine'"),
+        (["mine"], {"split": "vall"}, "no split of evaluations is named 'vall'"),
+        (["mine"], {"episodes": -1}, "episodes is -1"),
+        (["mine"], {"repeats": 0}, "repeats is 0"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_before_anything_is_written(
+    tmp_path: Path, specs: list[str], asked: dict[str, Any], said: str
+) -> None:
+    """A misspelled split made a run.json that was called damaged; of two agents, one was called another process."""
+    with pytest.raises(UsageError, match=said):
+        await evaluate([Named(spec) for spec in specs], [LAKE], out=tmp_path / "e", **{"episodes": 2, **asked})
+    assert not (tmp_path / "e").exists()
+
+
+async def test_an_agent_that_gives_no_decision_is_at_fault_and_not_the_game(tmp_path: Path) -> None:
+    """Its episodes were recorded as faults of the game's code."""
+    with pytest.raises(UsageError, match="agent mine gave 'right'"):
+        await evaluate([Named("mine", "right")], [LAKE], 2, tmp_path)
+    assert not list(read_episodes(tmp_path / "mine" / "frozen-lake.jsonl"))
