@@ -438,3 +438,20 @@ def test_wrong_files_are_refused(tmp_path: Path, text: str | None) -> None:
 def test_unknown_preset() -> None:
     with pytest.raises(UsageError, match="paper"):
         make_config("papr")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("loss=mine.py:my_loss", "only credit, select, gate take a function of yours; loss takes clip, gspo"),
+        ("teacher=mine.py", "only credit, select, gate take a function of yours; teacher takes optimal"),
+        ("credit=mine.py", "is named file.py:function"),
+        ("credit=mine.py:my_credit(gamma=2)", "takes no settings"),
+        ("gate=my_module:my_gate(drop=2)", "takes no settings"),
+    ],
+)
+def test_a_function_that_a_setting_cannot_take_is_told_which_can(setting: str, said: str) -> None:
+    """It was told that it is not name or name(key=value, …), which no reader of the page on rivals understands."""
+    with pytest.raises(UsageError) as refused:
+        make_config("nano", settings=[setting])
+    assert said in str(refused.value)

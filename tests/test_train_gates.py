@@ -55,14 +55,6 @@ def test_a_gate_that_is_none_is_named_before_anything_is_loaded(spec: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ["credit", "select", "gate"])
-def test_a_file_without_its_function_is_told_how_to_name_one(kind: str) -> None:
-    """As a game's file without its scenario is; "is not name or name(key=value, …)" named neither."""
-    with pytest.raises(UsageError) as error:
-        make_config(settings=[f"{kind}=my_file.py"])
-    assert f"my_file.py:my_{kind}" in f"{error.value} {error.value.fix}"
-
-
 USERS = """
 import torch
 def forgotten(group): pass

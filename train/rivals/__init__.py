@@ -74,8 +74,8 @@ def choose(kind: str, spec: str) -> Choice:
         from msgrpo.train.rivals.outside import OUTSIDE
 
         return OUTSIDE[kind](spec=spec.strip())
-    if spec.strip().endswith(".py") and kind in CHOICES:
-        raise ValueError(f"{spec!r} is a file; a {kind} is named with its function: {spec.strip()}:my_{kind}")
+    if re.match(r"[^(]*[.:]", spec):
+        raise ValueError(_no_function(kind, spec))
     name, settings = parsed(spec)
     if name not in RIVALS[kind]:
         raise ValueError(f"no {kind} is named {name!r}: {nearest(name, RIVALS[kind])}")
@@ -90,6 +90,16 @@ def choose(kind: str, spec: str) -> Choice:
             raise ValueError(f"{kind}={name} does not take {key}; it takes {takes}") from error
         given = f", not {fault['input']!r}" if fault["type"] != "missing" else ""
         raise ValueError(f"{kind}={name}: {key}: {fault['msg']}{given}; it takes {takes}") from error
+
+
+def _no_function(kind: str, spec: str) -> str:
+    """Why `spec`, which names a file or a module, is no choice of this kind."""
+    if kind in CHOICES:
+        return f"{spec!r}: a function of yours is named file.py:function, and takes no settings"
+    return (
+        f"{spec!r}: only {', '.join(CHOICES)} take a function of yours; {kind} takes {', '.join(RIVALS[kind])}, or a "
+        "class that you add to msgrpo.train.rivals"
+    )
 
 
 def rival(kind: str, name: str) -> type[Choice]:
