@@ -318,3 +318,12 @@ def test_a_damaged_evaluation_is_refused_before_anything_is_trained(damage: dict
     (tmp_path / METRICS).write_text(json.dumps(row | damage) + "\n")
     with pytest.raises(RunError, match="damaged evaluation"):
         Evaluations(tmp_path, players, 1)
+
+
+def test_a_forecast_counts_in_words_that_fit_the_number(tmp_path: Path) -> None:
+    """Of a run of one update it said: the other 0, with 1 evaluations."""
+    settings = {"scenario": "frozen-lake", "base": "nano"}
+    alone = Players(make_config(given={**settings, "steps": 1}))
+    assert "; 1 evaluation will take about" in Evaluations(tmp_path, alone, 0).forecast(1, 9.0)
+    three = Players(make_config(given={**settings, "steps": 3}, settings=["evaluation=9(every=2)"]))
+    assert "; 2 more updates and 2 evaluations will take" in Evaluations(tmp_path, three, 0).forecast(1, 9.0)

@@ -21,7 +21,7 @@ from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference,
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.files import replace_text
 from msgrpo.run_log import METRICS, SUMMARY, read_rows
-from msgrpo.text import as_json
+from msgrpo.text import as_json, counted
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.curve import draw_curve
@@ -120,9 +120,10 @@ class Evaluations:
         left, due = last - step, -(-last // every) - (step - 1) // every  # the one after this update is to come
         whole = left * seconds + due * max((row["eval_s"] for row in self.done.values()), default=0.0)
         duration = f"{whole / 60:.0f} minutes" if whole >= 120 else f"{whole:.0f} s"
+        rest = " and ".join(counted(n, what) for n, what in ((left, "more update"), (due, "evaluation")) if n)
         return (
-            f"the first update took {seconds:.1f} s and {peak_memory() / 2**30:.1f} GiB of memory: the other {left}, "
-            f"with {due} evaluations, will take about {duration} (longer where better play lasts longer)"
+            f"the first update took {seconds:.1f} s and {peak_memory() / 2**30:.1f} GiB of memory; "
+            f"{rest} will take about {duration} (longer where better play lasts longer)"
         )
 
     def at(self, step: int, model: LanguageModel, report: Reporter) -> dict[str, Any]:
