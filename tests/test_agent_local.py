@@ -180,3 +180,27 @@ def test_actions_of_a_whole_batch_are_compared_on_the_keys_and_values_that_are_t
         assert max(computed) <= 8  # tokens a text: the prompts are not computed again
     if tokens == 80:
         assert max(at_once) <= 2
+
+
+def test_the_tokens_of_prompts_that_are_computed_at_once_are_bounded(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only their rows were: many long prompts took memory without a bound. The answers are the same."""
+    prompts, sampling = [prompt_of(seed) for seed in range(24)], Sampling(max_tokens=4)
+    whole = model.generate(prompts, sampling, range(24))
+    widths: list[tuple[int, ...]] = []
+    forward = generation.Batch._forward
+
+    def measured(batch: generation.Batch, ids: torch.Tensor) -> torch.Tensor:
+        widths.append(tuple(ids.shape))
+        return forward(batch, ids)
+
+    monkeypatch.setattr(generation.Batch, "_forward", measured)
+    monkeypatch.setattr(generation, "PROMPT_TOKENS", 1600)
+    bounded = model.generate(prompts, sampling, range(24))
+    prefills = [(rows, width) for rows, width in widths if width > 1]
+    assert len(prefills) > 1
+    assert all(rows * width <= 1600 for rows, width in prefills)
+    assert [one.token_ids for one in bounded] == [one.token_ids for one in whole]
+    for one, other in zip(bounded, whole, strict=True):
+        torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs))

@@ -39,6 +39,7 @@ BLOCK = 1024  # tokens of a large vocabulary that are looked at together
 PART = 2**22  # logits that a processor works on at once: 16 MiB, which stay in its cache
 GPU_PART = 2**27  # that a GPU works on at once: there what counts is how few kernels are started
 LARGEST = 1 - 2.0**-53  # of a uniform number
+PROMPT_TOKENS = 2**18  # that are computed at once, filled up to the longest prompt, without what all have in common
 TOKENS = 2**14  # that are held at once while texts are compared, each with keys and values of its own
 
 
@@ -59,6 +60,17 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     action_probabilities: dict[str, float] | None = None
     ended: bool = False
+
+
+def parts_of(trunk: Any, rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows in their order, in parts of at most PROMPT_TOKENS tokens, which bounds the memory that prompts take.
+
+    It depends on nothing but the rows, so which of them are a batch does not either.
+    """
+    longest = max(len(row.prompt) + row.most for row in rows)
+    shared = shareable_length(trunk, common_prefix_length([row.prompt for row in rows]), longest)
+    size = max(FEWEST_ROWS, PROMPT_TOKENS // max(len(row.prompt) - shared for row in rows))
+    return [list(rows[at : at + size]) for at in range(0, len(rows), size)]
 
 
 class Batch:

@@ -15,7 +15,7 @@ import torch
 
 from msgrpo.agent import Completion, OnText, Sampling, action_span
 from msgrpo.errors import EndpointError, ModelError
-from msgrpo.models.generation import Batch, Row, answer
+from msgrpo.models.generation import Batch, Row, answer, parts_of
 from msgrpo.models.shared_prefix import evaluating, trunk_and_head
 from msgrpo.prompt import ChatFormat, Prompt
 
@@ -172,10 +172,12 @@ class LocalModel:
         if not rows:
             return
         with self._lock, torch.inference_mode(), evaluating(self.model):
-            batch = Batch(*trunk_and_head(self.model), rows, self.pad_id)
-            if bool(batch.logits.isnan().any()):
-                raise ModelError(f"the model {self.name} answers with no numbers (NaN): its weights are damaged")
-            answer(batch, sampling, self.stop_ids, self._say, self._compare_actions, abandoned)
+            trunk, head = trunk_and_head(self.model)
+            for part in parts_of(trunk, rows):
+                batch = Batch(trunk, head, part, self.pad_id)
+                if bool(batch.logits.isnan().any()):
+                    raise ModelError(f"the model {self.name} answers with no numbers (NaN): its weights are damaged")
+                answer(batch, sampling, self.stop_ids, self._say, self._compare_actions, abandoned)
 
     def _completion(self, row: Row, elapsed_s: float) -> Completion:
         return Completion(
