@@ -42,7 +42,11 @@ class Sampling(BaseModel):
 
 @dataclass(frozen=True)
 class View:
-    """One player's turn. A language agent reads `observation` only; `game` is for players that search."""
+    """One player's turn. A language agent reads `observation` only; `game` is for players that search.
+
+    It is the game that is being played, since a copy for every turn would cost a fifth of a random player's speed and
+    more: an agent tries moves on `game.copy()`.
+    """
 
     scenario: Scenario
     player: str
