@@ -209,7 +209,8 @@ def export(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="How weights are stored: float32, float16, bfloat16; of gguf also q8_0. Default: the base's."
+            help="How weights are stored: float32, float16, bfloat16; of gguf also q8_0. Default: the base's; of "
+            "gguf float16."
         ),
     ] = None,
 ) -> None:

@@ -93,9 +93,16 @@ class Episode(BaseModel):
 
     @property
     def score(self) -> float:
-        """Success, as 0 or 1, where the game has a goal; else the return, of several players their mean."""
+        """Success, as 0 or 1, where the game has a goal; else the return, of several players their mean.
+
+        Raises RecordError for an episode that failed before its first step, and so has neither.
+        """
         if self.success is not None:
             return float(self.success)
+        if not self.returns:
+            raise RecordError(
+                f"{self.scenario} from start {self.start_seed} has no score: {self.error or 'unplayed'}"
+            )
         return sum(self.returns.values()) / len(self.returns)
 
     def turns_of(self, player: str) -> list[Turn]:

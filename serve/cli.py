@@ -29,7 +29,9 @@ def serve(
         str | None, typer.Option(help="nano, a folder or a hub name; default: the adapter's own.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The base's model name; default: its own.")] = None,
-    host: Annotated[str, typer.Option(help="Another than loopback needs a key.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Another than loopback has a key: MSGRPO_API_KEY, or a new one.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer.")] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that share one copy.")] = 1,

@@ -128,6 +128,17 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert before < after
 
 
+def test_the_agent_of_the_page_on_evaluation_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evaluation.md").read_text(), flags=re.DOTALL)
+    exec(program, {})
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[-2:])
+    assert rows.keys() == {"down", "random"}
+    assert rows["down"].startswith("0.0 0.0 ")
+
+
 def test_the_page_on_training_shows_the_real_prompt() -> None:
     scenario = get_scenario("frozen-lake")
     game = scenario.new(next(iter(scenario.starts("train"))), 0)

@@ -688,3 +688,12 @@ def test_another_nano_is_another_agent(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(loading, "_digest", lambda file: "other weights")
     with pytest.raises(RecordError, match="other weights"):
         run("eval", "nano", "--episodes", "3", "--scenario", SCENARIO, "--out", str(tmp_path))
+
+
+def test_an_episode_that_failed_before_its_first_step_has_no_score() -> None:
+    """It was a division by zero, for who takes means over a record."""
+    episode = Episode(
+        scenario="snake", start_seed=3, chance_seed=0, sampling_seed=0, agents={}, settings={}, error="game_fault"
+    )
+    with pytest.raises(RecordError, match="snake from start 3 has no score: game_fault"):
+        _ = episode.score
