@@ -117,6 +117,11 @@ class LazyAgent:
     def loaded(self) -> bool:
         return self._agent is not None
 
+    @property
+    def searches(self) -> bool:
+        """Whether it is a reference player, once it is made."""
+        return isinstance(self._agent, OptimalAgent)
+
     def settings(self) -> dict[str, Any]:
         return {} if self._agent is None else self._agent.settings()
 

@@ -58,8 +58,9 @@ class Asking:
         self.stopped = True
 
     async def soon(self, seconds: float) -> None:
-        """Wait so long at most for the answers, if no person is asked for one."""
-        if self._round is not None and not self.people():
+        """Wait so long at most for the answers, if only reference players, who say nothing meanwhile, are asked."""
+        asked = [self._match.sessions[index].agents[player] for index, player in self._match.waiting()]
+        if self._round is not None and all(isinstance(agent, LazyAgent) and agent.searches for agent in asked):
             await asyncio.wait({self._round}, timeout=seconds)
 
     def drop(self) -> None:
