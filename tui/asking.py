@@ -57,10 +57,14 @@ class Asking:
         self.drop()
         self.stopped = True
 
-    async def soon(self, seconds: float) -> None:
-        """Wait so long at most for the answers, if only reference players, who say nothing meanwhile, are asked."""
+    def searching(self) -> bool:
+        """Whether only reference players are asked, who say nothing before their answer."""
         asked = [self._match.sessions[index].agents[player] for index, player in self._match.waiting()]
-        if self._round is not None and all(isinstance(agent, LazyAgent) and agent.searches for agent in asked):
+        return self.going and all(isinstance(agent, LazyAgent) and agent.searches for agent in asked)
+
+    async def soon(self, seconds: float) -> None:
+        """Wait so long at most for the answers."""
+        if self._round is not None:
             await asyncio.wait({self._round}, timeout=seconds)
 
     def drop(self) -> None:

@@ -54,8 +54,9 @@ class Drawing:
         await _widgets()
         if self.asked:  # who answers at once is not drawn as one that thinks: the move is, by a call of begin
             self.asked = False
-            await self._asking.soon(TOGETHER_S)
-            await _widgets()
+            if self._asking.searching():
+                await self._asking.soon(TOGETHER_S)
+                await _widgets()
             if self._asking.going:
                 soon(self._screen, self._waits)
             await _widgets()
