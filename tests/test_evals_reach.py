@@ -577,7 +577,7 @@ async def test_an_agent_that_can_play_nothing_is_refused_before_anything_is_writ
             return False
 
     with pytest.raises(UsageError, match="can play none"):
-        await evaluate([Counting(), Unable()], [LAKE], 2, tmp_path / "out")
+        await evaluate([Counting(), Unable(spec="unable")], [LAKE], 2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -335,7 +335,7 @@ scenario = Scenario("talk", "talk", "Talk.", 9, "ours", lambda start, chance: Ta
 async def test_a_move_in_many_words_stands_on_one_line(app_of, clock: ManualClock, tmp_path: Path) -> None:
     """A line break or a tab went to the terminal as it was, and moved all that stood after it."""
     (tmp_path / "talk.py").write_text(TALK)
-    said = ("one\ntwo", "a\ttab", "日本語の長い言葉です", "x" * 99)
+    said = ("one\ntwo", "a\ttab", "日本語の長い言葉です" * 3, "x" * 99)
     app = app_of(Setup(f"{tmp_path / 'talk.py'}:scenario", "s"), s=scripted("s", *map(answer, said)))
     async with app.run_test(size=(120, 44)) as pilot:
         await ticks(pilot, clock, len(said))
@@ -343,4 +343,5 @@ async def test_a_move_in_many_words_stands_on_one_line(app_of, clock: ManualCloc
         drawn = [strip.text for strip in moves.render_lines(moves.size.region)]
         assert not set("".join(drawn)) & set("\n\t")
         rows = [" ".join(row.split()) for row in drawn[1 : 1 + len(said)]]
-        assert rows == ["1 one two +0.1", "2 a tab +0.1", "3 日本語の長い… +0.1", f"4 {'x' * 12}… +0.1"]
+        cut = ("日本語の長い言葉です" * 3)[:18], "x" * 36
+        assert rows == ["1 one two +0.1", "2 a tab +0.1", f"3 {cut[0]}… +0.1", f"4 {cut[1]}… +0.1"]
