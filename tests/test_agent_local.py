@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 
 import pytest
 import torch
@@ -204,3 +205,24 @@ def test_the_tokens_of_prompts_that_are_computed_at_once_are_bounded(
     assert [one.token_ids for one in bounded] == [one.token_ids for one in whole]
     for one, other in zip(bounded, whole, strict=True):
         torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs))
+
+
+def test_the_keys_and_values_of_one_part_are_gone_before_the_next_is_computed(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were held beside those of the next part, so a batch took twice the memory that bounds it."""
+    begun: list[weakref.ref[generation.Batch]] = []
+    held: list[bool] = []
+    forward = generation.Batch._forward
+
+    def counted(batch: generation.Batch, ids: torch.Tensor) -> torch.Tensor:
+        if not begun or begun[-1]() is not batch:
+            held.append(any(earlier() is not None for earlier in begun))
+            begun.append(weakref.ref(batch))
+        return forward(batch, ids)
+
+    monkeypatch.setattr(generation.Batch, "_forward", counted)
+    monkeypatch.setattr(generation, "PROMPT_TOKENS", 1600)
+    model.generate([prompt_of(seed) for seed in range(24)], Sampling(max_tokens=4), range(24))
+    assert len(held) > 1
+    assert not any(held)

@@ -172,12 +172,15 @@ class LocalModel:
         if not rows:
             return
         with self._lock, torch.inference_mode(), evaluating(self.model):
-            trunk, head = trunk_and_head(self.model)
-            for part in parts_of(trunk, rows):
-                batch = Batch(trunk, head, part, self.pad_id)
-                if bool(batch.logits.isnan().any()):
-                    raise ModelError(f"the model {self.name} answers with no numbers (NaN): its weights are damaged")
-                answer(batch, sampling, self.stop_ids, self._say, self._compare_actions, abandoned)
+            for part in parts_of(trunk_and_head(self.model)[0], rows):
+                self._answer_part(part, sampling, abandoned)
+
+    def _answer_part(self, rows: list[Row], sampling: Sampling, abandoned: Callable[[], bool]) -> None:
+        """Answer the rows as one batch, whose keys and values are gone when this returns."""
+        batch = Batch(*trunk_and_head(self.model), rows, self.pad_id)
+        if bool(batch.logits.isnan().any()):
+            raise ModelError(f"the model {self.name} answers with no numbers (NaN): its weights are damaged")
+        answer(batch, sampling, self.stop_ids, self._say, self._compare_actions, abandoned)
 
     def _completion(self, row: Row, elapsed_s: float) -> Completion:
         return Completion(
