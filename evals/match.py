@@ -257,11 +257,21 @@ def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int,
     return sorted(estimates, key=lambda rating: -rating.elo)
 
 
+def are_linked(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Whether the pairings lead from each of their agents to every other, if by way of others."""
+    reached, left = set(pairs[0]), list(pairs[1:])
+    while near := [pair for pair in left if reached & set(pair)]:
+        reached.update(*near)
+        left = [pair for pair in left if pair not in near]
+    return not left
+
+
 def report(
     scenario: Scenario, records: Sequence[tuple[tuple[str, str], Path]], starts: int, out: Path
 ) -> tuple[list[Result], list[Rating]]:
-    """The results of all pairings that have one, and ratings where there are several; both also go to match.json.
+    """The results of all pairings that have one, and ratings of three agents and more; both also go to match.json.
 
+    There are no ratings where the results leave groups of agents that did not meet: nothing compares these.
     Raises UsageError where no pairing has a result.
     """
     points_of_pair = {pair: points_of(file, pair, scenario, starts) for pair, file in records}
@@ -270,7 +280,8 @@ def report(
         raise UsageError(no_result(records), fix="the same command goes on")
     results = [result(pair, points, failed) for pair, (points, failed) in points_of_pair.items()]
     agents = list(dict.fromkeys(agent for pair in points_of_pair for agent in pair))
-    rated = ratings(agents, {pair: points for pair, (points, _) in points_of_pair.items()}) if len(agents) > 2 else []
+    comparable = len(agents) > 2 and are_linked(list(points_of_pair))
+    rated = ratings(agents, {pair: points for pair, (points, _) in points_of_pair.items()}) if comparable else []
     content = {
         "scenario": scenario.id,
         "rules": scenario.rules_hash,

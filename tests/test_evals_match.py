@@ -197,6 +197,18 @@ def test_a_pairing_without_a_result_costs_the_others_nothing_and_says_why(tmp_pa
     assert "nothing answers at 127.0.0.1:9" in said
 
 
+def test_agents_that_no_result_connects_are_not_rated_together(tmp_path: Path) -> None:
+    """Where a with b and c with d alone had results, all four stood on one scale: by where the iteration began."""
+    assert match.are_linked([("a", "b"), ("c", "d"), ("b", "c")])
+    assert not match.are_linked([("a", "b"), ("c", "d"), ("a", "e")])
+    scenario = get_scenario(NIM)
+    agents = {spec: RandomAgent(spec) for spec in "abcd"}
+    records = match.play(scenario, agents, [("a", "b"), ("c", "d")], 1, tmp_path)
+    results, rated = match.report(scenario, records, 1, tmp_path)
+    assert len(results) == 2
+    assert rated == []
+
+
 def test_a_rating_from_equal_results_has_no_interval() -> None:
     """Where everybody always wins or loses, every resample is the same: an interval of width zero was printed."""
     always = {number: [1.0, 1.0] for number in range(4)}
