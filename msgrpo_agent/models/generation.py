@@ -63,13 +63,14 @@ class Row:
 
 
 def parts_of(trunk: Any, rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows in their order, in parts of at most PROMPT_TOKENS tokens, which bounds the memory that prompts take.
+    """The rows in their order, in equal parts of at most PROMPT_TOKENS tokens: that bounds the memory of prompts.
 
     It depends on nothing but the rows, so which of them are a batch does not either.
     """
     longest = max(len(row.prompt) + row.most for row in rows)
     shared = shareable_length(trunk, common_prefix_length([row.prompt for row in rows]), longest)
-    size = max(FEWEST_ROWS, PROMPT_TOKENS // max(len(row.prompt) - shared for row in rows))
+    most = max(FEWEST_ROWS, PROMPT_TOKENS // max(len(row.prompt) - shared for row in rows))
+    size = math.ceil(len(rows) / math.ceil(len(rows) / most))
     return [list(rows[at : at + size]) for at in range(0, len(rows), size)]
 
 
