@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Until all tests are collected: what is imported stays, and searches for cycles in it took a quarter of the time.
 gc.disable()
 
+# As in the Makefile: with two threads the last digits of sums depend on how rows are batched. Children get it, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Background jobs of a script ignore the one, nohup the other, and both are passed on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
