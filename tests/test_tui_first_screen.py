@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 
 from msgrpo.errors import RecordError
 from msgrpo.games import get_scenario
@@ -28,6 +31,17 @@ from tests.tui_helpers import (
     text_of,
     ticks,
 )
+
+
+@asynccontextmanager
+async def first_screen(tmp_path: Path) -> AsyncIterator[tuple[PlayApp, Pilot[None], ManualClock, ShowcaseScreen]]:
+    """The app as it opens on the recorded comparison."""
+    clock = ManualClock()
+    app = PlayApp(resolver(), None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert isinstance(app.screen, ShowcaseScreen)
+        yield app, pilot, clock, app.screen
 
 
 def test_the_recorded_comparison_is_real_and_small() -> None:
@@ -60,12 +74,7 @@ def test_a_comparison_that_was_changed_does_not_replay(tmp_path: Path) -> None:
 
 
 async def test_the_app_opens_on_the_comparison_and_the_board_can_be_played(tmp_path: Path) -> None:
-    clock = ManualClock()
-    app = PlayApp(resolver(), None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
+    async with first_screen(tmp_path) as (app, pilot, clock, screen):
         assert "before and after training" in text_of(app, "#verdict")
         for _ in range(10):
             clock.tick(0.25)
@@ -85,13 +94,8 @@ async def test_the_app_opens_on_the_comparison_and_the_board_can_be_played(tmp_p
 
 async def test_a_comparison_that_was_stopped_stays_so_when_help_is_closed(tmp_path: Path) -> None:
     """Closing the help set it going again."""
-    clock = ManualClock()
-    app = PlayApp(resolver(), None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
+    async with first_screen(tmp_path) as (_, pilot, clock, screen):
         await ticks(pilot, clock, 2)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
         await press(pilot, "space", "question_mark", "escape")
         await ticks(pilot, clock, 4)
         assert (screen.pace.playing, screen.match.cursor) == (False, 2)
@@ -107,12 +111,7 @@ async def test_a_comparison_that_was_stopped_stays_so_when_help_is_closed(tmp_pa
 @pytest.mark.parametrize("help_at", ["the last step", "the end"])
 async def test_a_comparison_goes_on_though_help_was_open_at_its_end(help_at: str, tmp_path: Path) -> None:
     """The next start was due behind the help, and never came."""
-    clock = ManualClock()
-    app = PlayApp(resolver(), None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
+    async with first_screen(tmp_path) as (app, pilot, clock, screen):
         while screen._next is None if help_at == "the end" else not screen.match.live:
             await ticks(pilot, clock, 1)
         await press(pilot, "question_mark")
@@ -125,12 +124,7 @@ async def test_a_comparison_goes_on_though_help_was_open_at_its_end(help_at: str
 
 
 async def test_a_comparison_that_is_played_again_is_not_cut_short_by_the_next_start(tmp_path: Path) -> None:
-    clock = ManualClock()
-    app = PlayApp(resolver(), None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
+    async with first_screen(tmp_path) as (app, pilot, clock, screen):
         while screen._next is None:
             await ticks(pilot, clock, 1)
         await press(pilot, "space", "space", "space")  # stopped, from its start again, and stopped
@@ -141,12 +135,7 @@ async def test_a_comparison_that_is_played_again_is_not_cut_short_by_the_next_st
 
 async def test_a_comparison_that_goes_on_by_itself_is_not_called_stopped(tmp_path: Path) -> None:
     """Between two starts the foot said `go on` and the timeline ||, though the next start came by itself."""
-    clock = ManualClock()
-    app = PlayApp(resolver(), None, clock=clock, runs=tmp_path, plays=tmp_path, showcase=Showcase())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        screen = app.screen
-        assert isinstance(screen, ShowcaseScreen)
+    async with first_screen(tmp_path) as (app, pilot, clock, screen):
         while screen._next is None:
             await ticks(pilot, clock, 1)
         assert "space pause" in keys_of(app)
