@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, get_args
 
 from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
-from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
+from msgrpo.episode import LONGEST_SPEC, Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, nearest
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
@@ -24,6 +25,8 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
+from msgrpo.specs import imitates
+from msgrpo.text import printable
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -74,11 +77,12 @@ async def evaluate(
     played `repeats` times; all starts of a folder are those of one `split`. Where `budget` is used up, no further
     episode begins; `command` and `names` (of agents, for tables) stand in `run.json`; `elsewhere` plays in other
     processes. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more than
-    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing, two agents share a
-    name, a number or the split makes no sense, or `out` holds another split.
+    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing, two agents or
+    scenarios share a name, a name, a number or the split makes no sense, or `out` holds another split.
     """
     progress = progress or EvalProgress()
-    _check_asked(agents, episodes, repeats, split)
+    numbers = {"episodes": episodes, "repeats": repeats, "concurrency": concurrency}
+    _check_asked(agents, scenarios, numbers, split)
     _check_repeatable(scenarios)
     able = [(agent, _playable(agent, scenarios)) for agent in agents]
     with ExitStack() as stack:
@@ -147,17 +151,47 @@ def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
     return able
 
 
-def _check_asked(agents: Sequence[Agent], episodes: int, repeats: int, split: HeldOut) -> None:
+def _check_asked(
+    agents: Sequence[Agent],
+    scenarios: Sequence[Scenario],
+    numbers: Mapping[str, int],
+    split: HeldOut,
+) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
-    specs = [agent.spec for agent in agents]
-    if twice := next((spec for spec in specs if specs.count(spec) > 1), None):
-        raise UsageError(f"two agents are named {twice!r}: they share a record", fix="give each its own spec")
-    if min(episodes, repeats) < 1:
-        raise UsageError(
-            f"episodes is {episodes} and repeats is {repeats}: nothing can be played", fix="give at least 1 of each"
-        )
+    for agent in agents:
+        _check_agent(agent)
+    for what, names in (("agents", [agent.spec for agent in agents]), ("scenarios", [one.id for one in scenarios])):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(
+                f"two {what} are named {twice!r}: they share a record", fix="give each its own name, once"
+            )
+    for what, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise UsageError(
+                f"{what} is {number!r}: nothing can be played", fix=f"give {what} a whole number from 1 on"
+            )
     if split not in get_args(HeldOut):
         raise UsageError(f"no split of evaluations is named {split!r}", fix=nearest(split, get_args(HeldOut)))
+
+
+def _check_agent(agent: Agent) -> None:
+    """Refuse an agent whose name or settings no record gives back as they are."""
+    spec: object = agent.spec
+    if not isinstance(spec, str) or not spec.strip() or spec != printable(spec)[:LONGEST_SPEC] or imitates(spec):
+        raise UsageError(
+            f"{repr(spec)[:80]} is no name of an agent: no table can show it, or it reads like another's",
+            fix='give it another spec, like "mine"',
+        )
+    settings: object = agent.settings()
+    try:
+        whole = isinstance(settings, dict) and bool(json.dumps(settings, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise UsageError(
+            f"the settings of {spec} are {repr(settings)[:80]}, which a record cannot hold",
+            fix="give a dict of texts, numbers and lists",
+        )
 
 
 def _check_repeatable(scenarios: Sequence[Scenario]) -> None:

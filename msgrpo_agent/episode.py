@@ -16,7 +16,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,7 +25,7 @@ from msgrpo.agent import Agent, Completion, Decision, FinishReason, ParseFailure
 from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError, first_fault
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
-from msgrpo.prompt import Past
+from msgrpo.prompt import Past, Prompt
 from msgrpo.text import Clean, CleanData, printable
 
 SCHEMA = 1
@@ -35,7 +35,8 @@ LONGEST_STATE = 100_000  # characters of an observation
 COLLECTION = (50_000, 20, 100)  # new objects before a search for cycles, and searches before a wider one
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e15, le=1e15)]  # sums of them are numbers, too
-Name = Annotated[Clean, Field(max_length=4096)]
+LONGEST_SPEC = 4096  # characters of an agent's name
+Name = Annotated[Clean, Field(max_length=LONGEST_SPEC)]
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -245,10 +246,14 @@ async def decide(agents: Mapping[str, Agent], views: Mapping[str, View]) -> dict
 async def decision_of(agent: Agent, view: View) -> Decision:
     """What an agent answers. Raises UsageError for an agent whose `act` gives no Decision: no game is at fault."""
     decision: object = await agent.act(view)
-    if not isinstance(decision, Decision):
+    if not (
+        isinstance(decision, Decision)
+        and isinstance(decision.prompt, Prompt | None)
+        and isinstance(decision.completion, Completion | None)
+    ):
         raise UsageError(
-            f"act of the agent {agent.spec} gave {repr(decision)[:80]}, not a msgrpo.agent.Decision",
-            fix="return Decision(action), or Decision(None) for no legal action",
+            f"act of the agent {agent.spec} gave {repr(decision)[:200]}, not a msgrpo.agent.Decision",
+            fix="return Decision(action), or Decision(None) for no legal action; its completion is a Completion",
         )
     return decision
 
@@ -271,31 +276,44 @@ def apply_turn(
         after = (outcome_of(game), success_of(game), dict(game.returns))
     pay_late(episode, rewards, set(decisions))
     for player, decision in decisions.items():
-        completion = decision.completion
-        turn = Turn(
-            step=step,
-            player=player,
-            state=views[player].observation,
-            action=decision.action,
-            failure=decision.failure,
-            reward=rewards[player],
-            shaping=-format_penalty if decision.failure is not None else 0.0,
-            completion=completion,
-        )
-        if completion is not None:
-            turn.answer = completion.text
-            turn.finish_reason = completion.finish_reason
-            turn.prompt_tokens = completion.prompt_tokens
-            turn.completion_tokens = completion.completion_tokens
-            turn.latency_s = completion.latency_s
-            turn.retries = completion.retries
-            turn.reasoning = completion.reasoning
-            turn.action_probabilities = completion.action_probabilities
-            turn.model = completion.model
+        try:
+            turn = Turn(
+                step=step,
+                player=player,
+                state=views[player].observation,
+                action=decision.action,
+                failure=decision.failure,
+                reward=rewards[player],
+                shaping=-format_penalty if decision.failure is not None else 0.0,
+                completion=decision.completion,
+                **_answered(decision.completion),
+            )
+        except ValidationError as error:
+            raise UsageError(
+                f"the agent {episode.agents[player]} gave a Decision that no record can hold: "
+                f"{first_fault(error, 'it')}"
+            ) from error
         if decision.prompt is not None:
-            episode.prefix[player] = decision.prompt.prefix
+            episode.prefix[player] = printable(decision.prompt.prefix)
         episode.turns.append(turn)
     episode.outcome, episode.success, episode.returns = after
+
+
+def _answered(completion: Completion | None) -> dict[str, Any]:
+    """What a turn keeps of a language model's answer."""
+    if completion is None:
+        return {}
+    return {
+        "answer": completion.text,
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "latency_s": completion.latency_s,
+        "retries": completion.retries,
+        "reasoning": completion.reasoning,
+        "action_probabilities": completion.action_probabilities,
+        "model": completion.model,
+    }
 
 
 def pay_late(episode: Episode, rewards: Mapping[str, float], moved: Set[str]) -> None:

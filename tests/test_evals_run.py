@@ -6,6 +6,7 @@ import asyncio
 import errno
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
+from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import leaderboard, plays, suites
@@ -504,8 +505,11 @@ async def test_how_long_a_game_is_judged_does_not_decide_which_turns_are_a_batch
 class Named(RandomAgent):
     """An agent of somebody's own, which may answer with something that is no Decision."""
 
-    def __init__(self, spec: str, answer: Any = None) -> None:
-        self.spec, self.answer = spec, answer
+    def __init__(self, spec: str, answer: Any = None, settings: Any = None) -> None:
+        self.spec, self.answer, self._settings = spec, answer, settings or {}
+
+    def settings(self) -> Any:
+        return self._settings
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Any:
         return self.answer
@@ -518,15 +522,62 @@ class Named(RandomAgent):
         (["mine"], {"split": "vall"}, "no split of evaluations is named 'vall'"),
         (["mine"], {"episodes": -1}, "episodes is -1"),
         (["mine"], {"repeats": 0}, "repeats is 0"),
+        (["mine"], {"concurrency": 0}, "concurrency is 0"),
+        (["mine"], {"episodes": 2.5}, "episodes is 2.5"),
+        (["mine"], {"scenarios": [LAKE, LAKE]}, "two scenarios are named 'frozen-lake'"),
+        ([""], {}, "'' is no name of an agent"),
+        (["mine\x1b[31m"], {}, "is no name of an agent"),
+        (["Random "], {}, "'Random ' is no name of an agent"),
+        (["m" * 5000], {}, "is no name of an agent"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     tmp_path: Path, specs: list[str], asked: dict[str, Any], said: str
 ) -> None:
-    """A misspelled split made a run.json that was called damaged; of two agents, one was called another process."""
+    """A misspelled split made a run.json that was called damaged; of two agents, one was called another process; the
+    record of an agent without a name stood at the root of all folders."""
+    arguments = {"scenarios": [LAKE], "episodes": 2, **asked}
     with pytest.raises(UsageError, match=said):
-        await evaluate([Named(spec) for spec in specs], [LAKE], out=tmp_path / "e", **{"episodes": 2, **asked})
+        await evaluate([Named(spec) for spec in specs], out=tmp_path / "e", **arguments)
     assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize("settings", [{"tools": {"a", "b"}}, {"weight": math.nan}, ["greedy"]])
+async def test_settings_that_no_record_gives_back_are_refused(settings: Any, tmp_path: Path) -> None:
+    """A set ended in a traceback, NaN in a record that its own agent could not go on with."""
+    with pytest.raises(UsageError, match="the settings of mine are"):
+        await evaluate([Named("mine", settings=settings)], [LAKE], 2, tmp_path / "e")
+    assert not (tmp_path / "e").exists()
+
+
+def answering(**fields: Any) -> Decision:
+    return Decision(
+        "left", completion=Completion(**{"text": "<action>left</action>", "finish_reason": "stop"} | fields)
+    )
+
+
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        (answering(latency_s=math.nan), "no record can hold: latency_s"),
+        (answering(prompt_tokens=-3), "no record can hold: prompt_tokens"),
+        (answering(finish_reason="eos"), "no record can hold: finish_reason"),
+        (Decision(None, "unreadable"), "no record can hold: failure"),  # type: ignore[arg-type]
+        (Decision("left", completion="left"), "not a msgrpo.agent.Decision"),  # type: ignore[arg-type]
+        (Decision("left", prompt="which way?"), "not a msgrpo.agent.Decision"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_an_agent_decides_is_readable_in_its_record(decision: Any, said: str, tmp_path: Path) -> None:
+    """Counts and times that cannot be were written, and the record was damaged for whoever read it."""
+    with pytest.raises(UsageError, match=said):
+        await evaluate([Named("mine", decision)], [LAKE], 2, tmp_path)
+    assert not lines(tmp_path, "mine")
+
+
+async def test_an_answer_that_no_file_can_hold_is_marked_in_the_record(tmp_path: Path) -> None:
+    """Half of a surrogate pair ended the evaluation with a traceback."""
+    await evaluate([Named("mine", answering(text="\ud800"))], [LAKE], 1, tmp_path)
+    assert lines(tmp_path, "mine")[0].turns[0].answer == "\ufffd"
 
 
 async def test_an_agent_that_gives_no_decision_is_at_fault_and_not_the_game(tmp_path: Path) -> None:
