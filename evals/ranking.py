@@ -40,13 +40,16 @@ class Overall(BaseModel):
 def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     """The agents that played every scenario that can be ranked, the best first; and what was left out."""
     tables: list[tuple[str, dict[Key, Series]]] = []
-    notes, brackets = [], ((LOW, ""), (HIGH, ""))
+    notes, without, brackets = [], list[str](), ((LOW, ""), (HIGH, ""))
     plays = [play for play in plays if not play.is_biased]
     for scenario in dict.fromkeys(play.scenario for play in plays if play.finished):
         here = {(play.label, play.prompt): play for play in plays if play.scenario == scenario and play.finished}
         by_spec = {play.agent: key for key, play in here.items()}
-        if LOW not in by_spec or HIGH not in by_spec or recorded_scenario(scenario).plain:
+        if recorded_scenario(scenario).plain:
             continue  # retellings are compared with the plain game, in a table of their own
+        if lacking := [spec for spec in (LOW, HIGH) if spec not in by_spec]:
+            without.append(f"{scenario} is not in the overall score: no result of {' and '.join(lacking)}")
+            continue
         tables.append((scenario, here))
         brackets = by_spec[LOW], by_spec[HIGH]
     agents = [key for key in (tables[0][1] if tables else {}) if all(key in table for _, table in tables)]
@@ -56,18 +59,24 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     ]
     if len(agents) < 3 or not set(brackets) <= set(agents):
         return [], notes
+    notes += without
     low, high = map(agents.index, brackets)
     shares = [(scenario, _shares(table, agents, low, high, [SEED, i])) for i, (scenario, table) in enumerate(tables)]
-    counted = [share for _, share in shares if not isinstance(share, str)]
+    counted = {scenario: share for scenario, share in shares if not isinstance(share, str)}
     notes += [f"{scenario} is not in the overall score: {why}" for scenario, why in shares if isinstance(why, str)]
     if not counted:
         return [], notes
     share_A, draws = (
-        np.mean([means for means, _ in counted], axis=0),
-        np.mean([drawn for _, drawn in counted], axis=0),
+        np.mean([means for means, _ in counted.values()], axis=0),
+        np.mean([drawn for _, drawn in counted.values()], axis=0),
     )
     draws = draws[~np.isnan(draws).any(axis=1)]
-    fewest = min(len(set.intersection(*(set(table[key].by_start) for key in agents))) for _, table in tables)
+    starts = (
+        set.intersection(*(set(table[key].by_start) for key in agents))
+        for scenario, table in tables
+        if scenario in counted
+    )
+    fewest = min(map(len, starts))
     if fewest < 2:
         notes.append("no overall score: from one start nothing says how far apart the agents are")
         return [], notes

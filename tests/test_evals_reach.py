@@ -119,6 +119,35 @@ def test_the_share_is_over_the_starts_that_all_have_played() -> None:
     assert "on the starts that all have played" in notes[0]
 
 
+def in_slippery(play: Series) -> Series:
+    """The same play, on the slippery lake."""
+    scenario = get_scenario("frozen-lake-slippery")
+    seeds = episode_seeds(scenario, len(play.finished))
+    played = [e.model_copy(update={"scenario": scenario.id}) for e in play.finished.values()]
+    return Series(play.agent, scenario.id, {}, dict(zip(seeds, played, strict=True)))
+
+
+def test_a_scenario_that_does_not_count_leaves_the_others_score_as_it_is() -> None:
+    """One start of a scenario that was left out took the overall score away, five of them made its interval wider."""
+    first = [outcomes([True] * 40, "optimal"), outcomes([False] * 40, "random"), outcomes([True, False] * 20, "a")]
+    alone, _ = ranking(first)
+    for n in (1, 5):
+        rows, notes = ranking([*first, *(in_slippery(outcomes([False] * n, play.agent)) for play in first)])
+        assert rows == alone
+        assert notes == [
+            "frozen-lake-slippery is not in the overall score: optimal is no better than random on the starts that "
+            "all have played"
+        ]
+
+
+def test_a_scenario_without_its_references_is_left_out_by_name() -> None:
+    """Nothing said that the overall score was of one scenario of two."""
+    first = [outcomes([True] * 40, "optimal"), outcomes([False] * 40, "random"), outcomes([True, False] * 20, "a")]
+    rows, notes = ranking([*first, in_slippery(first[2])])
+    assert rows == ranking(first)[0]
+    assert notes == ["frozen-lake-slippery is not in the overall score: no result of random and optimal"]
+
+
 def test_references_keep_their_place_under_any_name() -> None:
     plays = [outcomes([True] * 9, "optimal"), outcomes([False] * 9, "random"), outcomes([True, False] * 4, "a")]
     plays[0].name = "the search player"
