@@ -127,13 +127,19 @@ async def test_a_body_is_bounded_whether_its_length_is_named_or_not(given: str |
 
 @pytest.mark.parametrize(
     "raw",
-    [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"a" * 70000],
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a" * 70000,
+        b"HTTP/1.1 200 OK\r\nset-cookie: x\r\ncontent-le",
+    ],
 )
 async def test_what_is_no_http_is_a_request_without_an_answer(raw: bytes) -> None:
     async with FakeServer(then=send(raw, close=True)) as server, Client({}) as client:
         with pytest.raises(NoAnswerError) as caught:
             await client.ask("GET", server.url)
     assert not caught.value.late
+    assert "set-cookie" not in str(caught.value)  # what it says is shown, and its headers say nothing
 
 
 async def test_a_request_that_takes_too_long_is_late() -> None:

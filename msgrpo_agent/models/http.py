@@ -217,6 +217,8 @@ def _fault(error: Exception, session: aiohttp.ClientSession) -> BaseException:
         unknown = isinstance(error, aiohttp.ClientConnectorDNSError)
         why = "no such host" if unknown else os.strerror(error.errno) if error.errno else str(error.os_error)
         return NoAnswerError(f"nothing answers at {error.host}:{error.port} ({why})", nobody=True)
+    if isinstance(error, aiohttp.ServerDisconnectedError):  # it holds what had been read, with all its headers
+        return NoAnswerError("the connection ended before the answer")
     return NoAnswerError(str(error) or type(error).__name__)
 
 
