@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import http.client
 import math
 import os
 import shutil
@@ -19,14 +19,16 @@ from typing import Self
 from pydantic_core import from_json
 
 from msgrpo.errors import ServeError
+from msgrpo.models.bounded import BodyError
+from msgrpo.models.http import Client, NoAnswerError, Response
 from msgrpo.serve import supervisor
 from msgrpo.serve.preflight import failure, stage
-from msgrpo.serve.vllm_command import DRAIN_S, Launch, child_environment
+from msgrpo.serve.vllm_command import DRAIN_S, Launch, bracketed, child_environment
 
 STOP_S = 15.0  # the longest that stopping may take
 _POLL_S = 0.2
 TAKEN_S = 15.0  # how long another program may answer at our port before that is an error
-LONGEST_ANSWER = 2**20  # bytes of a server's answer about itself
+ASK_S = 5.0  # for a server's whole answer about itself
 
 
 class Server:
@@ -135,13 +137,17 @@ class Server:
             child.stdin.close()
             if at_once:
                 child.terminate()
-            child.wait(STOP_S)
-        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is stopped (SIGSTOP)
+                child.wait(STOP_S)
+        except KeyboardInterrupt:
             child.terminate()
-            child.wait(STOP_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(STOP_S)
         finally:
-            # The supervisor has done this, unless it was killed or saw its child die too early.
+            # The supervisor has done this, unless it was stopped, was killed or saw its child die too early.
             supervisor.end_session(child.pid, self._began_ns, self._memory)
+            child.kill()
+            child.wait()
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._supervisor = None
 
@@ -197,8 +203,8 @@ def reachable(host: str) -> str:
 def answers(host: str, port: int) -> bool:
     """Whether a server at host:port calls itself healthy."""
     try:
-        return _get(host, port, "/health")[0] == 200
-    except (OSError, UnicodeError, http.client.HTTPException):
+        return _get(host, port, "/health").status == 200
+    except (NoAnswerError, BodyError):
         return False
 
 
@@ -208,22 +214,32 @@ def models(host: str, port: int, key: str | None = None) -> dict[str, str | None
     Raises ServeError when nothing answers there, or the key is wrong.
     """
     try:
-        status, body = _get(host, port, "/v1/models", key)
-    except (OSError, UnicodeError, http.client.HTTPException) as error:
-        raise ServeError(f"nothing answers at {host}:{port}", fix="start it: msgrpo serve") from error
-    if status in (401, 403):
+        response = _get(host, port, "/v1/models", key)
+    except NoAnswerError as error:
+        why = str(error) if error.nobody else f"no whole answer comes from {host}:{port}: {error}"
+        raise ServeError(why, fix="start it: msgrpo serve") from error
+    except BodyError as error:
+        raise _is_no_server(host, port, str(error)) from error
+    if response.status in (401, 403):
         raise ServeError(f"the server at {host}:{port} wants another key", fix="set MSGRPO_API_KEY to its key")
     try:
-        return {entry["id"]: entry.get("parent") for entry in from_json(body)["data"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ServeError(f"what answers at {host}:{port} is no OpenAI-compatible server (status {status})") from error
+        served = {entry["id"]: entry.get("parent") for entry in from_json(response.body)["data"]}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _is_no_server(host, port, f"status {response.status}") from error
+    if not all(isinstance(name, str) for name in served):
+        raise _is_no_server(host, port, "a model's name is no text")
+    return served
 
 
-def _get(host: str, port: int, path: str, key: str | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=5)
-    try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
-        response = connection.getresponse()
-        return response.status, response.read(LONGEST_ANSWER)
-    finally:
-        connection.close()
+def _is_no_server(host: str, port: int, why: str) -> ServeError:
+    return ServeError(f"what answers at {host}:{port} is no OpenAI-compatible server ({why})")
+
+
+def _get(host: str, port: int, path: str, key: str | None = None) -> Response:
+    url = f"http://{bracketed(reachable(host))}:{port}{path}"
+
+    async def ask() -> Response:
+        async with Client({"Authorization": f"Bearer {key}"} if key else {}, total_s=ASK_S) as client:
+            return await client.ask("GET", url)
+
+    return asyncio.run(ask())

@@ -66,7 +66,7 @@ class Launch:
 
     @property
     def url(self) -> str:
-        return f"http://{_bracketed(self.host)}:{self.port}/v1"
+        return f"http://{bracketed(self.host)}:{self.port}/v1"
 
     def shell(self) -> str:
         """One line for a shell. The key is left to the variable that it comes from, which must be set there."""
@@ -223,7 +223,7 @@ def _check_extra(extra: tuple[str, ...]) -> None:
             )
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from msgrpo.errors import ServeError
+from msgrpo.models.bounded import LONGEST_BODY
 from msgrpo.serve import server as server_module
 from msgrpo.serve import supervisor, terminal
 from msgrpo.serve.preflight import check_port, free_port, stage, telling_lines
@@ -297,6 +299,68 @@ def test_a_host_of_another_machine_is_refused() -> None:
 def test_asking_where_nothing_runs_says_so() -> None:
     with pytest.raises(ServeError, match="nothing answers at"):
         models("127.0.0.1", free_port())
+
+
+@contextlib.contextmanager
+def answering(*pieces: bytes, every_s: float = 0.0) -> Iterator[int]:
+    """A server's port that answers every request with these pieces, one after the other, and then ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):  # the client has gone, or the test is over
+                while True:
+                    with listening.accept()[0] as asked:
+                        asked.recv(2**16)
+                        for piece in pieces:
+                            asked.sendall(piece)
+                            time.sleep(every_s)
+
+        threading.Thread(target=answer, daemon=True).start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (OK + b'\r\n{"data": [{"id": 5}]}', "is no OpenAI-compatible server"),
+        (OK + b'\r\n{"data": ["nano"]}', "is no OpenAI-compatible server"),
+        (OK + b"\r\n" + b"[" * 100_000, "is no OpenAI-compatible server"),
+        (OK + b"\r\n" + b" " * (LONGEST_BODY + 1), "is no OpenAI-compatible server"),
+        (OK + b"content-le", "no whole answer comes from"),
+        (OK + b"content-length: 99\r\n\r\n{", "no whole answer comes from"),
+    ],
+)
+def test_an_answer_of_something_else_is_one_error(said: bytes, why: str) -> None:
+    with answering(said) as port, pytest.raises(ServeError, match=why):
+        models("127.0.0.1", port)
+
+
+def test_who_answers_a_byte_now_and_then_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte began the time limit anew, and `--status` never ended."""
+    monkeypatch.setattr(server_module, "ASK_S", 0.5)
+    drip = [OK + b"content-length: 600\r\n\r\n", *[b" "] * 600]
+    with answering(*drip, every_s=0.1) as port, pytest.raises(ServeError, match="no answer in time"):
+        models("127.0.0.1", port)
+
+
+def test_a_supervisor_that_is_stopped_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stayed, stopped, and its command ended with a traceback."""
+    monkeypatch.setattr(server_module, "STOP_S", 0.5)
+    server = Server(fake_launch(), tmp_path / "vllm.log")
+    server.start()
+    server.wait_ready()
+    session, memory = server.pid, shared_memory_of(server.log)
+    os.kill(session, signal.SIGSTOP)
+    server.stop()
+    assert not Path(f"/proc/{session}").exists()
+    assert supervisor.session_processes(session) == []
+    assert not memory.exists()
 
 
 def test_the_telling_lines_of_a_log_are_each_shown_once_without_their_prefix() -> None:
