@@ -11,7 +11,6 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,39 +23,36 @@ from tests.test_train_ranks import LAKE, ROOT, TINY
 
 
 def test_who_beats_no_more_is_silent_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on once those who beat have been heard: a machine that stands still silences nobody."""
-    now = 0.0
+    """Five looks are the bound. All are looked at only once those who beat have been heard."""
     monkeypatch.setattr(peers, "BEAT_S", 0.02)
-    monkeypatch.setattr(peers, "SILENT_S", 1.0)
-    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
-    store, ended = dist.HashStore(), threading.Event()
+    monkeypatch.setattr(peers, "LOOK_S", 3600.0)  # it looks when it is told to
+    monkeypatch.setattr(peers, "SILENT_S", 5 * 3600.0)
+    store = dist.HashStore()
 
-    def goes_on(*heard: int) -> None:
-        nonlocal now
-        now += 0.4
+    def look(*heard: int) -> None:
         deadline = time.monotonic() + 60
-        while any(first._heard[other][1] < now for other in heard):
+        while any(first._heard[other][1] < first._looks for other in heard):
             assert time.monotonic() < deadline, first._heard
             time.sleep(0.01)
+        first.look()
 
     with ExitStack() as stays, ExitStack() as leaves:
-        first = stays.enter_context(Peers(store, 0, 3, ended.set).listening())
+        first = stays.enter_context(Peers(store, 0, 3, lambda: None).listening())
         stays.enter_context(Peers(store, 1, 3, lambda: None).listening())
         leaves.enter_context(Peers(store, 2, 3, lambda: None).listening())
-        for _ in range(5):
-            goes_on(1, 2)
-        assert not ended.wait(0.6)  # in which it has looked twice
+        for _ in range(12):
+            look(1, 2)
         assert first.why() is None
         leaves.close()
-        for _ in range(5):
-            goes_on(1)
-        assert ended.wait(60.0)
+        for _ in range(7):
+            look(1)
         assert first.silent == [2]
         assert "nothing has been heard of process 2 of this run" in str(first.why())
 
 
 def test_a_store_that_never_answers_is_silence_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies on one of the machines: where that one is gone, asking waits for ever."""
+    monkeypatch.setattr(peers, "LOOK_S", 0.05)
     monkeypatch.setattr(peers, "SILENT_S", 0.2)
     ended, never = threading.Event(), threading.Event()
 
@@ -125,6 +121,50 @@ with open_ranks() as ranks:
     except LostPeerError as error:
         print(error.message, flush=True)
 """
+
+
+SUSPENDED = """
+import sys, threading
+import torch.distributed as dist
+from msgrpo.train import peers
+peers.BEAT_S, peers.LOOK_S, peers.SILENT_S = 0.1, 0.2, 2.0
+rank, port = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+with peers.Peers(store, rank, 2, lambda: None).listening() as others:
+    for line in sys.stdin:
+        print(others.silent, sorted(others._heard.items()), flush=True)
+"""
+
+
+def test_a_run_that_is_suspended_as_a_whole_goes_on_later() -> None:
+    """Each took the time in which it was stopped itself for the others' silence, and the run ended."""
+    port = free_port()
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUSPENDED, str(rank), str(port)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+
+    def say(process: subprocess.Popen[str]) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("?\n")
+        return process.stdout.readline()
+
+    with both[0], both[1]:
+        try:
+            while any("(0, 0)" in say(process) for process in both):  # until each has heard the other
+                time.sleep(0.05)
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for process in both:
+                    process.send_signal(number)
+                time.sleep(3.0)  # stopped, for longer than the bound; then long enough to look
+            assert [say(process).startswith("[]") for process in both] == [True, True]
+        finally:
+            for process in both:
+                process.kill()
 
 
 @pytest.mark.slow

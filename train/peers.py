@@ -1,8 +1,9 @@
 """Notices a process of the run that is gone without a word: a pulled cable and a frozen machine close no connection.
 
 Every process raises a counter in the launcher's store every few seconds and reads the others'. Whoever has not been
-heard of for `SILENT_S` is gone. The connections between the processes are then closed from this side, so whatever
-waits for that process fails as it does for one that was killed.
+heard of for `SILENT_S` is gone; time in which this process itself stood still does not count, since a job that is
+suspended and goes on later has lost nobody. The connections between the processes are then closed from this side, so
+whatever waits for that process fails as it does for one that was killed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import itertools
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 BEAT_S = 5.0  # between two beats
+LOOK_S = 1.0  # between two looks at who has beaten
 SILENT_S = 40.0  # without a beat: a process that computes beats all the same, so this is long
 
 
@@ -28,8 +29,8 @@ class Peers:
 
     def __init__(self, store: Any, rank: int, count: int, end: Callable[[], None]) -> None:
         self._store, self._rank, self._end = store, rank, end
-        now = time.monotonic()
-        self._heard = {other: (0, now) for other in range(count) if other != rank}  # its last beat, and when
+        self._looks = 0
+        self._heard = {other: (0, 0) for other in range(count) if other != rank}  # its last beat, and at which look
         self._over = threading.Event()
         self.silent: list[int] = []  # who is gone
 
@@ -58,17 +59,21 @@ class Peers:
                 for other, (last, _) in self._heard.items():
                     now = int(self._store.get(f"beat/{other}")) if self._store.check([f"beat/{other}"]) else last
                     if now != last:
-                        self._heard[other] = (now, time.monotonic())
+                        self._heard[other] = (now, self._looks)
             if self._over.wait(BEAT_S):
                 return
 
     def _judge(self) -> None:
-        while not self._over.wait(min(1.0, SILENT_S / 4)):
-            oldest = time.monotonic() - SILENT_S
-            self.silent = [other for other, (_, at) in self._heard.items() if at < oldest]
+        while not self._over.wait(LOOK_S):
+            self.look()
             if self.silent:
                 self._end()
                 return
+
+    def look(self) -> None:
+        """Who is silent, counted in looks: whoever stands still does not look either."""
+        self._looks += 1
+        self.silent = [other for other, (_, at) in self._heard.items() if (self._looks - at) * LOOK_S > SILENT_S]
 
 
 Connection = tuple[Any, Any]
