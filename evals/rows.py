@@ -160,7 +160,10 @@ def row_of(play: Series) -> Row:
 
 
 def _add_spread(row: Row, play: Series) -> None:
-    groups = [[episode.score for episode in group] for group in play.by_start.values()]
+    """Over the starts of which every episode has a result: of fewer than k, nothing is known of k."""
+    groups = [[episode.score for episode in group] for group in play.by_start.values() if len(group) == play.repeats]
+    if not groups:
+        return
     row.spread_within = fmean(pvariance(group) for group in groups) ** 0.5
     row.spread_between = pstdev([fmean(group) for group in groups])
     if row.success_rate is not None:

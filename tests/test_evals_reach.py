@@ -264,6 +264,18 @@ def test_pass_at_k_and_pass_hat_k_by_hand() -> None:
     assert row.spread_between == pytest.approx(np.std([1, 0.5, 0, 0.5]))
 
 
+def test_a_start_of_which_an_episode_failed_says_nothing_of_pass_at_k() -> None:
+    """Its one success counted as two of two, and as a start that never varies."""
+    play = repeated([[True, True], [True, False], [False, False]])
+    lost = play.finished.pop(list(play.finished)[1])
+    play.failed.append(lost.model_copy(update={"error": "server_error", "returns": {}}))
+    row, others = row_of(play), row_of(repeated([[True, False], [False, False]]))
+    assert (row.pass_at_k, row.pass_hat_k) == (0.5, 0.0)
+    assert (row.spread_within, row.spread_between) == (others.spread_within, others.spread_between)
+    play.finished = dict(list(play.finished.items())[:1])
+    assert (row_of(play).pass_at_k, row_of(play).pass_hat_k) == (None, None)
+
+
 def test_episodes_of_one_start_are_no_news_for_the_interval() -> None:
     """Ten equal episodes of each start get the interval of one each."""
     once, often = (row_of(repeated([[ok] * k for ok in [True, False] * 10])) for k in (1, 10))
