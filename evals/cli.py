@@ -110,12 +110,16 @@ def verify(
     if agent is not None:
 
         async def ask_all(asked: Agent) -> None:
+            turns = 0
             try:
                 for file in records_in(files):
-                    summary = (await ask_again(file, asked, ask)).summary
-                    out.print(printable(f"{file}: {summary}"), soft_wrap=True, markup=False, highlight=False)
+                    again = await ask_again(file, asked, ask)
+                    turns += again.turns
+                    out.print(printable(f"{file}: {again.summary}"), soft_wrap=True, markup=False, highlight=False)
             finally:
                 await asked.close()
+            if not turns:
+                raise RecordError(f"no record holds a turn that {asked.spec} could be asked about")
 
         asyncio.run(ask_all(make_agent(agent, chat=as_given(None, chat)["chat"])))
     if not complete:

@@ -11,10 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pydantic import ValidationError
-
 from msgrpo import __version__
-from msgrpo.agent import Sampling
+from msgrpo.agent import recorded_sampling
 from msgrpo.episode import Episode, Turn, observation_of
 from msgrpo.evals.exported import IN_SUITE, Files, Played, distinct, left_out, played, prompt_of
 from msgrpo.evals.leaderboard import Leaderboard
@@ -231,10 +229,8 @@ def _cost(price: Price | None, read: int, written: int) -> dict[str, float]:
 
 def _generate_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling settings; none where an extra body may have changed them, which the log's `model_args` hold."""
-    try:
-        return {} if "body" in settings else Sampling.model_validate(settings.get("sampling")).model_dump()
-    except ValidationError:  # none, or those of another program
-        return {}
+    sampling = None if "body" in settings else recorded_sampling(settings)
+    return {} if sampling is None else sampling.model_dump()
 
 
 def _name(kind: str, play: Series, *parts: object) -> str:

@@ -7,12 +7,13 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from msgrpo.agent import Agent, LanguageAgent, parse_action
+from msgrpo.agent import Agent, LanguageAgent, parse_action, recorded_sampling
 from msgrpo.episode import GAME_FAULT, Episode, Turn, observation_of, read_episodes, replay, versions, view_of
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
 from msgrpo.evals.record import MATCHES, RUN_FILE, folder_name, read_run, run_of, seeds_of, taken_out
@@ -297,6 +298,8 @@ class Asked:
 
     @property
     def summary(self) -> str:
+        if not self.turns:
+            return "it holds no finished turn of a single player to ask about"
         warm = self.temperature not in (None, 0)
         why = f"; recorded at temperature {self.temperature:g}, at which answers differ by themselves" if warm else ""
         if self.other_chat is not None:
@@ -316,31 +319,40 @@ async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
     """Ask an agent that a person has named about `count` recorded turns, spread over the record.
 
     A language model answers at temperature 0, in the recorded words of the prompt and at the recorded length at most.
-    Raises RecordError where there is no turn to ask about, EndpointError where there is no answer.
+    Raises EndpointError where there is no answer.
     """
     asked = Asked()
     episodes = [episode for episode in read_episodes(path) if episode.error is None and len(episode.agents) == 1]
     places = [(episode, i) for episode in episodes for i in range(len(episode.turns))]
-    if not places:
-        raise RecordError(f"{path} holds no finished turn of a single player to ask about")
     for episode, i in places[:: max(1, len(places) // count)][:count]:
         scenario, turn = recorded_scenario(episode.scenario), episode.turns[i]
         game = replay(scenario, episode, turn.step)
         view = view_of(game, scenario, turn.player, episode.sampling_seed, episode.turns[:i])
         settings = episode.settings.get(turn.player, {})
-        sampling = settings.get("sampling")
-        sampling = sampling if isinstance(sampling, dict) else {}
-        if isinstance(agent, LanguageAgent):
-            most = sampling.get("max_tokens")
-            longest = {"max_tokens": most} if isinstance(most, int) and most > 0 else {}
-            agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0} | longest)
-            agent.template = recorded_template(settings) or agent.template
-            if (recorded := _chat(settings)) != _chat(agent.settings()):
+        with _asked_as(agent, settings):
+            if isinstance(agent, LanguageAgent) and (recorded := _chat(settings)) != _chat(agent.settings()):
                 asked.other_chat = recorded
-        asked.temperature = sampling.get("temperature")
-        asked.turns += 1
-        asked.agree += (await agent.act(view)).action == turn.action
+            sampling = recorded_sampling(settings)
+            asked.temperature = None if sampling is None else sampling.temperature
+            asked.turns += 1
+            asked.agree += (await agent.act(view)).action == turn.action
     return asked
+
+
+@contextmanager
+def _asked_as(agent: Agent, settings: Mapping[str, Any]) -> Iterator[None]:
+    """A language model with the recorded template and length, as far as they are known, at temperature 0."""
+    if not isinstance(agent, LanguageAgent):
+        yield
+        return
+    own = agent.sampling, agent.template
+    recorded = recorded_sampling(settings) or agent.sampling
+    agent.sampling = agent.sampling.model_copy(update={"temperature": 0.0, "max_tokens": recorded.max_tokens})
+    agent.template = recorded_template(dict(settings)) or agent.template
+    try:
+        yield
+    finally:
+        agent.sampling, agent.template = own
 
 
 def game_steps(episode: Episode) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo.game import Game, Scenario
 from msgrpo.limits import games_code
@@ -38,6 +38,14 @@ class Sampling(BaseModel):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int = Field(ANSWER_TOKENS, ge=1)
+
+
+def recorded_sampling(settings: Mapping[str, Any]) -> Sampling | None:
+    """The sampling settings that a record names; None where it names none, or those of another program."""
+    try:
+        return Sampling.model_validate(settings.get("sampling"))
+    except ValidationError:
+        return None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 from scipy import stats as scipy_stats
 from typer.testing import CliRunner
 
-from msgrpo.agent import Agent, Decision, OnText, Sampling, View
+from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.cli import make_app
 from msgrpo.episode import play_episode, read_episodes
 from msgrpo.errors import EndpointError, MsgrpoError, RecordError
@@ -31,7 +31,7 @@ from msgrpo.evals.tables import csv_text
 from msgrpo.evals.verify import ask_again, verify
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.prompt import Example, PromptTemplate
+from msgrpo.prompt import Example, PromptTemplate, make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from tests.tui_helpers import answer, scripted
 
@@ -297,8 +297,10 @@ def test_asking_again_asks_whom_a_person_names(tmp_path: Path, monkeypatch: pyte
             monkeypatch.setattr(agent, "settings", partial(dict, also))
             assert "chat template" not in asyncio.run(ask_again(file, agent, 5)).summary
     file.write_text(recorded.replace('"max_tokens":256', '"max_tokens":7'))
-    asyncio.run(ask_again(file, brief := scripted("nano", answer("up")), 5))
-    assert brief.sampling == Sampling(temperature=0.0, max_tokens=7)  # at its own 256 it may say more, or less
+    asked_with(monkeypatch, brief := scripted("nano", answer("up")), how := [])
+    asyncio.run(ask_again(file, brief, 1))
+    assert [sampling for sampling, _ in how] == [Sampling(temperature=0.0, max_tokens=7)]  # at its own 256 it may say
+    assert brief.sampling == Sampling()  # more, or less; and for who asks it next it is as it was
     made: list[dict[str, Any]] = []
 
     def make(spec: str, **given: Any) -> Agent:
@@ -311,6 +313,48 @@ def test_asking_again_asks_whom_a_person_names(tmp_path: Path, monkeypatch: pyte
     assert made == [{"chat": chat}]
     refused = cli("verify", str(file), "--ask", "3")
     assert "a record's own agent is never asked" in str(refused.exception)
+
+
+def asked_with(monkeypatch: pytest.MonkeyPatch, agent: LanguageAgent, how: list[tuple[Sampling, str]]) -> None:
+    """Keep with which sampling and which instructions the agent is asked."""
+    act = agent.act
+
+    async def noted(view: View, *, on_text: OnText | None = None) -> Decision:
+        how.append((agent.sampling, agent.template.name))
+        return await act(view, on_text=on_text)
+
+    monkeypatch.setattr(agent, "act", noted)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": "hot"}, {"temperature": {}}, [1], "greedy"])
+def test_asking_again_reads_sampling_settings_that_are_none(sampling: Any, tmp_path: Path) -> None:
+    """The temperature of a damaged record ended in a traceback."""
+    played(tmp_path, scripted("nano", answer("up")), episodes=1)
+    file = next(tmp_path.glob("nano/*.jsonl"))
+    rewritten(file, lambda rows: [row | {"settings": {"player": {"sampling": sampling}}} for row in rows])
+    assert asyncio.run(ask_again(file, scripted("nano", answer("up")), 1)).summary.endswith("1 of 1 turns")
+
+
+def test_each_record_is_asked_about_in_its_own_words_and_an_empty_one_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A match in the folder ended the asking; a record of an unknown prompt was asked as the record before it."""
+    free = scripted("a", answer("up"))
+    free.template = make_template("free")
+    played(tmp_path, free, scripted("c", answer("up")), episodes=1)
+    rewritten(
+        tmp_path / "c" / "frozen-lake.jsonl",
+        lambda rows: [row | {"settings": {"player": {"template": "of another version"}}} for row in rows],
+    )
+    match.play(DUEL, {"random": RandomAgent(), "optimal": OptimalAgent()}, [("random", "optimal")], 1, tmp_path / "b")
+    asked_with(monkeypatch, asked := scripted("nano", answer("up")), how := [])
+    monkeypatch.setattr("msgrpo.specs.make_agent", lambda spec, **given: asked)
+    done = cli("verify", str(tmp_path), "--ask", "1", "--agent", "nano")
+    assert done.exception is None
+    assert [name for _, name in how] == ["free", "brief"]
+    assert "no finished turn of a single player to ask about" in done.output
+    none = cli("verify", str(tmp_path / "b"), "--ask", "1", "--agent", "nano")
+    assert "no record holds a turn that nano could be asked about" in str(none.exception)
 
 
 # ── what is missing (25) ─────────────────────────────────────────────────────────────────────────────────────────
