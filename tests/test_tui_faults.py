@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,12 @@ import pytest
 
 from msgrpo.agent import Completion
 from msgrpo.errors import EndpointError, MissingExtraError
+from msgrpo.games import get_scenario
+from msgrpo.references import OptimalAgent
+from msgrpo.tui.agents import ASIDE, LazyAgent, in_daemon_thread
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
-from msgrpo.tui.session import Setup
+from msgrpo.tui.session import Session, Setup
 from tests.tui_helpers import (
     ManualClock,
     answer,
@@ -156,3 +161,78 @@ async def test_asking_again_waits_for_the_person_and_then_works(app_of) -> None:
         await pilot.press("enter")
         await settle(pilot)
         assert play_screen(app).match.last == 1
+
+
+async def test_what_no_future_holds_is_raised_all_the_same() -> None:
+    """A StopIteration was refused by the future, and the seat was said to be thinking for ever."""
+
+    def stopped() -> None:
+        raise StopIteration("no more moves")
+
+    with pytest.raises(RuntimeError, match="no more moves"):
+        await asyncio.wait_for(in_daemon_thread(stopped), 60)
+
+
+async def test_searches_that_nobody_waits_for_do_not_pile_up() -> None:
+    """Who left a game twenty times left twenty searches, which took the processor from the app."""
+    go_on, begun = threading.Event(), 0
+
+    def search(game: object, player: str) -> list[str]:
+        nonlocal begun
+        begun += 1
+        go_on.wait(60)
+        return ["up"]
+
+    scenario = replace(get_scenario("snake-solo"), reference=search)
+    agent = LazyAgent("optimal", lambda spec: OptimalAgent())
+    session = Session(scenario, {scenario.players[0]: agent}, 0)
+    view = session.view(scenario.players[0])
+    for wanted in range(1, 21):
+        asked = asyncio.create_task(agent.act(view))
+        deadline = asyncio.get_running_loop().time() + (60 if wanted < 3 else 0.05)
+        while begun < wanted and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.005)
+        asked.cancel()
+    assert begun == sum(thread.name == ASIDE for thread in threading.enumerate()) == 2
+    last = asyncio.create_task(agent.act(view))
+    go_on.set()
+    assert (await asyncio.wait_for(last, 60)).action == "up"
+    assert begun == 3
+
+
+LEAVES = """
+import asyncio, atexit, sys, threading
+from msgrpo.tui.agents import in_daemon_thread, leave
+atexit.register(print, "Python ends by itself")
+async def give_up():
+    await asyncio.wait_for(in_daemon_thread(threading.Event().wait), 0.01)
+if "search" in sys.argv:
+    try:
+        asyncio.run(give_up())
+    except TimeoutError:
+        pass
+print("the app is left")
+leave(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("how", "own"), [(["3"], True), (["3", "search"], False), (["0", "search"], False)])
+def test_a_search_that_goes_on_does_not_see_the_end_of_python(how: list[str], own: bool) -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVES, *how], capture_output=True, text=True)
+    assert ended.returncode == int(how[0])
+    assert ended.stdout == "the app is left\n" + "Python ends by itself\n" * own
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_a_search_is_no_crash() -> None:
+    """OpenSpiel's search came back to a Python that was ending: a segmentation fault, or `terminate called`."""
+    pytest.importorskip("pyspiel")
+    command = [sys.executable, "-P", "-m", "msgrpo.cli", "play", "spiel:chess", "--agent", "optimal", "--plain"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as playing:
+        assert playing.stdout is not None
+        for line in playing.stdout:
+            if line.startswith("Black: "):  # the first search is over, and the second one begins
+                break
+        playing.send_signal(signal.SIGINT)
+        _, errors = playing.communicate(timeout=120)
+    assert (playing.returncode, errors) == (130, "stopped\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +21,8 @@ HUMAN = "human"
 
 
 ARROWS, WASD = "arrows", "wasd"
+ASIDE = "msgrpo-aside"  # the name of threads that nobody waits for
+SEARCHES = 2  # of one agent at the same time: each board of a match has one
 
 
 class HumanAgent:
@@ -93,13 +97,28 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
         outcome: tuple[Callable[[Any], None], Any]
         try:
             outcome = result.set_result, call()
+        except StopIteration as error:  # which no future holds
+            outcome = result.set_exception, RuntimeError(repr(error))
         except BaseException as error:  # raised where the result is awaited
             outcome = result.set_exception, error
         with contextlib.suppress(RuntimeError):  # the app has ended meanwhile, and with it the loop
             loop.call_soon_threadsafe(deliver, *outcome)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=work, daemon=True, name=ASIDE).start()
     return await result
+
+
+def leave(code: int | None) -> None:
+    """End the program with this code, if it is not 0, or if somebody computes on in a thread that nobody waits for.
+
+    Such a thread would end in the middle of a library's own code, when Python itself ends, and crash the program.
+    """
+    if any(thread.name == ASIDE for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    if code:
+        sys.exit(code)
 
 
 class LazyAgent:
@@ -112,6 +131,7 @@ class LazyAgent:
         self._agent: Agent | None = None
         self._sampling: Sampling | None = None  # of a language model, as it was made
         self._temperature: float | None = None
+        self._searches = asyncio.Semaphore(SEARCHES)
 
     @property
     def loaded(self) -> bool:
@@ -155,9 +175,16 @@ class LazyAgent:
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
         agent = await in_daemon_thread(self._make) if self._agent is None else self._agent
-        if isinstance(agent, OptimalAgent):  # a search may take seconds
-            return Decision(await in_daemon_thread(lambda: agent.choose(view)))
-        return await agent.act(view, on_text=on_text)
+        return await (
+            self._search(agent, view) if isinstance(agent, OptimalAgent) else agent.act(view, on_text=on_text)
+        )
+
+    async def _search(self, agent: OptimalAgent, view: View) -> Decision:
+        """A search may take seconds. One that nobody waits for any more keeps its place until it ends."""
+        await self._searches.acquire()
+        search = asyncio.ensure_future(in_daemon_thread(lambda: agent.choose(view)))
+        search.add_done_callback(lambda _: self._searches.release())
+        return Decision(await asyncio.shield(search))
 
     async def close(self) -> None:
         if self._agent is not None:
