@@ -581,6 +581,46 @@ async def test_no_word_of_an_answer_is_told_whenever_it_is_given_up(line: int) -
     asking.drop()
 
 
+@pytest.mark.parametrize("line", range(1, 10))
+async def test_words_that_come_while_others_are_told_are_told_too(line: int) -> None:
+    """Words that came just when the telling ended were thrown away, and those before them stood there instead."""
+    heard: list[OnText] = []
+
+    class Slow(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            assert on_text is not None
+            heard.append(on_text)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    told: list[object] = []
+    asking = Asking(Match([Session(get_scenario("frozen-lake"), {"player": Slow()}, 0)]), told.append, lambda: 0.0)
+    asking.start()
+    await until(lambda: heard)
+    lines = 0
+
+    def speaks(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
+        nonlocal lines
+        lines += event == "line" and frame.f_code is Asking._tell_words.__code__
+        if lines == line:
+            lines += 1
+            heard[0]("last")
+        return speaks
+
+    before = sys.gettrace()
+    sys.settrace(speaks)
+    try:
+        heard[0]("first")
+        await until(lambda: told and not asking._words)
+    finally:
+        sys.settrace(before)
+    if lines <= line:  # nothing was said while the first words were told
+        heard[0]("last")
+    await until(lambda: len(told) > 1 or not asking._words)
+    asking.drop()
+    assert [message.text for message in told if isinstance(message, AnswerStreamed)][-1] == "last"
+
+
 async def test_nothing_is_told_of_words_that_came_just_before_the_round_was_dropped() -> None:
     class Speaks(RandomAgent):
         async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:

@@ -31,7 +31,8 @@ class Asking:
         self.failed: dict[Seat, str] = {}  # why, and what may help
         self.stopped = False  # a person stopped waiting for the answers
         self._words: dict[Seat, str] = {}  # of this round: the newest ones that are not told yet
-        self._telling: asyncio.Task[None] | None = None
+        self._due = False  # they will be told
+        self._told = 0.0  # when words were told last, by the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -107,22 +108,21 @@ class Asking:
         """
         if words is not self._words:
             return
-        first = not words
         words[index, player] = text
-        if first and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begin_telling, words)
+        if not self._due and self._loop is not None and not self._loop.is_closed():
+            self._due = True
+            self._loop.call_soon_threadsafe(self._tell_soon)
 
-    def _begin_telling(self, words: dict[Seat, str]) -> None:
-        self._telling = asyncio.get_running_loop().create_task(self._tell_words(words))
+    def _tell_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(max(0.0, self._told + REDRAW_S - loop.time()), self._tell_words)
 
-    async def _tell_words(self, words: dict[Seat, str]) -> None:
-        """Until nobody says anything more, or the round is another one."""
-        while words is self._words and (new := {seat: text for seat, text in list(words.items()) if text}):
-            for (index, player), text in new.items():
-                words[index, player] = ""
-                self._tell(AnswerStreamed(index, player, text))
-            await asyncio.sleep(REDRAW_S)
-        words.clear()
+    def _tell_words(self) -> None:
+        self._due = False  # what is said from here on is told by this call or by another
+        self._told = asyncio.get_running_loop().time()
+        words = self._words
+        for index, player in list(words):
+            self._tell(AnswerStreamed(index, player, words.pop((index, player))))
 
     # ── people ───────────────────────────────────────────────────────────────────────────────────────────────
 
