@@ -125,6 +125,43 @@ async def test_a_body_is_bounded_whether_its_length_is_named_or_not(given: str |
             await client.ask("GET", server.url)
 
 
+@pytest.mark.parametrize("named", [True, False])
+async def test_few_long_bodies_are_read_at_once(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 bodies of 16 MiB each are 4 GiB."""
+    monkeypatch.setattr(http, "SHORT_BODY", 100)
+    monkeypatch.setattr(http, "LONG_AT_ONCE", 1)
+    ended, order = asyncio.Event(), list[str]()
+
+    def body(size: int) -> bytes:
+        length = f"content-length: {size}\r\n" if named else "connection: close\r\n"
+        return f"HTTP/1.1 200 OK\r\n{length}\r\n".encode()
+
+    async def answers(request: Request, writer: asyncio.StreamWriter) -> None:
+        size = 50 if request.path.endswith("short") else 300
+        writer.write(body(size) + b" " * (size - 1))
+        if request.path.endswith("first"):
+            await ended.wait()
+            await asyncio.sleep(0.2)  # in which the second would be read, too
+        writer.write(b" ")
+        if not named:
+            writer.close()
+
+    async with FakeServer(then=answers) as server, Client({}) as client:
+
+        async def ask(name: str) -> None:
+            assert len((await client.ask("GET", f"{server.url}/{name}")).body) == (50 if name == "short" else 300)
+            order.append(name)
+
+        first = asyncio.create_task(ask("first"))
+        while not client._here().long_bodies.locked():
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(ask("second"))
+        await ask("short")
+        ended.set()
+        await asyncio.gather(first, second)
+    assert order == ["short", "first", "second"]
+
+
 @pytest.mark.parametrize(
     "raw",
     [

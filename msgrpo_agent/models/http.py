@@ -14,7 +14,7 @@ import resource
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace, TracebackType
@@ -26,11 +26,13 @@ import certifi
 
 from msgrpo import __version__
 from msgrpo.errors import UsageError
-from msgrpo.models.bounded import ACCEPTED, LONGEST_BODY, BodyError, bounded
+from msgrpo.models.bounded import ACCEPTED, BodyError, bounded
 
 IN_FLIGHT = 256  # requests at once to one server: what most servers run at once, and few enough for an even loop
 KEEP_S = 4.0  # an idle connection is kept for so long: vLLM closes its own after 5 s
 LONGEST_HEADER = 2**16  # bytes
+SHORT_BODY = 2**18  # bytes of a body that are read in any case; 256 bodies of LONGEST_BODY would fill 4 GiB
+LONG_AT_ONCE = 8  # bodies of which more is read; the others wait where they are
 JSON = {"Content-Type": "application/json"}
 OTHER_FILES = 256  # that the process may have open beside its connections
 
@@ -63,6 +65,7 @@ class _Open:
 
     session: aiohttp.ClientSession
     room: asyncio.Semaphore
+    long_bodies: asyncio.Semaphore
 
 
 class Client:
@@ -106,14 +109,14 @@ class Client:
 
     async def ask(self, method: str, url: str, body: bytes | None = None) -> Response:
         """The response. Raises NoAnswerError without a whole one, BodyError for a body that is not read on."""
-        session = self._here().session
+        here = self._here()
         try:
-            async with self._request(session, method, url, body) as response:
-                return Response(response.status, response.headers, await _whole(response))
+            async with self._request(here.session, method, url, body) as response:
+                return Response(response.status, response.headers, await _whole(response, here.long_bodies))
         except BodyError:
             raise
         except Exception as error:
-            raise _fault(error, session) from error
+            raise _fault(error, here.session) from error
 
     @asynccontextmanager
     async def stream(
@@ -161,7 +164,7 @@ class Client:
                 max_field_size=LONGEST_HEADER,
                 trace_configs=[_no_redirects()],
             )
-            self._open[loop] = _Open(session, asyncio.Semaphore(most_in_flight(1)))
+            self._open[loop] = _Open(session, asyncio.Semaphore(most_in_flight(1)), asyncio.Semaphore(LONG_AT_ONCE))
         return self._open[loop]
 
 
@@ -178,12 +181,18 @@ def _no_redirects() -> aiohttp.TraceConfig:
     return traced
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
+async def _whole(response: aiohttp.ClientResponse, long_bodies: asyncio.Semaphore) -> bytes:
     """The body; one that says that it is short and plain, as most are, is read at once."""
     length = response.content_length
-    if length is not None and length <= LONGEST_BODY and "Content-Encoding" not in response.headers:
+    if length is not None and length <= SHORT_BODY and "Content-Encoding" not in response.headers:
         return await response.read()
-    return b"".join([piece async for piece in _bounded(response)])
+    body = bytearray()
+    async with AsyncExitStack() as place:
+        async for piece in _bounded(response):
+            if len(body) <= SHORT_BODY < len(body) + len(piece):
+                await place.enter_async_context(long_bodies)
+            body += piece
+    return bytes(body)
 
 
 def _bounded(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
