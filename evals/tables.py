@@ -16,6 +16,7 @@ from msgrpo.evals.leaderboard import Leaderboard
 from msgrpo.evals.ranking import Overall
 from msgrpo.evals.rows import Pair, Retelling, Row
 from msgrpo.games.retold import SIGN
+from msgrpo.output import beginning
 from msgrpo.prompt import PromptTemplate
 from msgrpo.text import interval_text
 
@@ -175,7 +176,7 @@ def _listed(sentences: Sequence[str]) -> str:
 def terminal(board: Leaderboard) -> Iterator[Table | Text]:
     """For each scenario the scores, what the answers were like, and the pairs; then the notes. 80 columns do."""
     yield from (_rich(*section) for section in sections(board, narrow=True))
-    yield from (Text(f"note: {note}") for note in board.notes)
+    yield from (Text(f"note: {beginning(note)}") for note in board.notes)
 
 
 def _rich(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:

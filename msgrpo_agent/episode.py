@@ -88,7 +88,7 @@ class Episode(BaseModel):
     outcome: Outcome = Outcome.PLAYING
     success: bool | None = None
     returns: dict[Clean, Finite] = {}
-    error: Clean | None = None  # kind of the failure that ended it; such an episode has no result
+    error: Name | None = None  # kind of the failure that ended it; such an episode has no result
     error_message: Clean | None = None
     versions: dict[Clean, Clean] = {}
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from msgrpo.text import as_json, printable
 
 T = TypeVar("T")
-LONGEST_ERROR = 8000  # characters of an error that are shown: it may quote a file in which one line has megabytes
+LONGEST_SHOWN = 8000  # characters of an error or a note: it may quote a file in which one line has megabytes
 # a name may hold :x:, which is no sign of rich here
 out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
@@ -43,18 +43,19 @@ def print_json(value: Any) -> None:
     sys.stdout.write(as_json(value, indent=2) + "\n")
 
 
+def beginning(text: str) -> str:
+    """The text, or its beginning where it is longer than anybody reads."""
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}… ({len(text):,} characters in all)"
+
+
 def say(text: str) -> None:
     """Write one line to standard error: not wrapped, and no part of it read as markup or by the terminal."""
-    err.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    err.print(beginning(printable(text)), markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(message: str) -> None:
-    """Write an error, its beginning where it is very long; on a terminal its lines end between words. What is to be
-    copied is `say`'s.
-    """
-    if len(message) > LONGEST_ERROR:
-        message = f"{message[:LONGEST_ERROR]}… ({len(message):,} characters in all)"
-    line = Text.assemble(("error: ", "bold red"), message)
+    """Write an error; on a terminal its lines end between words. What is to be copied is `say`'s."""
+    line = Text.assemble(("error: ", "bold red"), beginning(message))
     err.print(line, highlight=False, soft_wrap=not err.is_terminal)
 
 

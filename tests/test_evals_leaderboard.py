@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 from msgrpo.agent import ParseFailure
@@ -541,6 +542,18 @@ def test_who_had_a_teacher_is_said() -> None:
     (note,) = [note for note in build([taught, other]).notes if "teacher" in note]
     assert note.startswith("a was trained with a teacher, optimal(weight=1.0)")
     assert "\x1b" not in note
+
+
+def test_of_a_failure_of_megabytes_a_terminal_gets_the_beginning() -> None:
+    """A record's own words about a failure stood whole in a note below the table."""
+    won = play([True, True])
+    won.failed = [episode(2, False, error="server_error", error_message="down " * 600_000)]
+    keep_counted_prefix(won)
+    board = build([won])
+    shown = "".join(part.plain for part in tables.terminal(board) if isinstance(part, Text))
+    assert "server_error: down down" in shown
+    assert "characters in all)" in shown
+    assert len(shown) < 10_000
 
 
 def test_losses_that_became_failures_are_in_the_notes() -> None:
