@@ -33,7 +33,7 @@ from msgrpo.output import err
 from msgrpo.prompt import as_given, json_object
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
-from msgrpo.specs import as_read, make_agent, names_an_agent
+from msgrpo.specs import as_read, learned_as, make_agent, names_an_agent
 from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
@@ -153,6 +153,16 @@ class Options(Given):
             **as_given(self.prompt, self.chat),
         )
 
+    def cut_short(self, specs: Sequence[str]) -> list[str]:
+        """A sentence on each agent that learned with longer answers than it may give here."""
+        learned = {spec: learned_as(spec).max_tokens for spec in specs}
+        return [
+            f"{printable(spec)} learned with answers of up to {most} tokens, and here they are cut off at "
+            f"{self.max_tokens}; --max-tokens {most} allows as many."
+            for spec, most in learned.items()
+            if most > self.max_tokens
+        ]
+
     def prices(self) -> Price | None:
         if self.price is None:
             return None
@@ -193,6 +203,9 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     prices, budget, called = options.prices(), options.budget(), options.called()
     planned = f"{', '.join(map(printable, specs))} on {', '.join(scenario.id for scenario in scenarios)}"
     console.print(f"{planned}, {episodes} starts each → {options.out}", soft_wrap=True, markup=False, highlight=False)
+    short = options.cut_short(specs)
+    for sentence in short:
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     progress = EvalProgress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
     try:
         with cluster(options) as elsewhere, shown(progress, console), ending_as_interrupt():
@@ -205,6 +218,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     played, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios], mix=True)
     asked = {scenario.id: episode_seeds(scenario, episodes, options.split, options.repeats) for scenario in scenarios}
     chosen = plays.only(played, asked, specs)
+    notes = [*notes, *short]
     if progress.given_up:
         notes = [
             *notes,
@@ -245,6 +259,8 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
     specs = [*options.agents, *options.served()] or ["optimal", "random"]
     pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
     agents = {spec: options.agent(spec) for spec in dict.fromkeys(itertools.chain(*pairs))}
+    for sentence in options.cut_short(list(agents)):
+        err.print(sentence, soft_wrap=True, markup=False, highlight=False)
     with RichProgress(console=err, transient=True) as bar, ending_as_interrupt():
         task = bar.add_task("episodes", total=None)
         records = match.play(

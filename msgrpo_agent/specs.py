@@ -17,7 +17,7 @@ from msgrpo.errors import UsageError, nearest
 from msgrpo.extras import needs
 from msgrpo.models.asked import taught_as, trained_as
 from msgrpo.models.paths import shipped_adapters
-from msgrpo.prompt import USUAL, PromptTemplate
+from msgrpo.prompt import USUAL, Asked, PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
 
 PLAIN = ("random", "optimal", "human", "nano")
@@ -77,6 +77,18 @@ def shipped(scenario: str) -> Path:
     return there[scenario]
 
 
+def learned_as(spec: str) -> Asked:
+    """How a model of this machine was asked while it learned; as usual where nothing says so. Raises ModelError where
+    what says it is damaged.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "base" and rest:
+        return taught_as(rest) or USUAL
+    if kind in ("adapter", "nano") and rest:
+        return trained_as(shipped(rest) if kind == "nano" else Path(rest))
+    return USUAL
+
+
 def make_agent(
     spec: str,
     sampling: Sampling = DEFAULT_SAMPLING,
@@ -108,10 +120,10 @@ def make_agent(
         if spec == "nano":
             model, asked = loading.nano(), USUAL.but(template, None)
         elif kind == "base":
-            asked = (taught_as(rest) or USUAL).but(template, chat)
+            asked = learned_as(spec).but(template, chat)
             model = loading.based(rest, asked.chat)
         else:
-            asked = trained_as(folder).but(template, chat)
+            asked = learned_as(spec).but(template, chat)
             model = loading.adapted(folder, asked.chat)
         return LanguageAgent(spec, model, sampling, asked.prompt, show_probabilities)
     if kind == "endpoint":

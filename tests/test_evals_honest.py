@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from msgrpo.evals.tables import csv_text
 from msgrpo.evals.verify import ask_again, verify
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.models.paths import shipped_adapters
 from msgrpo.prompt import Example, PromptTemplate, make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from tests.tui_helpers import answer, scripted
@@ -355,6 +357,27 @@ def test_each_record_is_asked_about_in_its_own_words_and_an_empty_one_hides_no_o
     assert "no finished turn of a single player to ask about" in done.output
     none = cli("verify", str(tmp_path / "b"), "--ask", "1", "--agent", "nano")
     assert "no record holds a turn that nano could be asked about" in str(none.exception)
+
+
+def test_an_adapter_that_learned_with_longer_answers_than_it_may_give_is_named(tmp_path: Path) -> None:
+    """Its answers were cut off at 256 tokens, and nothing said that they had more in its training."""
+    pytest.importorskip("peft")
+    run = tmp_path / "run"
+    shutil.copytree(shipped_adapters()["frozen-lake"], run)
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(settings | {"max_tokens": 300}))
+
+    def notes(*options: str) -> list[str]:
+        options_of = (f"adapter:{run}", "--scenario", "frozen-lake", "--episodes", "1", "--json", *options)
+        done = cli("eval", *options_of, "--out", str(tmp_path / f"{len(options)}"))
+        assert ("learned with" in done.stderr) == (not options)  # before the first answer
+        return [note for note in json.loads(done.stdout)["notes"] if "learned with" in note]
+
+    assert notes() == [
+        f"adapter:{run} learned with answers of up to 300 tokens, and here they are cut off at 256; --max-tokens 300 "
+        "allows as many."
+    ]
+    assert notes("--max-tokens", "300") == []
 
 
 # ── what is missing (25) ─────────────────────────────────────────────────────────────────────────────────────────
