@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import os
+from contextlib import suppress
 from secrets import compare_digest
 from typing import Any
 
@@ -21,15 +22,19 @@ from openenv.core.env_server.types import (
     State,
 )
 from starlette.responses import JSONResponse
+from starlette.websockets import WebSocketDisconnect
 
 from msgrpo import __version__
+from msgrpo.errors import UsageError
 from msgrpo.game import SPLITS
 from msgrpo.loopback import is_own
+from msgrpo.models.http import may_open
 from msgrpo.serve.env_session import Catalogue, Move, Saved, Seen, Session
 
 SPLIT_TYPES = {"train": "train", "val": "validation", "test": "test"}  # the protocol's own words
 MOST_MESSAGE = 2**20  # bytes of one message
 PING_S = 20.0  # a client that does not answer a ping within this time is gone
+OTHER_FILES = 64  # that the server may have open beside its clients' connections
 NAME = "msgrpo"
 
 
@@ -123,8 +128,15 @@ def make_server(
 ) -> Any:
     """The ASGI application: `sessions` clients at most, each forgotten after `idle_s` seconds without a message.
 
-    `local`: only this machine is answered, and no page but its own.
+    `local`: only this machine is answered, and no page but its own. Raises UsageError where the process may not have
+    so many connections.
     """
+    wanted = sessions + OTHER_FILES
+    if (most := may_open(wanted)) < wanted:
+        raise UsageError(
+            f"{sessions} sessions need {wanted} open files and connections, and this process may have {most}",
+            fix=f"ulimit -n {wanted}, or a smaller --sessions",
+        )
 
     def environment() -> GameEnvironment:
         return GameEnvironment(catalogue)
@@ -139,7 +151,18 @@ def make_server(
         state_cls=GameState,
     )
     app = LocalOnly(app) if local else app
-    return KeyRequired(app, key) if key else app
+    return ClientsGo(KeyRequired(app, key) if key else app)
+
+
+class ClientsGo:
+    """That a client has gone is no error of the server: OpenEnv still closes the websocket, and would be told so."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with suppress(WebSocketDisconnect):
+            await self.app(scope, receive, send)
 
 
 class LocalOnly:

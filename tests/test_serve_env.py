@@ -441,8 +441,22 @@ def test_a_client_that_is_gone_and_one_that_is_idle_cost_nothing() -> None:
         assert "this session was closed" in answer["data"]["message"]
         again.close()
     finally:
-        running.stop()
+        said = running.stop()
         held.close()
+    assert "Traceback" not in said  # of closing what is closed already
+
+
+@needs_openenv
+def test_sessions_that_the_process_may_not_have_are_refused(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beyond the limit were cut off without a word, here or there."""
+    from msgrpo.serve import env_server
+
+    monkeypatch.setattr(env_server, "may_open", lambda wanted: min(wanted, 256))
+    with pytest.raises(UsageError, match="256") as caught:
+        env_server.make_server(catalogue, sessions=1000, idle_s=9, key=None, web=False)
+    assert "ulimit" in str(caught.value.fix)
 
 
 @needs_openenv

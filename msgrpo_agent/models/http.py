@@ -232,16 +232,20 @@ def _fault(error: Exception, session: aiohttp.ClientSession) -> BaseException:
 
 
 def most_in_flight(servers: int) -> int:
-    """Requests at once to each of so many servers: IN_FLIGHT, or fewer where the process may not open so many files.
+    """Requests at once to each of so many servers: IN_FLIGHT, or fewer where so many files may not be open."""
+    return max(1, min(IN_FLIGHT, (may_open(servers * IN_FLIGHT + OTHER_FILES) - OTHER_FILES) // servers))
 
-    The process's own limit is raised as far as it is needed and allowed.
+
+def may_open(wanted: int) -> int:
+    """How many of the `wanted` files and connections this process may have open at once.
+
+    Its own limit is raised as far as it is needed and allowed.
     """
-    wanted = servers * IN_FLIGHT + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return IN_FLIGHT if soft == resource.RLIM_INFINITY else max(1, min(IN_FLIGHT, (soft - OTHER_FILES) // servers))
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft)
 
 
 def proxy_for(url: str) -> str | None:
