@@ -23,7 +23,7 @@ from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
 from msgrpo.evals.progress import EvalProgress, shown, ticking
 from msgrpo.evals.record import Price, folder_name
-from msgrpo.evals.run import Elsewhere, evaluate
+from msgrpo.evals.run import Elsewhere, can_play, evaluate
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
@@ -218,7 +218,14 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     played, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios], mix=True)
     asked = {scenario.id: episode_seeds(scenario, episodes, options.split, options.repeats) for scenario in scenarios}
     chosen = plays.only(played, asked, specs)
-    notes = [*notes, *short]
+    notes += [
+        f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: "
+        "it plays the boards of its training only."
+        for agent in agents
+        for scenario in scenarios
+        if not can_play(agent, scenario)
+    ]
+    notes += short
     if progress.given_up:
         notes = [
             *notes,

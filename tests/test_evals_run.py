@@ -23,7 +23,7 @@ from rich.console import Console
 from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
-from msgrpo.evals import leaderboard, plays, suites
+from msgrpo.evals import command, leaderboard, plays, suites
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.progress import EvalProgress, shown
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
@@ -325,6 +325,19 @@ async def test_an_agent_plays_what_it_can(tmp_path: Path) -> None:
     assert not (tmp_path / "counting" / "snake.jsonl").exists()
     with pytest.raises(UsageError, match="none of snake"):
         await evaluate(agents, [get_scenario("snake")], 2, tmp_path)
+
+
+def test_what_an_agent_cannot_play_is_said_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DQN stood in one table of two, and nothing said why not in the other."""
+    monkeypatch.setattr(command, "make_agent", lambda spec, *given, **more: Picky())
+    options = command.Options(
+        agents=["counting"], scenarios=["frozen-lake", "snake"], episodes=1, out=tmp_path, names=["counting=Mine"]
+    )
+    board = command.run(options, Console(file=io.StringIO()))
+    assert [row.scenario for row in board.rows] == ["frozen-lake"]
+    assert [note for note in board.notes if "snake" in note] == [
+        "Mine is not in snake: it plays the boards of its training only."
+    ]
 
 
 async def test_concurrency_is_bounded_and_reached(tmp_path: Path) -> None:
