@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 
 from msgrpo.agent import Agent, Sampling
-from msgrpo.errors import RecordError, UsageError, first_fault, nearest
+from msgrpo.errors import EndpointError, RecordError, UsageError, first_fault, nearest
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
@@ -258,30 +258,38 @@ def cluster(options: Options) -> Iterator[Elsewhere | None]:
 
 def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rating], str]:
     """Play what is missing of a match or a round robin. Returns the scenario, the results, the ratings, and a text on
-    pairings without a result.
+    what is missing: pairings without a result, and the fatal failure that ended the match, where one did.
     """
     if len(options.scenarios) != 1:
         raise UsageError("a match is played in one game", fix="--scenario spiel:connect_four")
     scenario, starts = get_scenario(options.scenarios[0]), options.count()
     specs = [*options.agents, *options.served()] or ["optimal", "random"]
     pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
+    records = match.records_of(pairs, options.out)
     agents = {spec: options.agent(spec) for spec in dict.fromkeys(itertools.chain(*pairs))}
     for sentence in options.cut_short(list(agents)):
         err.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    fatal = ""
     with RichProgress(console=err, transient=True) as bar, ending_as_interrupt():
         task = bar.add_task("episodes", total=None)
-        records = match.play(
-            scenario,
-            agents,
-            pairs,
-            starts,
-            options.out,
-            lambda played, planned: bar.update(task, completed=played, total=planned),
-            options.concurrency or CONCURRENCY,
-        )
+        try:
+            match.play(
+                scenario,
+                agents,
+                pairs,
+                starts,
+                options.out,
+                lambda played, planned: bar.update(task, completed=played, total=planned),
+                options.concurrency or CONCURRENCY,
+            )
+        except EndpointError as error:  # what has a result is shown nevertheless
+            fatal = str(error)
+            if not any(match.points_of(file, pair, scenario, starts)[0] for pair, file in records):
+                raise
     results, rated = match.report(scenario, records, starts, options.out)
     have = {(one.first, one.second) for one in results}
-    return scenario.id, results, rated, match.no_result([record for record in records if record[0] not in have])
+    missing = match.no_result([record for record in records if record[0] not in have])
+    return scenario.id, results, rated, "\n".join(filter(None, (fatal, missing)))
 
 
 def line_of(arguments: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
-from msgrpo.errors import RecordError, UsageError
+from msgrpo.errors import RecordError, UsageError, nearest
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, folder_name, seeds_of
 from msgrpo.evals.stats import ends, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
@@ -76,16 +76,35 @@ def play(
 ) -> list[tuple[tuple[str, str], Path]]:
     """Play what is missing of every pairing, and return each one's record.
 
-    Raises UsageError for a game that has not two players, RecordError for a record that another process writes to or
-    that other rules or settings made.
+    Raises UsageError for a game that has not two players, and for pairings that cannot be; RecordError for a record
+    that another process writes to or that other rules or settings made; EndpointError for a fatal failure.
     """
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
+    _check_asked(agents, pairs, concurrency)
     answer_in_turn(agent.model for agent in agents.values() if isinstance(agent, LanguageAgent))
-    records = [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
+    records = records_of(pairs, out)
     with few_collections():
         asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))
     return records
+
+
+def records_of(pairs: Sequence[tuple[str, str]], out: Path) -> list[tuple[tuple[str, str], Path]]:
+    """Each pairing with its record."""
+    return [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
+
+
+def _check_asked(agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]], concurrency: int) -> None:
+    """Refuse, before anything is written, what a caller from Python may ask for and no match can be."""
+    if len({frozenset(pair) for pair in pairs}) < max(1, len(pairs)) or any(first == other for first, other in pairs):
+        raise UsageError(f"a match is of pairs of two agents, each pair once, not of {list(pairs)}")
+    known = [name for name, agent in agents.items() if agent.spec == name]
+    if strange := next((name for pair in pairs for name in pair if name not in known), None):
+        raise UsageError(
+            f"no agent here is named {strange!r}, as its record would call it", fix=nearest(strange, known)
+        )
+    if concurrency < 1:
+        raise UsageError(f"concurrency is {concurrency}: nothing can be played", fix="give at least 1")
 
 
 async def _play_all(

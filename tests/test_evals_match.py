@@ -9,13 +9,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.errors import RecordError
-from msgrpo.evals import match
+from msgrpo.errors import EndpointError, RecordError, UsageError
+from msgrpo.evals import command, match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
@@ -57,20 +59,18 @@ def test_a_match_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 def test_no_more_games_at_once_than_are_allowed(tmp_path: Path) -> None:
     class Counted(RandomAgent):
-        now = most = 0
-
         async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
-            self.now += 1
-            self.most = max(self.most, self.now)
+            games.now += 1
+            games.most = max(games.most, games.now)
             await asyncio.sleep(0)
-            self.now -= 1
+            games.now -= 1
             return await super().act(view)
 
+    both = {"random": Counted(), "other": Counted("other")}
     for allowed in (1, 3):
-        agent = Counted()
-        both = dict.fromkeys(("random", "other"), agent)
+        games = SimpleNamespace(now=0, most=0)
         match.play(get_scenario(NIM), both, [("random", "other")], 4, tmp_path / str(allowed), concurrency=allowed)
-        assert agent.most == allowed
+        assert games.most == allowed
 
 
 def test_two_matches_do_not_write_into_one_record(tmp_path: Path) -> None:
@@ -195,6 +195,49 @@ def test_a_pairing_without_a_result_costs_the_others_nothing_and_says_why(tmp_pa
     for first in ("optimal", "random"):
         assert f"no start of {first} against {nobody} was finished; the last failure: connection" in said
     assert "nothing answers at 127.0.0.1:9" in said
+
+
+def test_a_failure_that_ends_a_match_hides_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An account without quota kept from view what the others had played, in this start and before it."""
+
+    class Broke(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            raise EndpointError("no quota", kind="quota", fatal=True, fix="the account has no quota left")
+
+    monkeypatch.setattr(command, "make_agent", lambda spec, *given, **more: AGENTS.get(spec) or Broke(spec))
+    given: dict[str, Any] = {"scenarios": [NIM], "episodes": 1, "out": tmp_path}
+    with pytest.raises(EndpointError, match="no quota"):
+        command.run_match(command.Options(agents=["optimal", "broke"], **given))
+    command.run_match(command.Options(agents=[*PAIR], **given))
+    _, results, _, missing = command.run_match(command.Options(agents=[*PAIR, "broke"], **given))
+    assert [(one.first, one.second, one.starts) for one in results] == [(*PAIR, 1)]
+    assert missing.splitlines() == [
+        "no quota",
+        "  the account has no quota left",
+        "no start of optimal against broke was finished",
+        "no start of random against broke was finished",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "concurrency", "said"),
+    [
+        ([], 8, "pairs of two agents"),
+        ([("random", "random")], 8, "pairs of two agents"),
+        ([PAIR, PAIR[::-1]], 8, "each pair once"),
+        ([("random", "optimla")], 8, "no agent here is named 'optimla'"),
+        ([("random", "best")], 8, "no agent here is named 'best', as its record would call it"),
+        ([PAIR], 0, "concurrency is 0"),
+    ],
+)
+def test_what_no_match_can_be_is_refused_before_anything_is_written(
+    pairs: list[tuple[str, str]], concurrency: int, said: str, tmp_path: Path
+) -> None:
+    """Without a place for a game it waited for ever; games of an agent under another name counted for nobody."""
+    agents = AGENTS | {"best": OptimalAgent()}
+    with pytest.raises(UsageError, match=said):
+        match.play(get_scenario(NIM), agents, pairs, 1, tmp_path / "m", concurrency=concurrency)
+    assert not (tmp_path / "m").exists()
 
 
 def test_agents_that_no_result_connects_are_not_rated_together(tmp_path: Path) -> None:
