@@ -233,10 +233,14 @@ def test_an_address_holds_what_a_reset_is_told() -> None:
         ({"a": {"type": "array"}}, ["a"], (None, "object", ())),
         ({"way": {"enum": ["a", "<b>"]}}, ["way"], ("way", "string", ())),
         ({"way": {"$ref": "#/$defs/way"}}, ["way"], (None, "object", ())),
+        # what no schema says, and no server's mistake may end in a traceback:
+        ({"n": {"type": "integer", "maximum": 1, "exclusiveMaximum": None}}, [], ("n", "integer", ("0", "1"))),
+        ({"n": {"type": "integer", "exclusiveMaximum": "9"}}, [], ("n", "integer", ())),
+        ({"way": {"enum": ["a", "b"]}}, ["way", ["way"], {}], ("way", "string", ("a", "b"))),
     ],
 )
 def test_a_schema_says_how_an_action_is_written(
-    fields: dict[str, Any], required: list[str], form: tuple[Any, ...]
+    fields: dict[str, Any], required: list[Any], form: tuple[Any, ...]
 ) -> None:
     loops = {"$defs": {"way": {"$ref": "#/$defs/way"}}}
     seen = form_of({"properties": {"metadata": {}} | fields, "required": required} | loops)

@@ -115,7 +115,8 @@ def form_of(schema: Mapping[str, Any]) -> Form:
     own = {name: spec for name, spec in properties.items() if name not in NOT_OURS}
     fields = {name: resolved(spec, schema) for name, spec in own.items()}
     needed = schema.get("required")
-    required = [name for name in needed if name in fields] if isinstance(needed, list) else []
+    listed = needed if isinstance(needed, list) else []
+    required = [name for name in listed if isinstance(name, str) and name in fields]
     shown = printable(json.dumps(own, ensure_ascii=False))[:LONGEST_RULES]
     chosen = required if len(required) == 1 else ["action"] if "action" in fields and not required else list(fields)
     if len(chosen) == 1:
@@ -158,7 +159,9 @@ def kind_and_values(spec: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...
     if kind == "boolean":
         return kind, ("true", "false")
     if kind == "integer":
-        low, high = spec.get("minimum", 0), spec.get("maximum", spec.get("exclusiveMaximum", -1) - 1)
+        low, high, beyond = spec.get("minimum", 0), spec.get("maximum"), spec.get("exclusiveMaximum")
+        if high is None and isinstance(beyond, int):
+            high = beyond - 1
         few = isinstance(low, int) and isinstance(high, int) and 0 < high - low < MOST_LISTED
         return kind, tuple(map(str, range(low, high + 1))) if few else ()
     return (kind, ()) if kind in ("string", "number") else (None, ())
