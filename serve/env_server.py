@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import os
-from contextlib import suppress
 from secrets import compare_digest
 from typing import Any
 
@@ -22,7 +21,6 @@ from openenv.core.env_server.types import (
     State,
 )
 from starlette.responses import JSONResponse
-from starlette.websockets import WebSocketDisconnect
 
 from msgrpo import __version__
 from msgrpo.errors import UsageError
@@ -155,14 +153,31 @@ def make_server(
 
 
 class ClientsGo:
-    """That a client has gone is no error of the server: OpenEnv still closes the websocket, and would be told so."""
+    """A client of a websocket that has gone is no error: what is sent to it is lost, and nothing more comes of it.
+
+    OpenEnv would still answer it and close it, and say of each that it could not.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with suppress(WebSocketDisconnect):
+        if scope["type"] != "websocket":
             await self.app(scope, receive, send)
+            return
+        is_there = True
+
+        async def receive_from_it() -> Any:
+            return await receive() if is_there else {"type": "websocket.disconnect", "code": 1006}
+
+        async def send_to_it(message: Any) -> None:
+            nonlocal is_there
+            try:
+                await send(message)
+            except OSError:  # by the ASGI protocol: it has gone
+                is_there = False
+
+        await self.app(scope, receive_from_it, send_to_it)
 
 
 class LocalOnly:

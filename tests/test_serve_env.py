@@ -447,6 +447,30 @@ def test_a_client_that_is_gone_and_one_that_is_idle_cost_nothing() -> None:
 
 
 @needs_openenv
+async def test_for_a_client_that_has_gone_nothing_more_is_played() -> None:
+    """Of what it had sent before, thousands of moves were played on, and the server's end waited for them."""
+    from msgrpo.serve.env_server import ClientsGo
+
+    played = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal played
+        while (await receive())["type"] == "websocket.receive" and played < 9:
+            played += 1
+            await send({"type": "websocket.send", "text": ""})
+        await send({"type": "websocket.close"})
+
+    async def receive() -> Any:
+        return {"type": "websocket.receive", "text": ""}
+
+    async def send(message: Any) -> None:
+        raise OSError("it has gone")
+
+    await ClientsGo(app)({"type": "websocket"}, receive, send)
+    assert played == 1
+
+
+@needs_openenv
 def test_sessions_that_the_process_may_not_have_are_refused(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
