@@ -29,11 +29,12 @@ from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.learning import Learning
+from msgrpo.tui.match import Match
 from msgrpo.tui.messages import AnswerStreamed
 from msgrpo.tui.plain import _append_board
 from msgrpo.tui.screens.dialogs import Choose, Confirm
 from msgrpo.tui.screens.match import MatchScreen
-from msgrpo.tui.session import Match, Session, Setup
+from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
 from msgrpo.tui.widgets.board import PAINTS, BoardView

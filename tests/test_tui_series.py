@@ -24,13 +24,14 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.export import TRIES, append_episode
 from msgrpo.tui.judging import Advice, Judging, advise
+from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.plain import play_plain
 from msgrpo.tui.records import Records, reached, standing_by_hand
 from msgrpo.tui.screens.match import BETWEEN_S
 from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.series import Series, standing, verdict, winner
-from msgrpo.tui.session import Match, Session, Setup, new_match
+from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.status import worth
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView

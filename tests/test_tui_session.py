@@ -18,8 +18,9 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.agents import HUMAN, HumanAgent
 from msgrpo.tui.choices import run_choices
 from msgrpo.tui.export import episode_line, file_stem
+from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.series import verdict
-from msgrpo.tui.session import Frame, Match, Session, Setup, Sitting, ending, new_match, short_name
+from msgrpo.tui.session import Frame, Session, Setup, Sitting, ending, short_name
 
 
 def seat(spec: str, temperature: float = 1.0):

@@ -30,6 +30,7 @@ from msgrpo.tui.clock import Clock, RealClock
 from msgrpo.tui.driver import TerminalDriver
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import Learning
+from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.records import Records, standing_by_hand
 from msgrpo.tui.screens.dialogs import Palette
 from msgrpo.tui.screens.learn import LearnScreen
@@ -38,7 +39,7 @@ from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.showcase import ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.series import Series
-from msgrpo.tui.session import SPEED, Match, Session, Setup, Sitting, new_match
+from msgrpo.tui.session import SPEED, Session, Setup, Sitting
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES

@@ -11,8 +11,8 @@ from textual.message import Message
 from msgrpo.errors import MsgrpoError
 from msgrpo.text import printable
 from msgrpo.tui.agents import HumanAgent, LazyAgent
+from msgrpo.tui.match import Match
 from msgrpo.tui.messages import AnswerStreamed, RoundEnded, SeatAnswered, SeatFailed
-from msgrpo.tui.session import Match
 
 Seat = tuple[int, str]  # (session, player)
 REDRAW_S = 0.05  # between two drawings of an answer that grows: keys come first

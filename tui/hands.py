@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgrpo.game import MOVES, Game
 from msgrpo.tui.agents import ARROWS, WASD, HumanAgent
 from msgrpo.tui.asking import Asking, Seat
-from msgrpo.tui.session import Match
+from msgrpo.tui.match import Match
 
 KEYS = {(ARROWS, WASD): "arrows, hjkl or wasd", (ARROWS,): "arrows or hjkl", (WASD,): "wasd"}
 SIGNS = {"up": "↑", "down": "↓", "left": "←", "right": "→"}

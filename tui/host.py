@@ -11,9 +11,10 @@ from msgrpo.episode import Episode
 from msgrpo.tui.clock import Clock
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import Learning
+from msgrpo.tui.match import Match
 from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series
-from msgrpo.tui.session import Match, Session, Setup, Sitting
+from msgrpo.tui.session import Session, Setup, Sitting
 from msgrpo.tui.showcase import Showcase
 
 

@@ -14,8 +14,9 @@ from msgrpo.game import Game, Judgement, Scenario
 from msgrpo.judge import judgement_of
 from msgrpo.references import known_best
 from msgrpo.tui.agents import in_daemon_thread
+from msgrpo.tui.match import Match
 from msgrpo.tui.messages import Judged
-from msgrpo.tui.session import Match, Session
+from msgrpo.tui.session import Session
 
 SAME = 1e-9  # points within which two exact values are one
 Position = tuple[int, int, str]  # (session, step, who is to move)

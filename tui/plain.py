@@ -13,8 +13,9 @@ from msgrpo.errors import RecordError
 from msgrpo.game import Board, Role
 from msgrpo.tui.agents import Resolve, Table
 from msgrpo.tui.export import BY_HAND, append_episode
+from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.series import verdict
-from msgrpo.tui.session import Frame, Match, Session, Setup, ending, new_match, points
+from msgrpo.tui.session import Frame, Session, Setup, ending, points
 
 COLOURS: dict[Role, str] = {
     "own": "bold green",

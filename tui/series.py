@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from msgrpo.evals.stats import bootstrap_mean
 from msgrpo.text import interval_text
-from msgrpo.tui.session import Match, Setup, opponent, points, short_name
+from msgrpo.tui.match import Match, opponent
+from msgrpo.tui.session import Setup, points, short_name
 
 FEWEST = 8  # games of a series from which an interval says something
 

@@ -8,7 +8,8 @@ from msgrpo.tui.agents import EmptySeat, HumanAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.hands import keys_of
 from msgrpo.tui.judging import Advice, Judging, to_move
-from msgrpo.tui.session import Match, Mood, Session, ending, mood
+from msgrpo.tui.match import Match
+from msgrpo.tui.session import Mood, Session, ending, mood
 
 Kind = Literal["note", "turn", "wait", "error"] | Mood
 UNJUDGED = "…"

@@ -24,11 +24,12 @@ from msgrpo.tui.drawing import Drawing
 from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.judging import Judging
+from msgrpo.tui.match import Match
 from msgrpo.tui.messages import AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed
 from msgrpo.tui.pace import Pace
 from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series, standing
-from msgrpo.tui.session import Match, Session, Setup
+from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.shades import MUTED
 from msgrpo.tui.status import status, worth
 from msgrpo.tui.widgets.keyline import Hint, KeyLine

@@ -9,9 +9,10 @@ from textual.content import Content
 
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.clock import Cancel
+from msgrpo.tui.match import Match
 from msgrpo.tui.screens.dialogs import Help
 from msgrpo.tui.screens.match import MatchScreen
-from msgrpo.tui.session import Match, Session, Setup
+from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.widgets.keyline import Hint
 

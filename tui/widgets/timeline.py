@@ -7,9 +7,10 @@ from itertools import groupby
 from textual.events import Click
 
 from msgrpo.tui.judging import Judging
+from msgrpo.tui.match import Match
 from msgrpo.tui.messages import SeekTo
 from msgrpo.tui.pace import Pace
-from msgrpo.tui.session import Frame, Match
+from msgrpo.tui.session import Frame
 from msgrpo.tui.widgets.lines import HERE as UNDER_CURSOR
 from msgrpo.tui.widgets.lines import Lines, Part
 
