@@ -49,6 +49,25 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.parametrize(
+    ("game", "needs", "agent"),
+    [
+        ("snake", "", "nano"),
+        ("frozen-lake~symbols", "", "nano"),
+        (f"{ROOT / 'examples' / 'nim.py'}:scenario", "", "optimal"),
+        ("spiel:chess", "pyspiel", "optimal"),
+        ("spiel:2048", "pyspiel", "random"),
+    ],
+)
+def test_who_plays_where_nobody_is_named_can_play_the_game(game: str, needs: str, agent: str) -> None:
+    """nano played chess as if it were Frozen Lake, and lost by its first answer."""
+    if needs:
+        pytest.importorskip(needs)
+    setup = launch.setup(game, None, None, 0, None, step=False, live=False)
+    assert setup is not None
+    assert setup.agent == agent
+
+
 # ── plain ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -53,8 +53,9 @@ def play(
     agent: Annotated[
         str | None,
         typer.Option(
-            help="nano (the default), nano:SCENARIO, random, optimal, human, adapter:DIR, base:DIR, dqn:DIR, "
-            "endpoint:URL#model. With --replay: who plays on when you leave a seat."
+            help="nano, nano:SCENARIO, random, optimal, human, adapter:DIR, base:DIR, dqn:DIR, endpoint:URL#model. "
+            "Default: nano in the games of this package; in others optimal, or random. "
+            "With --replay: who plays on when you leave a seat."
         ),
     ] = None,
     against: Annotated[str | None, typer.Option(help="The second player: a race, a comparison or a duel.")] = None,

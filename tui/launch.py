@@ -32,6 +32,7 @@ from msgrpo.tui.agents import HUMAN, Resolve, leave
 from msgrpo.tui.choices import memory_file, missing_extra
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import SIGNS, Learning, sign
+from msgrpo.tui.match import usual
 from msgrpo.tui.records import EVERYBODY, FILTERS, Records
 from msgrpo.tui.scenes import scale_of, scene_sign, scenes_mean
 from msgrpo.tui.series import Series
@@ -74,8 +75,8 @@ def setup(
         return None
     if scenario is None:
         return None
-    agent = agent or "nano"
     game = get_scenario(scenario)
+    agent = agent or usual(game)
     if live and not keeps_direction(game):
         raise UsageError(
             f"--live is for a game that goes on by itself, and a player of {scenario} stands still who does nothing",

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from msgrpo.agent import Agent
 from msgrpo.errors import UsageError
-from msgrpo.games import get_scenario
+from msgrpo.game import Scenario
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.retold import SIGN
 from msgrpo.tui.agents import ARROWS, WASD, EmptySeat, HumanAgent
 from msgrpo.tui.session import Session, Setup
 
@@ -102,9 +104,24 @@ class Match:
             session.rewind()
 
 
+def knowing(scenario: Scenario) -> str:
+    """An agent that knows the game, and needs no model."""
+    return "random" if scenario.reference is None else "optimal"
+
+
+def nano_reads(scenario: Scenario) -> bool:
+    """Whether it is a game of ours, in other words too: nano has seen no other."""
+    return scenario.id.partition(SIGN)[0] in SCENARIOS
+
+
+def usual(scenario: Scenario) -> str:
+    """The agent where nobody is named."""
+    return "nano" if nano_reads(scenario) else knowing(scenario)
+
+
 def opponent(setup: Setup) -> str:
     """The second agent; where nobody is named one that needs no model."""
-    return setup.against or ("random" if get_scenario(setup.scenario).reference is None else "optimal")
+    return setup.against or knowing(get_scenario(setup.scenario))
 
 
 def new_match(setup: Setup, seat: Callable[[str, float], Agent]) -> Match:

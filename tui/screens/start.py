@@ -21,7 +21,7 @@ from textual.widgets.option_list import Option
 from msgrpo.episode import observation_of
 from msgrpo.errors import MsgrpoError
 from msgrpo.game import Board, Game, Outcome, Scenario
-from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
 from msgrpo.limits import games_code
 from msgrpo.references import best_actions
@@ -39,6 +39,7 @@ from msgrpo.tui.choices import (
 )
 from msgrpo.tui.clock import Cancel, once_drawn, stands
 from msgrpo.tui.host import host
+from msgrpo.tui.match import knowing, nano_reads
 from msgrpo.tui.pace import SPEEDS, neighbour
 from msgrpo.tui.screens.dialogs import Ask, Choose, Help, Pick
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup
@@ -299,9 +300,8 @@ class StartScreen(Screen[None]):
         """
         scenario = self._previewed
         if scenario is not None:
-            knowing = "random" if scenario.reference is None else "optimal"
-            for name, other in (("agents", knowing), ("others", "random")):
-                self._stand_in(name, other, ours=scenario.id.partition("~")[0] in SCENARIOS)
+            for name, other in (("agents", knowing(scenario)), ("others", "random")):
+                self._stand_in(name, other, ours=nano_reads(scenario))
         agents = self.query_one("#agents", Options)
         trained = f"nano:{self.chosen('games')}"
         specs = [option.id for option in agents.options if not option.disabled]
