@@ -306,6 +306,7 @@ def test_a_judge_that_names_no_action_costs_its_turn_and_nothing_else(
     monkeypatch.setattr(optimal, "get_scenario", lambda name: silent)
     samples, figures = _teacher("optimal(soft=0.1)").taught(all_turns, learner)
     assert figures["teacher/failed"] == len(samples) == len(all_turns)
+    assert "teacher/agreement" not in figures  # 0 would say that the policy always did something else
     with pytest.raises(RunError, match="the judge, or the game itself, failed"):
         _teacher("optimal(soft=0.1, returns=0)").taught(all_turns, learner)
 
@@ -451,6 +452,7 @@ def test_another_model_scores_the_answers_token_by_token(policy: Policy, turns: 
     samples, figures = _teacher("model(of=nano, returns=0)").taught(own, learner)
     assert max(abs(advantage) for sample in samples for advantage in sample.advantages) < 1e-4
     assert figures["teacher/kl"] == pytest.approx(0, abs=1e-5)
+    assert _teacher("model(of=nano)").taught([], learner) == ([], {})  # of no token there is no divergence
 
 
 def test_each_rank_asks_the_other_model_about_its_share(

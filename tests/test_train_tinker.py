@@ -108,6 +108,7 @@ def test_an_update_there_is_the_update_here(fake: Fake, tmp_path: Path, over: st
     there = remote.update(samples, learner().generator, 4, lambda done: None)
     optimizer = torch.optim.AdamW(here.parameters, weight_decay=0.0)
     ours = update(here, optimizer, samples, config, learner().generator, 4)
+    assert not {"update/loss", "update/ratio"} & remote.update([], learner().generator, 5, lambda done: None).keys()
     remote.service.close()
     (model,) = fake.models.values()
     state, other = here.adapter_state(), model.policy.adapter_state()

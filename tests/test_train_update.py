@@ -230,6 +230,13 @@ def test_a_minibatch_by_hand(over: str, micro: int) -> None:
     assert stub.parameter.grad.item() == pytest.approx(-share - 0.5)
 
 
+def test_an_update_that_learns_from_nothing_writes_no_mean_of_it() -> None:
+    """Loss, ratio and gradient stood as 0, as if they had been measured, and pulled every curve and median down."""
+    policy, config = Policy(tiny()), tiny()
+    stats = update.update(policy, torch.optim.SGD(policy.parameters), [], config, torch.Generator(), 0)
+    assert stats == {"engine/mismatch_bound": update.MISMATCH[torch.float32], "update/kept_turns": 0.0}
+
+
 def test_without_a_penalty_no_reference_is_computed() -> None:
     stub: Any = Stub()
     config = make_config(settings=["loss=clip(kl=0)"])

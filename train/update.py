@@ -69,8 +69,9 @@ def update(
         optimizer.step()
         steps += 1
         done(steps)
-    left_out = {"mismatch", *(name for name in ("echo", "kl") if not getattr(config.loss, name))}  # not computed
-    means = {f"update/{name}": value / max(steps, 1) for name, value in totals.items() if name not in left_out}
+    left_out = {"mismatch", *(name for name in ("echo", "kl") if not getattr(config.loss, name))}
+    computed = (name for name in totals if steps and name not in left_out)  # of no step there is no mean
+    means = {f"update/{name}": totals[name] / steps for name in computed}
     bound = {"engine/mismatch_bound": MISMATCH[policy.model.dtype]}
     return means | mismatch | bound | {"update/kept_turns": float(sum(sample.was_sampled for sample in samples))}
 

@@ -59,7 +59,7 @@ class Model(Teacher):
                 for advantage, q, p in zip(sample.advantages, says, sample.old_logprobs, strict=True)
             ]
             samples.append(replace(sample, advantage=1.0, weights=tuple(advantages)))
-        return samples, {"teacher/kl": -sum(further) / max(len(further), 1)}
+        return samples, {"teacher/kl": -sum(further) / len(further)} if further else {}
 
     def _logprobs(self, teacher: LocalModel, lessons: Sequence[Lesson], learner: Learner) -> list[tuple[float, ...]]:
         """log q of every token of every answer; each rank computes its share."""

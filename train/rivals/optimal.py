@@ -91,11 +91,7 @@ class ActionTeacher(Teacher):
         else:
             samples = [sample for one in known for sample in self._corrected(*one, tokenizer)]
         agreed = sum(lesson.turn.action in advised_here.best for lesson, advised_here, _ in known)
-        figures = {
-            "teacher/agreement": agreed / max(len(known), 1),
-            "teacher/turns": len(lessons),
-            "teacher/failed": len(lessons) - len(known),
-        }
+        figures = {"teacher/turns": len(lessons), "teacher/failed": len(lessons) - len(known)}
         # All that is left of a turn of which it knows nothing: what the returns say, and what was observed.
         unknown = [lesson.sample for lesson in lessons if id(lesson.turn) not in advice]
         samples += [
@@ -103,7 +99,8 @@ class ActionTeacher(Teacher):
             for sample in unknown
             if self.returns or sample.observed
         ]
-        return samples, {name: float(value) for name, value in figures.items()}
+        share = {"teacher/agreement": agreed / len(known)} if known else {}
+        return samples, {name: float(value) for name, value in figures.items()} | share
 
     def _scored(self, taught: Sequence[tuple[Lesson, Advice, Sequence[float]]]) -> list[Sample]:
         """reverse-kl: each turn with what the teacher thinks of its action."""

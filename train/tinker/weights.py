@@ -96,7 +96,7 @@ class TinkerWeights:
                     fix="checkpoints from before are kept; try a smaller --set learning_rate=…",
                 )
             done(number)
-        means = {f"update/{name}": value for name, value in totals.items()}
+        means = {f"update/{name}": value for name, value in totals.items() if parts}  # of no step there is no mean
         bound = {"engine/mismatch_bound": MISMATCH[torch.bfloat16]}  # nobody says in what a service computes
         return means | mismatch | bound | {"update/kept_turns": float(len(samples)), "cost/usd": meter.spent}
 
