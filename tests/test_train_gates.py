@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.nano import gate as nano_gate
 from msgrpo.train.nano.gate import TrueWords, true_words
 from msgrpo.train.nano.words import look
-from msgrpo.train.rivals.outside import OutsideGate, load
+from msgrpo.train.rivals.outside import Function, OutsideCredit, OutsideGate, OutsideSelect, load
 from tests.train_helpers import Told
 
 LAKE = get_scenario("frozen-lake")
@@ -94,6 +95,76 @@ def test_a_gate_that_fails_or_decides_nothing_is_an_error_with_its_name(
         (tmp_path / f"users_{name}.py").write_text(text)
         with pytest.raises(UsageError, match=rf"cannot be loaded.*users_{name}.py:1"):
             load(f"users_{name}:f")
+
+
+ODD = """
+import torch
+def nothing(group, generator=None): return None
+def words(group, generator=None): return [["x"]]
+def tensors(group, generator=None): return [torch.ones(2, 2)]
+def mask(group, generator): return [True, False]
+def halves(group, generator): return [0.7, 1.2]
+def torchs(group, generator): return torch.tensor([1, 0])
+def wants_two(group, more): return [[0.0]]
+async def awaited(group): return [[0.0]]
+def lazily(group):
+    yield [0.0]
+    raise ValueError("no second")
+"""
+
+
+class Alone:
+    """What the first and only rank has."""
+
+    first = True
+    generator = torch.Generator()
+
+    @property
+    def ranks(self) -> Any:
+        return self
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        (OutsideCredit, "nothing", r"returned None \(.*odd\.py:3\)"),
+        (OutsideCredit, "words", r"returned \[\['x'\]\] \(.*odd\.py:4\)"),
+        (OutsideCredit, "tensors", r"returned .*odd\.py:5\)"),
+        (OutsideCredit, "lazily", r"failed: ValueError: no second \(.*odd\.py:13\)"),
+        (OutsideSelect, "nothing", r"returned None \(.*odd\.py:3\)"),
+        (OutsideSelect, "mask", r"returned \[True, False\] \(.*odd\.py:6\)"),
+        (OutsideSelect, "halves", r"returned \[0\.7, 1\.2\] \(.*odd\.py:7\)"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_blamed_on_the_line_of_the_function(
+    kind: type[Function], name: str, says: str, tmp_path: Path
+) -> None:
+    """The error named a line of this package; and a mask of truth values or halves was taken for indices."""
+    (tmp_path / "odd.py").write_text(ODD)
+    choice: Any = kind(spec=f"{tmp_path / 'odd.py'}:{name}")
+    with pytest.raises(UsageError, match=says):
+        choice.of_groups([group("a", "b")], Alone()) if kind is OutsideCredit else choice.kept(
+            group("a", "b"), Alone()
+        )
+
+
+def test_indices_of_torch_are_indices(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    alone: Any = Alone()
+    assert OutsideSelect(spec=f"{tmp_path / 'odd.py'}:torchs").kept(group("a", "b"), alone) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("wants_two", r"missing a required argument: 'more'.*odd\.py:9"), ("awaited", "async function")],
+)
+def test_a_function_that_cannot_be_called_is_refused_before_the_run(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    with pytest.raises(UsageError, match=says):
+        OutsideCredit(spec=f"{tmp_path / 'odd.py'}:{name}").prepare()
 
 
 def nothing(group: Group) -> bool:

@@ -10,10 +10,11 @@ imported when the run begins, and asked by the first process of a run alone: it 
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,19 +43,41 @@ def load(spec: str) -> Callable[..., Any]:
 class Function(Choice):
     """A function outside, by its name."""
 
+    takes: ClassVar[tuple[str, ...]] = ("group",)
     spec: str
 
     def prepare(self) -> None:
-        load(self.spec)
+        """Load the function. Raises UsageError if there is none, or none that can be called with what it will get."""
+        function, fix = load(self.spec), f"define it as def name({', '.join(self.takes)})"
+        if inspect.iscoroutinefunction(function):
+            raise UsageError(f"{self.name} {self.spec!r} is an async function{self._place}", fix=fix)
+        try:
+            inspect.signature(function).bind(*self.takes)
+        except TypeError as error:
+            raise UsageError(f"{self.name} {self.spec!r} cannot be called: {error}{self._place}", fix=fix) from error
+        except ValueError:  # a function that is not written in Python may have no signature
+            return
 
     def __str__(self) -> str:
         return self.spec
 
-    def ask(self, kind: str, group: Group, *given: Any) -> Any:
+    def ask(self, group: Group, *given: Any) -> Any:
         """What the function says of a group, which it sees a copy of."""
-        fix = f"see what a {kind} takes: docs/algorithm.md"
-        with users_code(f"{kind} {self.spec!r} failed", fix=fix), unmoved():
-            return load(self.spec)(group.copy(), *given)
+        fix = f"see what a {self.name} takes: docs/algorithm.md"
+        with users_code(f"{self.name} {self.spec!r} failed", fix=fix), unmoved():
+            answer = load(self.spec)(group.copy(), *given)
+            return list(answer) if isinstance(answer, Iterator) else answer
+
+    def refused(self, answer: Any, wanted: str, asked_of: str = "") -> UsageError:
+        """The error for an answer that cannot be used, with the place of the function that gave it."""
+        said = f"{self.name} {self.spec!r} returned {_short(answer)}{asked_of}{self._place}"
+        return UsageError(said, fix=f"a {self.name} returns {wanted}")
+
+    @property
+    def _place(self) -> str:
+        """Where the function is defined, as far as it is written in Python."""
+        code = getattr(load(self.spec), "__code__", None)
+        return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
 class OutsideCredit(Function, Credit):
@@ -65,19 +88,19 @@ class OutsideCredit(Function, Credit):
 
     def _of(self, group: Group) -> Advantages:
         lengths = [len(turns) for turns in group.turns]
-        answer = self.ask("credit", group)
-        with users_code(f"credit {self.spec!r} returned {_short(answer)}", fix="a credit returns [j][t], numbers"):
+        answer, wanted = self.ask(group), "one finite number for every turn of every episode, [j][t]"
+        try:
             credits = [[float(value) for value in of_episode] for of_episode in answer]
+        except Exception as error:  # whatever library the answer is from
+            raise self.refused(answer, wanted) from error
         if [len(of_episode) for of_episode in credits] != lengths or not all(map(math.isfinite, _flat(credits))):
-            raise UsageError(
-                f"credit {self.spec!r} returned {_short(credits)} for episodes of {lengths} turns",
-                fix="a credit returns one finite number for every turn of every episode",
-            )
+            raise self.refused(credits, wanted, f" for episodes of {lengths} turns")
         return credits
 
 
 class OutsideSelect(Function, Select):
     name = "select"
+    takes = ("group", "generator")
 
     def kept(self, group: Group, learner: Learner) -> list[int]:
         indices = self._of(group, learner.generator) if learner.ranks.first else []
@@ -86,14 +109,13 @@ class OutsideSelect(Function, Select):
         return indices
 
     def _of(self, group: Group, generator: torch.Generator) -> list[int]:
-        answer = self.ask("select", group, generator)
-        with users_code(f"select {self.spec!r} returned {_short(answer)}", fix="a select returns indices"):
-            indices = [int(index) for index in answer]
+        answer, wanted = self.ask(group, generator), "at least one index from 0 to G − 1, none twice"
+        try:
+            indices = [_index(value) for value in answer]
+        except Exception as error:
+            raise self.refused(answer, wanted) from error
         if not indices or not set(indices) <= set(range(len(group.turns))) or len(set(indices)) < len(indices):
-            raise UsageError(
-                f"select {self.spec!r} returned {_short(indices)} for {len(group.turns)} episodes",
-                fix="a select returns at least one index from 0 to G − 1, none twice",
-            )
+            raise self.refused(indices, wanted, f" for {len(group.turns)} episodes")
         return indices
 
 
@@ -104,9 +126,9 @@ class OutsideGate(Function, Gate):
         return [place for place, group in enumerate(groups) if self._passes(group)]
 
     def _passes(self, group: Group) -> bool:
-        verdict = self.ask("gate", group)
+        verdict = self.ask(group)
         if not isinstance(verdict, bool | np.bool_):
-            raise UsageError(f"gate {self.spec!r} returned {verdict!r}", fix="a gate returns True or False")
+            raise self.refused(verdict, "True or False")
         return bool(verdict)
 
 
@@ -117,6 +139,14 @@ def _flat(credits: Advantages) -> Iterable[float]:
     return (value for of_episode in credits for value in of_episode)
 
 
+def _index(value: Any) -> int:
+    """A whole number, of NumPy or torch too. Raises TypeError for any other, and for a truth value: a mask."""
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, bool) or not isinstance(plain, int):
+        raise TypeError(f"{plain!r} is no index")
+    return plain
+
+
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) < 80 else text[:79] + "…"
