@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
+from msgrpo.agent import Agent, LanguageAgent, answer_in_turn, check_agent
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError, nearest
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, folder_name, seeds_of
@@ -70,20 +70,21 @@ def play(
     agents: Mapping[str, Agent],
     pairs: Sequence[tuple[str, str]],
     starts: int,
-    out: Path,
+    out: Path | str,
     done: Done = lambda played, planned: None,
     concurrency: int = CONCURRENCY,
 ) -> list[tuple[tuple[str, str], Path]]:
     """Play what is missing of every pairing, and return each one's record.
 
-    Raises UsageError for a game that has not two players, and for pairings that cannot be; RecordError for a record
-    that another process writes to or that other rules or settings made; EndpointError for a fatal failure.
+    Raises UsageError for a game that has not two players, an agent that is none, and pairings that cannot be;
+    RecordError for a record that another process writes to or that other rules or settings made; EndpointError for a
+    fatal failure.
     """
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
     _check_asked(agents, pairs, concurrency)
     answer_in_turn(agent.model for agent in agents.values() if isinstance(agent, LanguageAgent))
-    records = records_of(pairs, out)
+    records = records_of(pairs, Path(out))
     with few_collections():
         asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))
     return records
@@ -96,6 +97,8 @@ def records_of(pairs: Sequence[tuple[str, str]], out: Path) -> list[tuple[tuple[
 
 def _check_asked(agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]], concurrency: int) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no match can be."""
+    for agent in agents.values():
+        check_agent(agent)
     if len({frozenset(pair) for pair in pairs}) < max(1, len(pairs)) or any(first == other for first, other in pairs):
         raise UsageError(f"a match is of pairs of two agents, each pair once, not of {list(pairs)}")
     known = [name for name, agent in agents.items() if agent.spec == name]
@@ -286,13 +289,14 @@ def are_linked(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def report(
-    scenario: Scenario, records: Sequence[tuple[tuple[str, str], Path]], starts: int, out: Path
+    scenario: Scenario, records: Sequence[tuple[tuple[str, str], Path]], starts: int, out: Path | str
 ) -> tuple[list[Result], list[Rating]]:
     """The results of all pairings that have one, and ratings of three agents and more; both also go to match.json.
 
     There are no ratings where the results leave groups of agents that did not meet: nothing compares these.
     Raises UsageError where no pairing has a result.
     """
+    out = Path(out)
     points_of_pair = {pair: points_of(file, pair, scenario, starts) for pair, file in records}
     points_of_pair = {pair: found for pair, found in points_of_pair.items() if found[0]}
     if not points_of_pair:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -14,8 +13,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol, get_args
 
-from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
-from msgrpo.episode import LONGEST_SPEC, Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
+from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds, check_agent
+from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, nearest
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
@@ -26,7 +25,6 @@ from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
 from msgrpo.specs import imitates
-from msgrpo.text import printable
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -56,7 +54,7 @@ async def evaluate(
     agents: Sequence[Agent],
     scenarios: Sequence[Scenario],
     episodes: int,
-    out: Path,
+    out: Path | str,
     *,
     concurrency: int = CONCURRENCY,
     progress: EvalProgress | None = None,
@@ -77,10 +75,11 @@ async def evaluate(
     played `repeats` times; all starts of a folder are those of one `split`. Where `budget` is used up, no further
     episode begins; `command` and `names` (of agents, for tables) stand in `run.json`; `elsewhere` plays in other
     processes. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more than
-    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent can play nothing, two agents or
-    scenarios share a name, a name, a number or the split makes no sense, or `out` holds another split.
+    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent is none (`check_agent`) or can play
+    nothing, two agents or scenarios share a name, a name, a number or the split makes no sense, or `out` holds
+    another split.
     """
-    progress = progress or EvalProgress()
+    progress, out = progress or EvalProgress(), Path(out)
     numbers = {"episodes": episodes, "repeats": repeats, "concurrency": concurrency}
     _check_asked(agents, scenarios, numbers, split)
     _check_repeatable(scenarios)
@@ -159,7 +158,12 @@ def _check_asked(
 ) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
     for agent in agents:
-        _check_agent(agent)
+        check_agent(agent)
+        if imitates(agent.spec):
+            raise UsageError(f"{agent.spec!r} reads like another agent's name", fix='give it another, like "mine"')
+    for scenario in scenarios:
+        if not isinstance(scenario, Scenario):
+            raise UsageError(f"{str(scenario)[:80]!r} is no scenario", fix="msgrpo.get_scenario(NAME) gives one")
     for what, names in (("agents", [agent.spec for agent in agents]), ("scenarios", [one.id for one in scenarios])):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(
@@ -172,26 +176,6 @@ def _check_asked(
             )
     if split not in get_args(HeldOut):
         raise UsageError(f"no split of evaluations is named {split!r}", fix=nearest(split, get_args(HeldOut)))
-
-
-def _check_agent(agent: Agent) -> None:
-    """Refuse an agent whose name or settings no record gives back as they are."""
-    spec: object = agent.spec
-    if not isinstance(spec, str) or not spec.strip() or spec != printable(spec)[:LONGEST_SPEC] or imitates(spec):
-        raise UsageError(
-            f"{repr(spec)[:80]} is no name of an agent: no table can show it, or it reads like another's",
-            fix='give it another spec, like "mine"',
-        )
-    settings: object = agent.settings()
-    try:
-        whole = isinstance(settings, dict) and bool(json.dumps(settings, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        whole = False
-    if not whole:
-        raise UsageError(
-            f"the settings of {spec} are {repr(settings)[:80]}, which a record cannot hold",
-            fix="give a dict of texts, numbers and lists",
-        )
 
 
 def _check_repeatable(scenarios: Sequence[Scenario]) -> None:

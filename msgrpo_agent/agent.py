@@ -10,7 +10,10 @@ an agent that is faster in batches collects the turns that wait (see `models/loc
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,11 +21,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from msgrpo.errors import UsageError
 from msgrpo.game import Game, Scenario
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past, Prompt, PromptTemplate
 from msgrpo.text import ANSWER_TOKENS, printable
 
+LONGEST_SPEC = 4096  # characters of an agent's name
 LONGEST_TEXT = 200_000  # characters of an answer that are kept: of a longer one the end, which holds the action
 _TAG = re.compile(r"</?action>", re.IGNORECASE | re.ASCII)
 START_OF_REASONING, END_OF_REASONING = "<think>", "</think>"
@@ -105,6 +110,17 @@ class Decision:
     prompt: Prompt | None = None
     completion: Completion | None = None
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for what no record can hold: an agent of somebody's own gives it."""
+        given = ("action", str), ("failure", ParseFailure), ("prompt", Prompt), ("completion", Completion)
+        for name, kind in given:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise UsageError(
+                    f"the {name} of a Decision is {reprlib.repr(value)}, no {kind.__name__}",
+                    fix="Decision(action) with the action's name, or Decision(None) for no legal action",
+                )
+
 
 class LanguageModel(Protocol):
     """Lθ. `complete` raises EndpointError when there is no answer; `actions` asks for their probabilities."""
@@ -155,6 +171,43 @@ class Agent(Protocol):
     async def act(self, view: View, *, on_text: OnText | None = None) -> Decision: ...
 
     async def close(self) -> None: ...
+
+
+def check_agent(agent: Agent) -> None:
+    """Raise UsageError for what cannot play or be recorded: called before anything is played or written."""
+    if isinstance(agent, str):
+        raise UsageError(f"{agent!r} is the name of an agent, not an agent", fix=f"msgrpo.make_agent({agent!r})")
+    if isinstance(agent, type):
+        raise UsageError(f"{agent.__name__} is a class, not an agent", fix=f"make one: {agent.__name__}()")
+    kind = type(agent).__name__
+    missing = [name for name in ("spec", "settings", "act", "close") if not hasattr(agent, name)]
+    if missing:
+        raise UsageError(f"the agent {kind} has no {' and no '.join(missing)}", fix=_MEMBERS)
+    spec: object = agent.spec
+    if not isinstance(spec, str) or not spec.strip() or len(spec) > LONGEST_SPEC or printable(spec) != spec:
+        raise UsageError(
+            f"the spec of the agent {kind} is {reprlib.repr(spec)}",
+            fix=f"give it a name that can be printed, of at most {LONGEST_SPEC} characters",
+        )
+    for name in ("act", "close"):
+        method = getattr(agent, name)
+        if inspect.isroutine(method) and not inspect.iscoroutinefunction(method):
+            raise UsageError(
+                f"{name} of the agent {spec} is not asynchronous", fix=f"define it with async def {name}"
+            )
+    settings: object = agent.settings()
+    try:
+        if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
+            raise TypeError("this is no dict whose keys are text")
+        json.dumps(settings, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"settings of the agent {spec} gave {reprlib.repr(settings)}, which no record can hold: {error}",
+            fix="return a dict of text, finite numbers, True, False, None, and lists and dicts of these",
+        ) from error
+
+
+_MEMBERS = "an agent has a spec, settings(), async act(view, *, on_text=None) and async close(): docs/evaluation.md"
 
 
 @dataclass

@@ -21,11 +21,11 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo.agent import Agent, Completion, Decision, FinishReason, ParseFailure, View
+from msgrpo.agent import LONGEST_SPEC, Agent, Completion, Decision, FinishReason, ParseFailure, View
 from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError, first_fault
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
-from msgrpo.prompt import Past, Prompt
+from msgrpo.prompt import Past
 from msgrpo.text import Clean, CleanData, printable
 
 SCHEMA = 1
@@ -35,7 +35,6 @@ LONGEST_STATE = 100_000  # characters of an observation
 COLLECTION = (50_000, 20, 100)  # new objects before a search for cycles, and searches before a wider one
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e15, le=1e15)]  # sums of them are numbers, too
-LONGEST_SPEC = 4096  # characters of an agent's name
 Name = Annotated[Clean, Field(max_length=LONGEST_SPEC)]
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 P = ParamSpec("P")
@@ -246,14 +245,10 @@ async def decide(agents: Mapping[str, Agent], views: Mapping[str, View]) -> dict
 async def decision_of(agent: Agent, view: View) -> Decision:
     """What an agent answers. Raises UsageError for an agent whose `act` gives no Decision: no game is at fault."""
     decision: object = await agent.act(view)
-    if not (
-        isinstance(decision, Decision)
-        and isinstance(decision.prompt, Prompt | None)
-        and isinstance(decision.completion, Completion | None)
-    ):
+    if not isinstance(decision, Decision):
         raise UsageError(
             f"act of the agent {agent.spec} gave {repr(decision)[:200]}, not a msgrpo.agent.Decision",
-            fix="return Decision(action), or Decision(None) for no legal action; its completion is a Completion",
+            fix="return Decision(action), or Decision(None) for no legal action",
         )
     return decision
 

@@ -45,6 +45,21 @@ def test_everybody_sits_on_both_seats_of_every_start(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "match.json").read_text())["results"][0]["wins"] == result.wins
 
 
+class Unheard(RandomAgent):
+    def close(self) -> None:  # type: ignore[override]
+        """It cannot be waited for."""
+
+
+def test_an_agent_that_is_none_is_refused_and_a_folder_may_be_a_text(tmp_path: Path) -> None:
+    """The missing `async` of a close showed when all games had been played."""
+    scenario, out = get_scenario(NIM), str(tmp_path / "m")
+    with pytest.raises(UsageError, match="close of the agent random is not asynchronous"):
+        match.play(scenario, AGENTS | {"random": Unheard()}, [PAIR], 2, out)
+    assert not Path(out).exists()
+    match.report(scenario, match.play(scenario, AGENTS, [PAIR], 2, out), 2, out)
+    assert (tmp_path / "m" / "match.json").is_file()
+
+
 def test_a_match_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     """A torn last line and a missing episode: played again, and nothing twice."""
     scenario = get_scenario(NIM)
