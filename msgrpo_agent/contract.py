@@ -31,7 +31,7 @@ from msgrpo.text import printable
 RULES: dict[str, str] = {
     "runs": "mend what the game raises; only GameError is an answer to a wrong move",
     "start": "make() returns a fresh game: steps 0, still playing, with the step limit of its scenario",
-    "actions": "players and actions are those of the scenario; legal(player) names some of the actions, never none",
+    "actions": "players and actions are the tuples of the scenario; legal(player) names some of the actions, never none",
     "text": "observe() returns text that is not empty, and changes nothing by being called",
     "rewards": "_advance() returns one finite number for every player, also for those who did not move",
     "returns": "leave returns to Game: it adds up what _advance() pays",
@@ -136,10 +136,12 @@ def _require(holds: bool, rule: str, what: str) -> None:
 
 
 def _splits(scenario: Scenario, generator: np.random.Generator, play: int) -> None:
+    if not scenario.holds_out:
+        return
     with within(GAME_S, f"the game {scenario.id}"):
         train, val, test = ({scenario.start_key(s) for s in islice(scenario.starts(split), 10)} for split in SPLITS)
-    alone = len(train | val | test) == 1 or not scenario.holds_out
-    _require(alone or not train & (val | test), "splits", "training shares a start with validation or test")
+    _require(len(train | val | test) > 1, "splits", "all seeds that were tried draw the same start")
+    _require(not train & (val | test), "splits", "training shares a start with validation or test")
 
 
 def _play(scenario: Scenario, generator: np.random.Generator, play: int) -> None:
@@ -199,11 +201,10 @@ def _random_moves(game: Game, generator: np.random.Generator) -> dict[str, str |
 
 def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> None:
     _require(game.outcome is Outcome.PLAYING and game.steps == 0, "start", "a new game is not at its start")
-    _require(
-        game.step_limit == scenario.step_limit > 0,
-        "start",
-        f"the game's step limit is {game.step_limit}, the scenario's {scenario.step_limit}",
-    )
+    limits = f"the game's step limit is {game.step_limit!r}, the scenario's {scenario.step_limit!r}"
+    _require(type(scenario.step_limit) is int and game.step_limit == scenario.step_limit > 0, "start", limits)
+    for what, names in (("players", scenario.players), ("actions", scenario.actions)):
+        _require(isinstance(names, tuple), "actions", f"{what} are a {type(names).__name__}, not a tuple: {names!r}")
     named = game.players == scenario.players and game.actions == scenario.actions
     _require(named, "actions", f"the game has {game.players} and {game.actions}, not those of its scenario")
     distinct = len(set(game.actions)) == len(game.actions) != 1 or isinstance(game.actions, AnyText)
