@@ -129,7 +129,7 @@ def serve(request: Request, key: str | None, console: Console) -> bool:
                 except KeyboardInterrupt:
                     console.print("stopping" + (", requests in flight may end …" if ready else " …"))
         except KeyboardInterrupt:
-            console.print("stopped before the start")
+            console.print("stopped" if ready else "stopped before the start")  # a third Ctrl-C ends the stopping
         else:
             console.print("stopped")
     return ready

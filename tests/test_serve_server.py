@@ -26,7 +26,7 @@ from msgrpo.serve import server as server_module
 from msgrpo.serve import supervisor, terminal
 from msgrpo.serve.preflight import check_port, free_port, stage, telling_lines
 from msgrpo.serve.server import Server, hold_port, models
-from msgrpo.serve.vllm_command import Launch
+from msgrpo.serve.vllm_command import Launch, Request
 from tests.serve_fakes import fake_launch
 
 ROOT = Path(__file__).parents[1]
@@ -254,6 +254,23 @@ def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WITHIN_S)
         assert supervisor.session_processes(session) == []
+
+
+def test_a_third_ctrl_c_of_a_ready_server_does_not_say_that_it_never_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(terminal, "prepare", lambda request, say: fake_launch())
+    stop = Server.stop
+    monkeypatch.setattr(Server, "wait", interrupted)
+    monkeypatch.setattr(Server, "stop", lambda server, **how: (stop(server, **how), interrupted()))
+    console = Console(file=io.StringIO(), width=200)
+    assert terminal.serve(Request(), None, console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[-1] == "stopped"
 
 
 def test_nohup_is_respected(tmp_path: Path) -> None:
