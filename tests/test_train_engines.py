@@ -670,22 +670,6 @@ def test_the_templates_arguments_hold_where_the_adapter_plays(tmp_path: Path) ->
         ChatFormat(model.tokenizer, {"tokenize": True})
 
 
-def test_launchers_that_set_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from msgrpo.train.ranks import open_ranks
-
-    for name in ("RANK", "MASTER_ADDR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with open_ranks() as ranks:
-        assert ranks is ALONE
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(UsageError, match="MASTER_ADDR"), open_ranks():
-        pass
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(UsageError, match="no number"), open_ranks():
-        pass
-
-
 def test_a_key_that_no_header_holds_and_a_folder_that_cannot_be_made(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,11 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from msgrpo.errors import UsageError
 from msgrpo.run_log import read_rows
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
-from msgrpo.train.ranks import ALONE, Ranks
+from msgrpo.train.ranks import ALONE, Ranks, open_ranks
 
 ROOT = Path(__file__).parents[1]
 LAKE = "tests.near:lake"  # by its name, since Ray's processes play as well
@@ -73,6 +74,36 @@ def test_alone_everything_is_as_without() -> None:
     ALONE.sum_gradients([parameter])
     assert parameter.grad.tolist() == [1.0, 2.0]
     assert (ALONE.gather([1, 2]), ALONE.broadcast("x"), ALONE.first) == ([1, 2], "x", True)
+
+
+def test_a_launcher_that_sets_nothing_of_ours_starts_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # some job systems do
+    with open_ranks() as ranks:
+        assert ranks is ALONE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("MASTER_ADDR", None), ("MASTER_PORT", None), ("MASTER_PORT", "70000"), ("MASTER_PORT", "0")),
+        *(("WORLD_SIZE", "two"), ("WORLD_SIZE", "0"), ("RANK", "2"), ("RANK", "-1")),
+    ],
+)
+def test_a_launcher_that_sets_half_of_it_or_nonsense_is_one_error(
+    name: str, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch raised a ValueError, or waited for a rank that never comes."""
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for variable, setting in (whole | {name: value}).items():
+        if setting is None:
+            monkeypatch.delenv(variable, raising=False)
+        else:
+            monkeypatch.setenv(variable, setting)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "lo")
+    with pytest.raises(UsageError, match=name), open_ranks():
+        pass
 
 
 @pytest.mark.slow

@@ -110,19 +110,22 @@ def open_ranks() -> Iterator[Ranks]:
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
-    count = _launched("WORLD_SIZE", 1) if "RANK" in os.environ else 1  # some job systems set WORLD_SIZE by themselves
+    alone = "RANK" not in os.environ  # some job systems set WORLD_SIZE by themselves
+    count = 1 if alone else _launched("WORLD_SIZE", 1, range(1, 2**31))
     if count == 1:
         yield ALONE
         return
-    if "MASTER_ADDR" not in os.environ:
-        raise UsageError(
-            f"RANK and WORLD_SIZE ({count}) are set, and MASTER_ADDR is not",
-            fix=f"torchrun --nproc-per-node {count} -m msgrpo.cli train …, or unset RANK",
-        )
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UsageError(
+                f"RANK and WORLD_SIZE ({count}) are set, and {name} is not",
+                fix=f"torchrun --nproc-per-node {count} -m msgrpo.cli train …, or unset RANK",
+            )
+    _launched("RANK", 0, range(count))
     if torch.cuda.is_available():
         torch.cuda.set_device(_launched("LOCAL_RANK", 0))
     before = peers.connections().keys()
-    host, port = os.environ["MASTER_ADDR"], _launched("MASTER_PORT", 0)
+    host, port = os.environ["MASTER_ADDR"], _launched("MASTER_PORT", 0, range(1, 2**16))
     peers.use_network_towards(host, one_machine=_launched("LOCAL_WORLD_SIZE", 0) == count)
     with ALONE._all_there():
         # On GPUs gloo carries what is no tensor: its connections can be closed when a process is gone.
@@ -148,9 +151,12 @@ def launched_as() -> int:
     return _launched("RANK", 0)
 
 
-def _launched(name: str, otherwise: int) -> int:
+def _launched(name: str, otherwise: int, allowed: range = range(2**31)) -> int:
     """A number that a launcher set."""
     value = os.environ.get(name, str(otherwise))
-    if not value.isdecimal():
-        raise UsageError(f"{name} is {value!r}, no number", fix=f"unset {name}; torchrun sets it")
+    if not value.isdecimal() or int(value) not in allowed:
+        raise UsageError(
+            f"{name} is {value!r}, no number from {allowed[0]} to {allowed[-1]}",
+            fix=f"unset {name}; torchrun sets it",
+        )
     return int(value)
