@@ -1,16 +1,13 @@
 """What a turn costs the client, and how many turns a second one process plays: rollouts and evaluations.
 
-    python benchmarks/client.py --before ../before --result benchmarks/results/client.json
+    python benchmarks/client.py --seconds 5 --result benchmarks/results/client-now.json
 
 The servers answer at once, so that only our side counts: the game, the prompt, the tokens, the request, the answer,
 the record. `--before` is a checkout of an older commit (`git worktree add ../before COMMIT`), which is measured in
 the same run, in turn with this one; the benchmark itself is this file for both. Parts:
 
 rollouts   training's own path: episodes at once against one server, and 8,192 against two
-latency    256 at once where each answer takes two seconds: 128 turns a second are there to be had
-alone      the same episodes with answers from memory: all but HTTP
 eval       `evaluate`, with its records: 10,000 episodes of an endpoint, and the memory as it goes on
-profile    the time of a turn by package (cProfile, which makes every call dearer: read the shares)
 two        two client processes, each with a server of its own, against one
 
 CPU milliseconds a turn are the figure to compare: on a machine with other work, turns a second say little.
@@ -20,19 +17,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import json
 import os
-import pstats
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -50,10 +43,10 @@ GROUP = 16  # episodes that share a start, as in training
 
 
 class Instant(asyncio.Protocol):
-    """Answers every request at once, or `delay_s` later, with the fixed body of its path."""
+    """Answers every request at once, with the fixed body of its path."""
 
-    def __init__(self, answers: dict[bytes, bytes], delay_s: float) -> None:
-        self._answers, self._delay_s, self._held = answers, delay_s, b""
+    def __init__(self, answers: dict[bytes, bytes]) -> None:
+        self._answers, self._held = answers, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -67,11 +60,7 @@ class Instant(asyncio.Protocol):
             if len(self._held) < end + 4 + length:
                 return
             self._held = self._held[end + 4 + length :]
-            answer = self._answers[head.split(b" ", 2)[1]]
-            if self._delay_s:
-                asyncio.get_running_loop().call_later(self._delay_s, self._transport.write, answer)
-            else:
-                self._transport.write(answer)
+            self._transport.write(self._answers[head.split(b" ", 2)[1]])
 
 
 def bodies() -> dict[bytes, bytes]:
@@ -105,19 +94,17 @@ def _response(body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def serve(delay_s: float) -> None:
+async def serve() -> None:
     answers = bodies()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: Instant(answers, delay_s), "127.0.0.1", 0, backlog=8192
-    )
+    server = await asyncio.get_running_loop().create_server(lambda: Instant(answers), "127.0.0.1", 0, backlog=8192)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
 
 @contextmanager
-def servers(count: int, delay_s: float = 0.0) -> Iterator[list[str]]:
+def servers(count: int) -> Iterator[list[str]]:
     """URLs of so many servers, each a process of its own."""
-    program = [sys.executable, str(HERE), "--serve", str(delay_s)]
+    program = [sys.executable, str(HERE), "--serve"]
     started = [subprocess.Popen(program, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         yield [one.stdout.readline().strip() for one in started if one.stdout is not None]
@@ -160,9 +147,7 @@ class Meter:
             self.still_cpu_s = max(self.still_cpu_s, time.thread_time() - worked)
 
 
-def rollouts(
-    urls: Sequence[str], at_once: int, seconds: float, profiler: cProfile.Profile | None = None
-) -> dict[str, Any]:
+def rollouts(urls: Sequence[str], at_once: int, seconds: float) -> dict[str, Any]:
     """Episode after episode in each of `at_once` places until the time is over; those that run are played out."""
     from msgrpo.train.engines.pool import Pool, Remote, VersionModel
 
@@ -172,30 +157,8 @@ def rollouts(
     size = {"vocabulary": 2**31} if "vocabulary" in signature(VersionModel).parameters else {}  # older commits: none
     model = VersionModel("v", pool, chat_format(tokenizer(), {}), [2], 2048, **size)
     asyncio.run(_episodes(model, 4, 0.5, Meter()))  # imports, and what is made once
-    found = _measured(lambda meter: _episodes(model, at_once, seconds, meter), profiler)
+    found = _measured(lambda meter: _episodes(model, at_once, seconds, meter))
     return found | {"answered": [remote.answered for remote in pool.remotes], "told": told}
-
-
-def alone(at_once: int, seconds: float) -> dict[str, Any]:
-    """The same with answers from memory."""
-    from msgrpo.agent import Completion
-
-    chat = in_tree("ChatFormat", "msgrpo.prompt", "msgrpo.models.chat")(tokenizer(), {})
-    ids = tuple(chat.tokenizer(ANSWER, add_special_tokens=False)["input_ids"])
-    fixed = Completion(ANSWER, "stop", 210, len(ids), token_ids=ids, logprobs=(-0.1,) * len(ids), model="v")
-
-    class Memory:
-        name, extra_settings = "v", {}  # type: ignore[var-annotated]
-
-        async def complete(self, prompt: Any, *_: Any, **__: Any) -> Completion:
-            await asyncio.sleep(0)
-            return replace(fixed, prompt_ids=tuple(chat.ids([prompt])[0]))
-
-        async def close(self) -> None:
-            """Nothing is open."""
-
-    asyncio.run(_episodes(Memory(), 4, 0.5, Meter()))
-    return _measured(lambda meter: _episodes(Memory(), at_once, seconds, meter))
 
 
 async def _episodes(model: Any, at_once: int, seconds: float, meter: Meter) -> None:
@@ -234,11 +197,11 @@ def few_collections() -> AbstractContextManager[None]:
     return play_under()
 
 
-def _measured(play: Callable[[Meter], Any], profiler: cProfile.Profile | None = None) -> dict[str, Any]:
+def _measured(play: Callable[[Meter], Any]) -> dict[str, Any]:
     async def main() -> None:
         watching = asyncio.create_task(meter.watch())
         try:
-            with profiler or nullcontext(), few_collections():
+            with few_collections():
                 await play(meter)
         finally:
             watching.cancel()
@@ -300,39 +263,6 @@ def evaluation(url: str, at_once: int, episodes: int) -> dict[str, Any]:
     return found | {"episodes": progress.done, "seconds": round(time.perf_counter() - began, 1), "mib": memory}
 
 
-def profile(urls: Sequence[str], at_once: int, seconds: float) -> dict[str, Any]:
-    """Own time of a turn's calls, by package, in milliseconds and as a share."""
-    profiler = cProfile.Profile()
-    found = rollouts(urls, at_once, seconds, profiler)
-    times, waiting = Counter[str](), 0.0
-    for (file, _, name), (_, _, own, _, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
-        if "epoll" in name:
-            waiting += own
-        else:
-            times[_package(file, name)] += own
-    whole = sum(times.values())
-    parts = {
-        name: [round(1e3 * own / found["turns"], 3), round(own / whole, 3)] for name, own in times.most_common(14)
-    }
-    return {"turns": found["turns"], "ms_and_share_by_package": parts, "waiting_s": round(waiting, 1)}
-
-
-def _package(file: str, name: str) -> str:
-    """The package of a profiled function; built-in ones go by their own name where that tells one."""
-    if file == "~":
-        known = ("json", "tokenizers", "pydantic", "ssl", "socket", "asyncio", "re.", "aiohttp", "hashlib")
-        return "built-in " + next((word.strip(".") for word in known if word in name), "others")
-    parts = Path(file).parts
-    if "site-packages" in parts:
-        return parts[parts.index("site-packages") + 1]
-    for folder in ("games", "models", "engines", "evals", "train"):
-        if folder in parts:
-            return f"msgrpo {folder}"
-    if "msgrpo" in parts or "msgrpo_agent" in parts:
-        return f"msgrpo {parts[-1]}"
-    return "asyncio" if "asyncio" in parts else f"python {parts[-1]}"
-
-
 # ── the comparison ──
 
 
@@ -370,27 +300,21 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 def measured(links: Path, seconds: float, parts: Sequence[str]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """The name of each measurement, and what makes it."""
 
-    def at(count: int, part: str, *arguments: Any, delay_s: float = 0.0) -> Callable[[], dict[str, Any]]:
+    def at(count: int, part: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
         def run() -> dict[str, Any]:
-            with servers(count, delay_s) as urls:
+            with servers(count) as urls:
                 given = [urls, *arguments] if count != 1 or part != "evaluation" else [urls[0], *arguments]
                 return result(started(links, part, *given))
 
         return run
 
-    if "alone" in parts:
-        yield "all but HTTP, 64 at once", lambda: result(started(links, "alone", 64, seconds))
     if "rollouts" in parts:
         for at_once in AT_ONCE:
             yield f"rollouts, {at_once} at once", at(1, "rollouts", at_once, seconds)
         yield "rollouts, 8192 at once, two servers", at(2, "rollouts", 8192, seconds)
-    if "latency" in parts:
-        yield "rollouts, 256 at once, answers after 2 s", at(1, "rollouts", 256, 3 * seconds, delay_s=2.0)
     if "eval" in parts:
         yield "eval, 10000 episodes, 64 at once", at(1, "evaluation", 64, 10_000)
         yield "eval, 10000 episodes, 512 at once", at(1, "evaluation", 512, 10_000)
-    if "profile" in parts:
-        yield "profile, 64 at once", at(1, "profile", 64, seconds)
     if "two" in parts:
         yield "two processes, 64 at once each", lambda: two(links, seconds)
 
@@ -410,13 +334,8 @@ def two(links: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-WORKERS: dict[str, Callable[..., dict[str, Any]]] = {
-    "rollouts": rollouts,
-    "alone": alone,
-    "evaluation": evaluation,
-    "profile": profile,
-}
-PARTS = ("alone", "rollouts", "latency", "eval", "profile", "two")
+WORKERS: dict[str, Callable[..., dict[str, Any]]] = {"rollouts": rollouts, "evaluation": evaluation}
+PARTS = ("rollouts", "eval", "two")
 
 
 def commit(tree: Path) -> str:
@@ -432,11 +351,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each rollout measurement")
     parser.add_argument("--part", choices=PARTS, action="append", help="may repeat; all without")
     parser.add_argument("--result", type=Path)
-    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve is not None:
-        asyncio.run(serve(given.serve))
+    if given.serve:
+        asyncio.run(serve())
         return
     if given.worker:
         print(json.dumps(WORKERS[given.worker[0]](*json.loads(given.worker[1]))), flush=True)
