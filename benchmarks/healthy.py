@@ -8,6 +8,7 @@ risen beyond chance.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def held() -> list[tuple[str, str, str, list[dict[str, Any]]]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     chosen: dict[tuple[str, str], dict[str, Any]] = {}
     for scenario, base, settings, rows in held():
         history = History({"scenario": scenario, "base": base}, rows)

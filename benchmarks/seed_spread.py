@@ -8,6 +8,7 @@ equal quality would lie as far apart (`msgrpo.evals.stats.seeds_alike`).
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import numpy as np
 RESULTS = Path(__file__).parent / "results"
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for file in sorted(RESULTS.glob("lab-*.json")):
         for arm, scores in json.loads(file.read_text())["arms"].items():
             seeds = scores["by_seed"]
-            spread = np.std(seeds, ddof=1)
+            spread = np.std(seeds, ddof=1) if len(seeds) > 1 else np.nan
             print(f"{file.stem} {arm}: mean {np.mean(seeds):.3f}, sd {spread:.3f}, p {scores['seeds_alike']:.4f}")

@@ -9,6 +9,7 @@ person who plays the same start in the app has the same luck.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gzip
 import itertools
@@ -48,4 +49,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     asyncio.run(main())

@@ -212,6 +212,45 @@ def test_every_command_in_the_documents_has_these_options() -> None:
         assert not unknown, f"{page}: {line}: {unknown}"
 
 
+def scripts() -> Iterator[tuple[str, Path, list[str]]]:
+    """Every run of a script of ours in the documents: the page, the script, the options after it."""
+    for page in PAGES:
+        text = re.sub(r"\\\n\s*", " ", code(page)) + "\n" + "\n".join(re.findall(r"`([^`]+)`", page.read_text()))
+        for name, rest in re.findall(r"python[\d.]* (?:-m [\w.]+ [^\n]*?)?(benchmarks/\S+\.py)([^\n]*)", text):
+            yield name_of(page), ROOT / name, re.findall(r"(?<=\s)--[a-z][\w-]*", rest.partition("#")[0])
+
+
+def test_every_script_in_the_documents_has_these_options() -> None:
+    checked = 0
+    for page, script, options in scripts():
+        assert script.is_file(), f"{page}: {script}"
+        source = script.read_text()
+        for option in options:  # as argparse names it, or as the parameter of a typer function
+            parameter = re.escape(option.removeprefix("--").replace("-", "_"))
+            assert f'"{option}"' in source or re.search(rf"\b{parameter}: ", source), (
+                f"{page}: {script.name} {option}"
+            )
+            checked += 1
+    assert checked > 40
+
+
+def test_every_benchmark_and_every_result_is_named_where_somebody_reads_it() -> None:
+    """A script that no page, package file, test or other script names measures for nobody; so does a result file."""
+    programs = [file for file in (ROOT / "benchmarks").rglob("*.py") if not file.name.startswith("test_")]
+    packages = [ROOT / name for name in ("msgrpo_agent", "train", "serve", "evals", "tui", "tests")]
+    pages = "\n".join(page.read_text() for page in PAGES)
+    read = pages + "".join(file.read_text() for folder in packages for file in folder.rglob("*.py"))
+    for program in programs:
+        others = "".join(file.read_text() for file in programs if file != program)
+        named = program.name in read + others or f"from {program.stem} import" in others
+        assert named, f"{program.name} is named nowhere"
+    used = "".join(file.read_text() for file in programs)
+    patterns = [name.replace("*", r"[\w.-]*") for name in re.findall(r"[\w.-]+\*[\w.-]*\.jsonl?\b", pages)]
+    for file in RESULTS.iterdir():
+        named = file.name in read or f'"{file.name.partition(".")[0]}"' in used
+        assert named or any(re.fullmatch(one, file.name) for one in patterns), f"{file.name} is named nowhere"
+
+
 def test_every_setting_in_the_documents_is_one() -> None:
     from msgrpo.train.config import make_config
 
