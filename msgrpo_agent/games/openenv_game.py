@@ -162,8 +162,9 @@ def kind_and_values(spec: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...
         low, high, beyond = spec.get("minimum", 0), spec.get("maximum"), spec.get("exclusiveMaximum")
         if high is None and isinstance(beyond, int):
             high = beyond - 1
-        few = isinstance(low, int) and isinstance(high, int) and 0 < high - low < MOST_LISTED
-        return kind, tuple(map(str, range(low, high + 1))) if few else ()
+        if isinstance(low, int) and isinstance(high, int) and 0 < high - low < MOST_LISTED:
+            return kind, tuple(map(str, range(low, high + 1)))
+        return kind, ()
     return (kind, ()) if kind in ("string", "number") else (None, ())
 
 
