@@ -40,6 +40,7 @@ from msgrpo.text import interval_text
 REPLAYS = 50  # replays of each agent and scenario, which keeps the file small
 LABEL = 30  # characters of an agent's name in a chart
 ROW, FOOT = 38, 20  # a chart's pixels for each agent and for the axis
+SMALLEST = 1e-300  # difference of returns that has a scale of its own
 MARGIN = 2.0  # per cent of its width that are free at either side
 
 REPLAY = """<section id="replays"><h2>Replays</h2>
@@ -189,7 +190,7 @@ def return_axis(rows: Iterable[Row]) -> Axis:
 
 def axis(low: float, high: float) -> Axis:
     """Ticks at multiples of 1, 2 or 5 times a power of ten, three to seven of them, around both values."""
-    span = high - low or 1.0
+    span = high - low if high - low > SMALLEST else 1.0
     power = 10.0 ** math.floor(math.log10(span / 5))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 5 >= span)
     first, last = math.floor(low / step), math.ceil(high / step)

@@ -18,8 +18,10 @@ from msgrpo.evals.record import as_recorded
 from msgrpo.evals.suites import EpisodeSeeds
 from msgrpo.files import read_regular, replace_text
 from msgrpo.game import Game
+from msgrpo.text import Clean
 
 TURNS = TypeAdapter(list[Turn])
+PREFIX = TypeAdapter(dict[Clean, Clean])
 Begun = dict[EpisodeSeeds, list[list[Turn]]]  # the turns of each step
 
 
@@ -50,7 +52,7 @@ class Partial:
         try:
             head = from_json(lines[0])
             same = head["settings"] == self._settings
-            self._prefix = dict(head["prefix"])
+            self._prefix = PREFIX.validate_python(head["prefix"])
             for line in filter(None, lines[1:]):
                 turns_so_far = from_json(line)
                 seeds = EpisodeSeeds(*map(int, turns_so_far["seeds"]))
@@ -62,7 +64,7 @@ class Partial:
                         fix="use the same options, or give another --out, or remove it",
                     )
                 self._begun[seeds].append(TURNS.validate_python(turns_so_far["turns"]))
-        except (ValueError, TypeError, KeyError, ValidationError):
+        except (ValueError, TypeError, KeyError, OverflowError, ValidationError):
             return
 
     def take_up(self, seeds: EpisodeSeeds, game: Game, episode: Episode) -> None:

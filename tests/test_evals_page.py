@@ -172,6 +172,7 @@ def test_every_return_stands_on_the_one_scale(estimates: list[tuple[float, float
 
 def test_the_scale_of_returns_does_not_care_for_scenarios_with_a_goal() -> None:
     assert page.return_axis([row(return_high=50.0), returned(1.0, 0.0, 2.0)]).ticks[-1] == 2.0
+    assert page.return_axis([returned(5e-324, 0.0, 5e-324)]).ticks[-1] == 0.2  # the smallest number had no logarithm
 
 
 def test_charts_of_returns_share_their_ticks_and_charts_of_success_go_to_one() -> None:

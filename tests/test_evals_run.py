@@ -21,14 +21,15 @@ import pytest
 from rich.console import Console
 
 from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.episode import read_episodes
+from msgrpo.episode import Turn, new_episode, observation_of, read_episodes
 from msgrpo.errors import EndpointError, RecordError, UsageError
 from msgrpo.evals import command, leaderboard, plays, suites
 from msgrpo.evals.budget import Budget
+from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress, shown
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
 from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, evaluate
-from msgrpo.evals.suites import episode_seeds
+from msgrpo.evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.game import Judgement, Scenario
 from msgrpo.games import get_scenario
@@ -639,3 +640,14 @@ async def test_an_agent_that_gives_no_decision_is_at_fault_and_not_the_game(tmp_
     with pytest.raises(UsageError, match="agent mine gave 'right'"):
         await evaluate([Named("mine", "right")], [LAKE], 2, tmp_path)
     assert not list(read_episodes(tmp_path / "mine" / "frozen-lake.jsonl"))
+
+
+@pytest.mark.parametrize(("prefix", "seed"), [({}, math.inf), ({"player": 5}, 1)])
+def test_a_damaged_file_of_turns_is_not_taken_up(prefix: dict[str, Any], seed: float, tmp_path: Path) -> None:
+    """A seed without end was a traceback; a prompt that is no text got into the record, which then was damaged."""
+    game, episode = LAKE.new(1, 2), new_episode(LAKE, {"player": RandomAgent()}, 1, 2, 3)
+    turn = Turn(step=0, player="player", state=observation_of(game, "player"), action="left").model_dump(mode="json")
+    rows = [{"settings": {}, "prefix": prefix}, {"seeds": [seed, 2, 3], "turns": [turn]}]
+    (tmp_path / "a.turns").write_text("".join(json.dumps(row).replace("Infinity", "1e999") + "\n" for row in rows))
+    Partial(tmp_path / "a.jsonl", {}, set()).take_up(EpisodeSeeds(1, 2, 3), game, episode)
+    assert (episode.prefix, episode.turns) == ({}, [])
