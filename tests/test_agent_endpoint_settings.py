@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -143,3 +144,10 @@ def test_a_key_in_the_body_would_stand_in_every_record(body: dict[str, Any]) -> 
     with pytest.raises(UsageError, match="would stand in every record"):
         EndpointModel("http://127.0.0.1:1/v1", "m", body=body)
     EndpointModel("http://127.0.0.1:1/v1", "m", body={"max_tokens": 3, "stop_token_ids": [1], "logit_bias": {"1": 2}})
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0, -1.0])
+def test_a_rate_that_limits_nothing_is_refused(rate: float) -> None:
+    """From Python NaN passed, and every request went out at once."""
+    with pytest.raises(UsageError, match="no number of requests a minute"):
+        EndpointModel("http://127.0.0.1:9/v1", "m", rate=rate)

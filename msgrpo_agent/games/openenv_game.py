@@ -159,12 +159,10 @@ def kind_and_values(spec: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...
     if kind == "boolean":
         return kind, ("true", "false")
     if kind == "integer":
-        low, high, beyond = spec.get("minimum", 0), spec.get("maximum"), spec.get("exclusiveMaximum")
-        if high is None and isinstance(beyond, int):
-            high = beyond - 1
-        if isinstance(low, int) and isinstance(high, int) and 0 < high - low < MOST_LISTED:
-            return kind, tuple(map(str, range(low, high + 1)))
-        return kind, ()
+        low, beyond = spec.get("minimum", 0), spec.get("exclusiveMaximum")
+        high = spec.get("maximum", beyond - 1 if isinstance(beyond, int) else -1)
+        few = isinstance(low, int) and isinstance(high, int) and 0 < high - low < MOST_LISTED
+        return kind, tuple(map(str, range(low, high + 1))) if few else ()
     return (kind, ()) if kind in ("string", "number") else (None, ())
 
 

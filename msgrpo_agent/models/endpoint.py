@@ -31,7 +31,14 @@ from msgrpo.models.endpoint_answers import (
     text_of,
 )
 from msgrpo.models.endpoint_failures import BadBodyError, Failure, StatusError, WebPageError, classify
-from msgrpo.models.endpoint_settings import check_address, check_body, check_headers, key_of, openais_headers
+from msgrpo.models.endpoint_settings import (
+    check_address,
+    check_body,
+    check_headers,
+    check_rate,
+    key_of,
+    openais_headers,
+)
 from msgrpo.models.endpoint_stream import streamed
 from msgrpo.models.http import Client, NoAnswerError, Response, proxy_for
 from msgrpo.prompt import Prompt
@@ -86,6 +93,7 @@ class EndpointModel:
         key = key_of(url)
         check_headers({"Authorization": key} | openais_headers(url) | dict(headers or {}))
         check_body(body or {})
+        check_rate(rate)
         self.name = model_name
         self.url = url
         self.body = dict(body or {})

@@ -7,6 +7,7 @@ environment.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -92,6 +93,12 @@ def check_body(body: Mapping[str, Any]) -> None:
             f"--body may not set {', '.join(refused)}: the record would not say what was asked",
             fix="choose the model by --model, and leave the prompt to the template",
         )
+
+
+def check_rate(rate: float | None) -> None:
+    """Raise UsageError for what is no number of requests a minute: NaN would limit nothing."""
+    if rate is not None and not 0 < rate < math.inf:
+        raise UsageError(f"{rate:g} is no number of requests a minute", fix="--rate 60, or none for no limit")
 
 
 def _names(data: Any) -> Iterator[str]:
