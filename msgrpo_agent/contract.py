@@ -31,7 +31,7 @@ from msgrpo.text import printable
 RULES: dict[str, str] = {
     "runs": "mend what the game raises; only GameError is an answer to a wrong move",
     "start": "make() returns a fresh game: steps 0, still playing, with the step limit of its scenario",
-    "actions": "players and actions are the scenario's tuples; legal(player) names some of the actions, never none",
+    "actions": "players and actions are the tuples of the scenario; legal(player) names some of them, never none",
     "text": "observe() returns text that is not empty, and changes nothing by being called",
     "rewards": "_advance() returns one finite number for every player, also for those who did not move",
     "returns": "leave returns to Game: it adds up what _advance() pays",
