@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msgrpo.contract import check_game as check_game
     from msgrpo.episode import play_episode as play_episode
     from msgrpo.episode import read_episodes as read_episodes
+    from msgrpo.evals import leaderboard, plays
     from msgrpo.evals.run import evaluate as evaluate
     from msgrpo.evals.verify import verify as verify
     from msgrpo.game import Game as Game
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from msgrpo.prompt import PromptTemplate as PromptTemplate
     from msgrpo.specs import make_agent as make_agent
 
+    build_leaderboard, load_plays = leaderboard.build, plays.load
+
 __version__ = "0.1.0"
 
 # Threads that wait for each other must not hold the core that one of them needs: beside another busy program an
@@ -34,11 +37,13 @@ __version__ = "0.1.0"
 # so a script imports msgrpo before torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-_HOMES = {
+_HOMES = {  # name -> its module, and what it is called there if that is another name
     "Game": "msgrpo.game",
     "Scenario": "msgrpo.game",
+    "build_leaderboard": "msgrpo.evals.leaderboard:build",
     "check_game": "msgrpo.contract",
     "evaluate": "msgrpo.evals.run",
+    "load_plays": "msgrpo.evals.plays:load",
     "verify": "msgrpo.evals.verify",
     "PromptTemplate": "msgrpo.prompt",
     "get_scenario": "msgrpo.games",
@@ -52,4 +57,5 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'msgrpo' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, there = _HOMES[name].partition(":")
+    return getattr(import_module(module), there or name)
