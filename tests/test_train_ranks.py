@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from msgrpo.errors import UsageError
+from msgrpo.errors import RunError, UsageError
 from msgrpo.run_log import read_rows
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
@@ -104,6 +105,19 @@ def test_a_launcher_that_sets_half_of_it_or_nonsense_is_one_error(
         monkeypatch.setenv(variable, "lo")
     with pytest.raises(UsageError, match=name), open_ranks():
         pass
+
+
+def test_a_port_that_is_taken_is_no_process_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "lo")
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        for variable, setting in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+            monkeypatch.setenv(variable, setting)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(RunError, match=f"cannot meet at 127.0.0.1:{port}") as caught, open_ranks():
+            pass
+    assert "--master-port" in str(caught.value.fix)
 
 
 @pytest.mark.slow

@@ -127,9 +127,14 @@ def open_ranks() -> Iterator[Ranks]:
     before = peers.connections().keys()
     host, port = os.environ["MASTER_ADDR"], _launched("MASTER_PORT", 0, range(1, 2**16))
     peers.use_network_towards(host, one_machine=_launched("LOCAL_WORLD_SIZE", 0) == count)
-    with ALONE._all_there():
+    try:
         # On GPUs gloo carries what is no tensor: its connections can be closed when a process is gone.
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    except RuntimeError as error:
+        raise RunError(
+            f"the processes of this run cannot meet at {host}:{port}: {str(error).splitlines()[0]}",
+            fix="all must reach this address, at a port that is free: torchrun --master-port N",
+        ) from error
 
     def end() -> None:
         """Close what leads to the others, later groups too, but not the store, by which this is noticed."""
