@@ -127,6 +127,7 @@ async def test_help_palette_theme_resize_and_quit(app_of) -> None:
         commands = {command.title: command.help for command in app.get_system_commands(app.screen)}
         assert {"Take the seat, or hand it back", "Hint", "Save", "Go to step", "Light or dark"} <= set(commands)
         assert (commands["Save"], commands["The same again"]) == ("key: e", "key: r")
+        assert (commands["Ask again, or try again"], commands["Slower"]) == ("key: enter", "key: −")  # as at the foot
         assert not {"Up", "Action 1"} & set(commands)
         assert not {"Keys", "Maximize"} & set(commands)  # esc did not close these keys, and they were not all true
         await press(pilot, "ctrl+p", *"go to step")
@@ -150,6 +151,24 @@ async def test_help_palette_theme_resize_and_quit(app_of) -> None:
         assert play_screen(app).match.last == 1
         await press(pilot, "ctrl+q")
     assert app.return_code == 0
+
+
+@pytest.mark.parametrize("dialog", ["question_mark", "g", "ctrl+p"])
+async def test_the_keys_of_every_screen_are_those_of_a_dialog_too(
+    app_of, dialog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ctrl+z and ctrl+t did nothing while a dialog was open."""
+    suspended = []
+    monkeypatch.setattr(PlayApp, "action_suspend_process", lambda app: suspended.append(app))
+    app = app_of(Setup("snake", "human"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        before, screen = app.theme, app.screen
+        await pilot.press(dialog)
+        await until(lambda: app.screen is not screen)
+        await pilot.press("ctrl+z", "ctrl+t")
+        await until(lambda: app.theme != before)
+        assert suspended == [app]
 
 
 async def test_the_palette_of_the_start_screen_has_its_commands(app_of) -> None:

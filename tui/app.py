@@ -43,6 +43,7 @@ from msgrpo.tui.session import SPEED, Session, Setup, Sitting
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
 from msgrpo.tui.theme import DAY, NIGHT, THEMES
+from msgrpo.tui.widgets.keyline import SHORT
 
 TEXTUALS = ("Keys", "Maximize", "Minimize")  # commands of Textual: ? shows the keys, and each screen has its layout
 NOT_COMMANDS = ("move(", "choose(", "app.", "screen.")  # moves, which keys and clicks make, and keys of Textual
@@ -61,8 +62,8 @@ class PlayApp(App[None]):
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall"), (48, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "quit", show=False, priority=True),
-        Binding("ctrl+z", "suspend_process", "suspend", show=False),
-        Binding("ctrl+t", "toggle_light", "light or dark", show=False),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False, priority=True),  # in dialogs too
+        Binding("ctrl+t", "toggle_light", "light or dark", show=False, priority=True),
     ]
 
     def __init__(
@@ -367,6 +368,9 @@ class PlayApp(App[None]):
 
     def action_toggle_light(self) -> None:
         self.theme = NIGHT.name if self.theme == DAY.name else DAY.name
+
+    def get_key_display(self, binding: Binding) -> str:
+        return SHORT.get(binding.key) or super().get_key_display(binding)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         yield from (each for each in super().get_system_commands(screen) if each.title not in TEXTUALS)

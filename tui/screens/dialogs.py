@@ -30,7 +30,7 @@ HELP = """\
   i  enter   a hint for this move;  at the end: the worst step again
 [bold $primary]Watching[/]
   space      pause, go on; at the end, from the start again
-  n  + -     one step (in step mode: ask, then play it);  the speed
+  n  + −     one step (in step mode: ask, then play it);  the speed
   p          the prompt, the raw answer, what was made of it
   ← →  tab   a step back, forward (\\[ and ] while you play);  next event
   t          take the seat at the moment that is shown, or hand it back
@@ -44,13 +44,13 @@ HELP = """\
 [bold $primary]A run that learns[/] (w on the start screen, msgrpo play --run DIR)
   space      the film: the same start after every update
   ← →  ↑ ↓   the update before, after;  groups;  tab: episodes
-  g  n  + -  back to the groups;  one step;  the speed
+  g  n  + −  back to the groups;  one step;  the speed
 [bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
   enter  b   watch the chosen episode;  the best first, or as played
   f  a  /    filter by result, agent, words;  c: two side by side
 [bold $primary]The start screen[/]
-  s S  t T   the next and last seed;  temperature;  u  an endpoint
-  w h o q    watch a run, high scores, open a record, quit
+  s S  t T   the next seed, the one before;  temperature
+  w h o u q  watch a run, high scores, open a record, an endpoint, quit
 [bold $primary]Everywhere[/]
   ctrl+p     all commands and themes
   ctrl+t     light or dark;  ctrl+q  quit
@@ -77,7 +77,7 @@ class Help(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog help") as box:
             box.border_title = "help"
-            box.border_subtitle = "esc closes   ↑ ↓ scroll"
+            box.border_subtitle = "↑ ↓: scroll   esc: close"
             if self.rules:
                 yield Static(Content.styled("The rules\n", "bold $primary") + Content(self.rules + "\n"))
             parts = re.split(r"^(?=\[bold)", HELP, flags=re.MULTILINE)

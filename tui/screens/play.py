@@ -16,7 +16,7 @@ from msgrpo.tui.messages import ActionChosen, SeekTo
 from msgrpo.tui.screens.dialogs import Ask, Choose, Confirm, Help
 from msgrpo.tui.screens.match import MatchScreen
 from msgrpo.tui.status import retry_from
-from msgrpo.tui.widgets.keyline import Hint
+from msgrpo.tui.widgets.keyline import SHORT, Hint
 from msgrpo.tui.widgets.panel import AgentPanel
 from msgrpo.tui.widgets.timeline import PLAIN, mark
 
@@ -31,7 +31,6 @@ KEYS_OF = {
     "game.next": "x",
     "game.leave": "q",
 }
-SHORT = {"question_mark": "?", "full_stop": ".", "escape": "esc", "plus": "+", "minus": "−"}
 
 
 def move_bindings() -> list[BindingType]:

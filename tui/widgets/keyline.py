@@ -10,6 +10,16 @@ from textual.events import Click
 from textual.widget import Widget
 
 GAP = 2  # columns between two keys
+SHORT = {  # how keys are written, in the list of commands too
+    "question_mark": "?",
+    "full_stop": ".",
+    "escape": "esc",
+    "enter": "enter",
+    "plus": "+",
+    "minus": "−",
+    "pageup": "page up",
+    "pagedown": "page down",
+}
 
 
 @dataclass(frozen=True)
