@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -98,6 +99,51 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(
     assert {**whole, "training_seconds": 0} == {**resumed, "training_seconds": 0} | {
         side: {**resumed[side], "eval_s": whole[side]["eval_s"]} for side in ("before", "after")
     }
+
+
+def test_a_credit_of_ones_own_that_fails_loses_no_update(tmp_path: Path) -> None:
+    """All updates since the last checkpoint were lost with the one in which it failed."""
+    out, mine = tmp_path / "run", tmp_path / "mine.py"
+    mine.write_text(
+        "asked = []\n"
+        "def credit(group):\n"
+        "    asked.append(group)\n"
+        "    assert len(asked) <= 2, 'no more'\n"
+        "    return [[advantage] * len(turns) for advantage, turns in zip(group.advantages_G.tolist(), group.turns)]\n"
+    )
+    config = make_config(
+        settings=[*TINY, NO_FILM, "checkpoint_every=100", f"credit={mine}:credit"], given={"steps": 3}
+    )
+    told = Told()
+    with pytest.raises(UsageError, match=r"no more \(.*mine.py:4\)"):
+        loop.train(config, out, report=told)
+    assert [folder.name for folder in (out / "checkpoints").iterdir()] == ["step-000001"]
+    assert told.said[-1].endswith("--resume goes on")
+
+
+class KilledError(BaseException):
+    """In the place of kill -9 at one line."""
+
+
+@pytest.mark.parametrize("line", ["msgrpo.train.checkpoint.save", "msgrpo.train.evaluate.draw_curve"])
+def test_what_stands_beside_the_last_checkpoint_is_whole_whenever_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """Killed after its last checkpoint, a run had no transcripts, or those of an update before, for ever; killed
+    before its curve was drawn, it had a summary, by which a study takes it for complete.
+    """
+    out, original = tmp_path / "run", pkgutil.resolve_name(line)
+
+    def killed(*given: Any) -> None:
+        original(*given)
+        raise KilledError
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(line, killed)
+        loop.train(tiny(steps=1), out, report=Quiet())
+    assert not (out / "summary.json").exists()
+    loop.train(tiny(steps=1), out, resume=True, report=Quiet())
+    assert {"transcripts.jsonl", "summary.json", "curve.png"} <= {file.name for file in out.iterdir()}
 
 
 def test_an_adapter_that_a_full_disk_kept_back_is_written_by_resuming(finished: Path, tmp_path: Path) -> None:

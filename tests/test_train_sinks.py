@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from msgrpo.cli import make_app
-from msgrpo.errors import UsageError
+from msgrpo.errors import MissingExtraError, UsageError
 from msgrpo.run_log import read_rows
 from msgrpo.train import sinks
 from msgrpo.train.config import make_config
 from msgrpo.train.display import LiveDisplay
+from msgrpo.train.loop import train
 from tests.train_helpers import Told
 
 CONFIG = make_config()
@@ -136,6 +138,18 @@ def test_an_unknown_logger_is_refused_before_anything_is_written(tmp_path: Path)
         sinks.check_logs(["wandbb"])
     found = CliRunner().invoke(make_app(), ["train", "--log", "mlflow", "--out", str(tmp_path / "run")])
     assert isinstance(found.exception, UsageError)
+    with pytest.raises(UsageError, match="no such logger"):  # from Python the folder was written, then a KeyError
+        train(CONFIG, tmp_path / "run", report=Told(), logs=["wandbb"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_logger_that_is_not_installed_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run went on without it, after a note."""
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(MissingExtraError, match="--log trackio needs packages that are not installed"):
+        train(CONFIG, tmp_path / "run", report=Told(), logs=["trackio"])
     assert not (tmp_path / "run").exists()
 
 

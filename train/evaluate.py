@@ -182,6 +182,6 @@ def finish(
     if score == "success":
         summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in now], [v > 0 for v in then])
     summary |= more
-    replace_text(out / SUMMARY, as_json(summary, indent=2) + "\n")
     draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
+    replace_text(out / SUMMARY, as_json(summary, indent=2) + "\n")  # last: it says that all is there
     return summary

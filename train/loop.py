@@ -17,6 +17,7 @@ import torch
 
 from msgrpo import run_log
 from msgrpo.episode import derive_seed, few_collections
+from msgrpo.errors import UsageError
 from msgrpo.extras import needs
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State, check_optimizer
@@ -34,7 +35,7 @@ from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import LostError, Players, Rollouts, RolloutSource, counter, entropy
 from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writing
-from msgrpo.train.sinks import Reporter, Sinks
+from msgrpo.train.sinks import Reporter, Sinks, check_logs
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
 from msgrpo.train.tinker.cost import LimitReachedError
@@ -64,6 +65,7 @@ def train(
     the disk is full, or no engine plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to
     stop.
     """
+    check_logs(logs)
     with writing(out), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
             check_folder(out, config, resume)
@@ -112,7 +114,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                         model = engine.load(step + 1)
                 except StopRequested:
                     break
-                except (LimitReachedError, LostError):
+                except (LimitReachedError, LostError, UsageError):  # of a choice of one's own: UsageError
                     if ranks.first:
                         run.save()
                         if run.step:
@@ -130,8 +132,8 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                 if ranks.first:
                     run_log.write_update(out, watched(run.step, rollouts, picked))
                 if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
+                    write_transcripts(out, rollouts.episodes)  # first: what a checkpoint holds is not done again
                     run.save()
-                    write_transcripts(out, rollouts.episodes)
             if stop.asked is not None:
                 if ranks.first:
                     run.save()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,8 +110,7 @@ class WeightsAndBiases(_Tracker):
     """A W&B run named after the folder; goes on in the same one when resumed. WANDB_MODE=offline keeps it here."""
 
     def __init__(self, out: Path, config: TrainConfig, from_step: int) -> None:
-        with needs("--log wandb", "wandb"):
-            import wandb
+        import wandb
 
         identity = out / "wandb-id"
         if not identity.is_file():
@@ -125,8 +125,7 @@ class Trackio(_Tracker):
     """A Trackio run, stored on this machine: `trackio show --project msgrpo` draws it."""
 
     def __init__(self, out: Path, config: TrainConfig, from_step: int) -> None:
-        with needs("--log trackio", "trackio"):
-            import trackio
+        import trackio
 
         resume = "allow" if from_step else "never"
         self._run = trackio.init(project="msgrpo", name=out.name, config=config.model_dump(), resume=resume)
@@ -141,10 +140,12 @@ def paths(values: Measured) -> dict[str, float]:
 
 
 def check_logs(names: Sequence[str]) -> None:
-    """Raise UsageError for a name that is no sink."""
+    """Raise UsageError for a name that is no sink, MissingExtraError for one that is not installed."""
     for name in names:
         if name not in LOGS:
             raise UsageError(f"--log {name}: no such logger", fix=nearest(name, LOGS))
+        with needs(f"--log {name}", name):
+            import_module(name)
 
 
 class Sinks:
@@ -183,8 +184,6 @@ def open_sinks(out: Path, config: TrainConfig, from_step: int, report: Reporter,
     for maker in makers:
         try:
             others.append(maker(out, config, from_step))
-        except UsageError:
-            raise  # it is not installed, and the message says how to install it
         except Exception as error:
             report.note(f"{maker.__name__} cannot be used and is left out: {error}")
     return Sinks(report, [record], others)
