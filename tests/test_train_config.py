@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,32 @@ from msgrpo.train.run_folder import check_folder
 from msgrpo.train.settings import settings_of
 
 ADAPTERS = shipped_adapters()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["train", "--set", "stepz=3"], "no setting is named 'stepz'"),
+        (["train", "--config", "{study}"], "is not JSON"),
+        (["teach", "frozen-lak", "--out", "{out}"], "frozen-lake"),
+        (["lab", "{study}"], "stepz"),
+    ],
+)
+def test_what_a_person_mistyped_is_told_before_torch_is_loaded(command: list[str], said: str, tmp_path: Path) -> None:
+    """It took seconds, nearly all of them the import of torch."""
+    study, out = tmp_path / "study.toml", tmp_path / "out"
+    study.write_text('question = "?"\nscenario = "frozen-lake"\nseeds = 1\n[arms.a]\nstepz = 3\n')
+    command = [part.format(study=study, out=out) for part in command]
+    program = (
+        f"import sys; sys.argv = ['msgrpo', *{command}]\n"
+        "from msgrpo import cli\n"
+        "try: cli.main()\n"
+        "finally: print('loaded', *{'torch', 'transformers', 'peft'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "loaded\n")
+    assert said in done.stderr
+    assert not out.exists()
 
 
 def test_later_ones_win(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from msgrpo.episode import Episode
 from msgrpo.train import groups as groups_module
+from msgrpo.train import msgrpo as equations
 from msgrpo.train import update as update_module
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
@@ -20,7 +21,7 @@ from msgrpo.train.loop import train
 from msgrpo.train.msgrpo import composite_returns
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.rivals import discounted, paper
+from msgrpo.train.rivals import discounted
 from msgrpo.train.update import _accumulate, pick
 from tests.train_helpers import learner, played, samples_in
 
@@ -68,7 +69,7 @@ def test_a_default_update_computes_each_equation_once(monkeypatch: pytest.Monkey
 
         return counted
 
-    for module in (groups_module, paper, discounted):
+    for module in (groups_module, equations, discounted):
         for name in EQUATIONS:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, counting(name, getattr(module, name)))

@@ -14,11 +14,11 @@ import torch
 from msgrpo.errors import ModelError, RunError
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.train import checkpoint, loop
+from msgrpo.train import msgrpo as equations
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import MicroBatching, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.memory import enough_memory
-from msgrpo.train.rivals import paper
 from tests.train_helpers import WEIGHTS, Told, run_here, tiny
 
 pytestmark = pytest.mark.usefixtures("near")
@@ -43,14 +43,14 @@ def test_a_base_that_cannot_be_loaded_leaves_nothing_behind(
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, calls = paper.policy_loss, []
+    whole, calls = equations.policy_loss, []
 
     def poisoned(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         loss, stats = whole(*args, **kwargs)
         return (loss * float("nan") if len(calls) > 3 else loss), stats
 
-    monkeypatch.setattr(paper, "policy_loss", poisoned)
+    monkeypatch.setattr(equations, "policy_loss", poisoned)
     with pytest.raises(RunError, match="not finite in update"):
         loop.train(tiny(), tmp_path / "run", report=Quiet())
     state, _ = checkpoint.load_latest(tmp_path / "run")
@@ -219,7 +219,7 @@ def test_memory_that_is_not_there_is_one_clear_error(
     def full(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(paper, "policy_loss", full)
+    monkeypatch.setattr(equations, "policy_loss", full)
     with pytest.raises(RunError, match="not enough memory") as caught:
         loop.train(tiny(format_penalty=0.5), tmp_path / "run", report=Quiet())
     advised = re.findall(r"--set '(.*?)'", str(caught.value.fix))

@@ -186,19 +186,20 @@ def teach(
     as_json: Json = False,
 ) -> None:
     """Teach a base the form of the answers in a game, from bad play. The result is a base for `train`."""
-    with needs("msgrpo teach", "train"):
-        from msgrpo.models.asked import taught_as
-        from msgrpo.train.nano.teach import STEPS
-        from msgrpo.train.nano.teach import teach as run
-
     from msgrpo.games import get_scenario
+    from msgrpo.models.asked import taught_as
     from msgrpo.prompt import as_given
-    from msgrpo.train.display import teaching
 
     if source not in ("play", "own"):
         raise UsageError(f"--from {source[:80]!r} is not play or own")
     if source == "own" and not words:
         raise UsageError("--no-words is for a bad player's answers, and --from own takes the base's own")
+    game, asked = get_scenario(scenario), as_given(prompt, chat)
+    with needs("msgrpo teach", "train"):
+        from msgrpo.train.display import teaching
+        from msgrpo.train.nano.teach import STEPS
+        from msgrpo.train.nano.teach import teach as run
+
     if source == "own" and not as_json:
         say("the base plays before it learns; of a large one that takes minutes")
     taught = taught_as(base) if prompt is None and chat is None else None
@@ -206,12 +207,12 @@ def teach(
         say(f"asked with {taught.said}, as its base was when it was taught")
     with _going_on(), teaching(err, silent=as_json) as progress:
         facts = run(
-            get_scenario(scenario),
+            game,
             out_dir,
             base=base,
             seed=seed,
             steps=steps or STEPS,
-            **as_given(prompt, chat),
+            **asked,
             answers="own" if source == "own" else "words" if words else "actions",
             progress=progress,
         )

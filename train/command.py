@@ -22,9 +22,9 @@ from msgrpo.text import counted
 from msgrpo.train.beside import train_and_watch
 from msgrpo.train.config import TrainConfig, make_config, settings_given
 from msgrpo.train.display import closing_line, reporter
+from msgrpo.train.launched import launched_as
 from msgrpo.train.options import Given
 from msgrpo.train.presets import preset_for
-from msgrpo.train.ranks import launched_as
 from msgrpo.train.run_folder import check_folder, config_of, further, writing
 from msgrpo.train.settings import settings_of, settings_table
 from msgrpo.train.sinks import Reporter, check_logs
@@ -42,10 +42,11 @@ class Plan:
 def run(given: Given) -> None:
     """Train, or show what a run would be."""
     check_logs(given.log or ())
-    plan = planned(given)
-    if given.show:
-        _show_settings(plan.config, given.as_json)
-        return
+    with needs("msgrpo train", "train"):  # some choices, and the list of all, load torch
+        plan = planned(given)
+        if given.show:
+            _show_settings(plan.config, given.as_json)
+            return
     if given.dry_run:
         _show_cost(plan.config, given.as_json)
         return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -423,6 +424,8 @@ def _where(key: str) -> str:
     }.items():
         if any(key in kind.model_fields for kind in kinds):
             return f"it stands in the parentheses of {setting}: --set '{setting}=…({key}=…)'"
+    if get_close_matches(key, TrainConfig.model_fields, n=1, cutoff=0.8):  # to ask all choices loads torch
+        return nearest(key, TrainConfig.model_fields)
     takers = [
         f"{kind}={name}({key}=…)"
         for kind, names in RIVALS.items()

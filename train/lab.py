@@ -51,8 +51,6 @@ from msgrpo.text import as_json
 from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
 from msgrpo.train.mixture import names_of
-from msgrpo.train.ranks import ALONE
-from msgrpo.train.rollouts import Players
 from msgrpo.train.run_folder import by_todays_names
 from msgrpo.trust import check_named
 
@@ -194,6 +192,9 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
 
     Raises UsageError, before anything runs, for an arm that could not start and for a folder with another study.
     """
+    from msgrpo.train.ranks import ALONE
+    from msgrpo.train.rollouts import Players
+
     for arm in study.arms:
         config = study.config(arm, 0)
         for choice in config.choices:

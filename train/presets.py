@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from msgrpo.models.paths import NANO_SIZED, parameters_of
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -74,6 +72,8 @@ def preset_for(base: str) -> str:
         return "nano"
     if size is None or size > SMALL:
         return "paper"
+    import torch
+
     return "small-gpu" if torch.cuda.is_available() else "small"
 
 

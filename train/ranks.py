@@ -19,6 +19,7 @@ from torch import nn
 
 from msgrpo.errors import RunError, UsageError
 from msgrpo.train import peers
+from msgrpo.train.launched import launched
 from msgrpo.train.peers import Peers
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ def open_ranks() -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
     alone = "RANK" not in os.environ  # some job systems set WORLD_SIZE by themselves
-    count = 1 if alone else _launched("WORLD_SIZE", 1, range(1, 2**31))
+    count = 1 if alone else launched("WORLD_SIZE", 1, range(1, 2**31))
     if count == 1:
         yield ALONE
         return
@@ -121,12 +122,12 @@ def open_ranks() -> Iterator[Ranks]:
                 f"RANK and WORLD_SIZE ({count}) are set, and {name} is not",
                 fix=f"torchrun --nproc-per-node {count} -m msgrpo.cli train …, or unset RANK",
             )
-    _launched("RANK", 0, range(count))
+    launched("RANK", 0, range(count))
     if torch.cuda.is_available():
-        torch.cuda.set_device(_launched("LOCAL_RANK", 0))
+        torch.cuda.set_device(launched("LOCAL_RANK", 0))
     before = peers.connections().keys()
-    host, port = os.environ["MASTER_ADDR"], _launched("MASTER_PORT", 0, range(1, 2**16))
-    peers.use_network_towards(host, one_machine=_launched("LOCAL_WORLD_SIZE", 0) == count)
+    host, port = os.environ["MASTER_ADDR"], launched("MASTER_PORT", 0, range(1, 2**16))
+    peers.use_network_towards(host, one_machine=launched("LOCAL_WORLD_SIZE", 0) == count)
     try:
         # On GPUs gloo carries what is no tensor: its connections can be closed when a process is gone.
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -149,19 +150,3 @@ def open_ranks() -> Iterator[Ranks]:
             yield Ranks(dist.get_rank(), count, others)
     finally:
         dist.destroy_process_group()
-
-
-def launched_as() -> int:
-    """The rank that a launcher gave this process, before anything is opened; 0 without a launcher."""
-    return _launched("RANK", 0)
-
-
-def _launched(name: str, otherwise: int, allowed: range = range(2**31)) -> int:
-    """A number that a launcher set."""
-    value = os.environ.get(name, str(otherwise))
-    if not value.isdecimal() or int(value) not in allowed:
-        raise UsageError(
-            f"{name} is {value!r}, no number from {allowed[0]} to {allowed[-1]}",
-            fix=f"unset {name}; torchrun sets it",
-        )
-    return int(value)

@@ -18,18 +18,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from msgrpo.agent import Completion, LanguageAgent
 from msgrpo.episode import Episode
 from msgrpo.game import Game, Scenario
 from msgrpo.prompt import PromptTemplate
-from msgrpo.train.groups import Advantages, Group, Lesson, Sample
-from msgrpo.train.ranks import Ranks
+
+if TYPE_CHECKING:  # settings are read, and refused, without the seconds in which torch is loaded
+    import torch
+    from torch import Tensor
+
+    from msgrpo.train.groups import Advantages, Group, Lesson, Sample
+    from msgrpo.train.ranks import Ranks
 
 
 class Settings(Protocol):

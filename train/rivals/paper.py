@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
-from torch import Tensor
 
-from msgrpo.train.groups import Advantages, Group
-from msgrpo.train.msgrpo import aaw_sample, policy_loss
 from msgrpo.train.rivals.contract import Credit, Learner, Loss, Sampled
+
+if TYPE_CHECKING:  # see contract.py: the equations load torch where they are first used
+    from torch import Tensor
+
+    from msgrpo.train.groups import Advantages, Group
 
 
 class WholeReturn(Credit):
@@ -28,6 +31,8 @@ class AAW(Sampled):
     name = "aaw"
 
     def kept(self, group: Group, learner: Learner) -> list[int]:
+        from msgrpo.train.msgrpo import aaw_sample
+
         keep = min(self.keep, len(group.turns))
         drawn: list[int] = aaw_sample(group.advantages_G, keep, learner.generator).tolist()
         return drawn
@@ -43,6 +48,8 @@ class Clip(Loss):
     def __call__(
         self, logprobs_NT: Tensor, old_NT: Tensor, reference_NT: Tensor, advantages_NT: Tensor, mask_NT: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        from msgrpo.train.msgrpo import policy_loss
+
         return policy_loss(
             logprobs_NT,
             old_NT,

@@ -1,0 +1,23 @@
+"""What a launcher (`torchrun`) says of this process, before anything is opened. No torch."""
+
+from __future__ import annotations
+
+import os
+
+from msgrpo.errors import UsageError
+
+
+def launched_as() -> int:
+    """The rank that a launcher gave this process; 0 without a launcher."""
+    return launched("RANK", 0)
+
+
+def launched(name: str, otherwise: int, allowed: range = range(2**31)) -> int:
+    """A number that a launcher set."""
+    value = os.environ.get(name, str(otherwise))
+    if not value.isdecimal() or int(value) not in allowed:
+        raise UsageError(
+            f"{name} is {value!r}, no number from {allowed[0]} to {allowed[-1]}",
+            fix=f"unset {name}; torchrun sets it",
+        )
+    return int(value)
