@@ -205,6 +205,16 @@ def test_a_teaching_that_is_cut_off_goes_on_to_the_same_weights(
 
 
 @pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("base", ["./no/such/folder", "nano"])
+def test_a_teaching_that_cannot_begin_leaves_no_folder(base: str, tmp_path: Path) -> None:
+    """It left one with a lock in it; from Python, 0 steps were a traceback."""
+    with pytest.raises((ModelError, UsageError), match=r"no/such/folder|0 steps teach nothing"):
+        teach(get_scenario("frozen-lake"), tmp_path / "out", base=base, steps=0 if base == "nano" else 1)
+    with pytest.raises(UsageError, match="0 steps teach nothing"):
+        build(tmp_path / "out", steps=0)
+    assert not (tmp_path / "out").exists()
+
+
 def test_own_answers_are_those_that_hold_a_legal_action(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked in words that nano never saw it often names none, and what it then says is no row."""
     lake, template = get_scenario("frozen-lake"), make_template("none")

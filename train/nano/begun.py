@@ -18,16 +18,32 @@ from msgrpo.run_log import LOCK, alone
 
 @contextmanager
 def alone_in(out: Path, begun: str) -> Iterator[None]:
-    """A folder for one model alone, until it is done. Raises UsageError if it holds anything but its beginning."""
+    """A folder for one model alone, until it is done. Raises UsageError if it holds anything but its beginning.
+
+    Where nothing was begun in it, a new folder goes again.
+    """
     files = [file for file in out.iterdir() if file.name != LOCK and not is_part(file)] if out.exists() else []
     if files and out / begun not in files:
         further = f", with --base {shlex.quote(str(out))} to teach its model further" if out / TAUGHT in files else ""
         raise UsageError(f"--out {out} is not empty", fix=f"choose another --out{further}")
+    is_new = not out.exists()
     with alone(out):
         remove_parts(out)
-        yield
+        try:
+            yield
+        except BaseException:
+            if is_new and [file.name for file in out.iterdir()] == [LOCK]:
+                (out / LOCK).unlink()
+                out.rmdir()
+            raise
         (out / begun).unlink()
         (out / LOCK).unlink()
+
+
+def check_steps(steps: int) -> None:
+    """Raise UsageError where there is nothing to be learned."""
+    if steps < 1:
+        raise UsageError(f"{steps} steps teach nothing", fix="1 or more")
 
 
 def save(file: Path, saved: dict[str, Any]) -> None:

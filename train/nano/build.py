@@ -411,6 +411,7 @@ def build(
     """
     if unknown := sorted(set(scenarios) - set(MIX)):
         raise UsageError(f"nano has no text about {', '.join(unknown)}", fix=f"choose among {', '.join(MIX)}")
+    begun.check_steps(steps)
     with begun.alone_in(out, BEGUN):
         made = Build(seed, steps, scenarios)
         if (out / BEGUN).exists():

@@ -309,6 +309,7 @@ def teach(
     A teaching that was cut off goes on where it was written down last; with another number of steps it goes on by
     the learning rates of that many. Raises UsageError if `out` holds anything else.
     """
+    begun.check_steps(steps)
     with begun.alone_in(out, BEGUN):
         asked = (taught_as(base) or USUAL).but(template, chat)
         teaching = Teaching(scenario, base, seed, steps, asked, answers)
