@@ -327,7 +327,7 @@ def test_no_text_of_a_number_ends_in_a_traceback(setting: str, number: Any, insi
         ("evaluation=0", "starts: Input should be greater than or equal to 1, not '0'"),
         ("evaluation=200(starts=5)", "starts is the number in front of the parentheses"),
         ("evaluation=200(every=5, every=6)", "is not one key=value"),
-        ("evaluation=many", "evaluation: it is written"),
+        ("evaluation=none", "evaluation: it is played before and after every training, with the fewest as 1("),
         ("micro_batch=2048(checkpointing=maybe)", "checkpointing: Input should be a valid boolean"),
         ("eval_every=5", "no setting is named 'eval_every'"),
         ("micro_batch_tokens=5", "did you mean micro_batch or"),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -62,6 +62,7 @@ class Numbered(BaseModel):
     """A setting that is written as a number with more in parentheses; its first field is the number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    least: ClassVar[str] = ""  # what is said to somebody who would rather have none
 
     def __str__(self) -> str:
         """How it is written whole."""
@@ -73,9 +74,10 @@ class Numbered(BaseModel):
         """What a text or a whole number says. Raises ValueError, which says how it is written."""
         if isinstance(value, cls):
             return value
+        form = f"{cls.least}it is written {cls()}"
         text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
         if re.fullmatch(r"\s*-?\d+\s*(\(.*\))?\s*", text, re.DOTALL) is None:
-            raise ValueError(f"it is written {cls()}")
+            raise ValueError(form)
         first = next(iter(cls.model_fields))
         try:
             number, given = parsed(text)
@@ -86,14 +88,15 @@ class Numbered(BaseModel):
             fault = error.errors()[0]
             key, unknown = str(fault["loc"][0])[:200], fault["type"] == "extra_forbidden"
             what = f"it does not take {key}" if unknown else f"{key}: {fault['msg']}, not {fault['input']!r:.200}"
-            raise ValueError(f"{what}; it is written {cls()}") from error
+            raise ValueError(f"{what}; {form}") from error
         except ValueError as error:
-            raise ValueError(f"{error}; it is written {cls()}") from error
+            raise ValueError(f"{error}; {form}") from error
 
 
 class EvaluationSettings(Numbered):
     """What evaluation=200(every=15, film=3, film_share=0.018) says."""
 
+    least = "it is played before and after every training, with the fewest as 1(every=1000000, film=0); "
     starts: int = Field(200, ge=1, le=MANY, description="validation starts: no update plays them, no leaderboard")
     every: int = Field(15, ge=1, description="updates between evaluations")
     film: int = Field(3, ge=0, le=20, description="of the starts, played again while it learns; 0: no film")
