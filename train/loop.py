@@ -189,16 +189,16 @@ class Trainer:
         stats = weights.update(samples, learner.generator, step, done)
         stats |= taught | {
             "rollout/temperature": weights.temperature,
-            "rollout/gated_groups": 1 - len(groups) / max(len(rollouts.groups), 1),
             "rollout/staleness": float(rollouts.staleness),
             "time/rollout": rollouts.played_s,
             "time/wait": rollouts.waited_s,
             "time/update": time.perf_counter() - began,
         }
-        if config.explore is not None:
-            weights.temperature = config.explore.temperature(
-                weights.temperature, entropy(rollouts.all_episodes), config.temperature
-            )
+        if rollouts.groups:
+            stats["rollout/gated_groups"] = 1 - len(groups) / len(rollouts.groups)
+        spread = entropy(rollouts.all_episodes)
+        if config.explore is not None and spread is not None:
+            weights.temperature = config.explore.temperature(weights.temperature, spread, config.temperature)
         return picked, stats
 
 

@@ -21,15 +21,19 @@ def describe(rollouts: Rollouts) -> dict[str, float]:
     turns = own_turns(rollouts.all_episodes)
     returns = [episode.returns[player] for episode in rollouts.episodes for player in own_seats(episode)]
     successes = [float(episode.success) for episode in rollouts.episodes if episode.success is not None]
-    values = {
+    shares: dict[str, Sequence[float]] = {
+        "rollout/invalid": [turn.failure is not None for turn in turns],
+        "rollout/truncated": [turn.finish_reason == "length" for turn in turns],
+        "rollout/flat_groups": [group.is_flat for group in rollouts.groups],
+        "rollout/success": successes,
+    }
+    spread = entropy(rollouts.all_episodes)
+    return {
         "rollout/return": sum(returns) / len(returns),
-        "rollout/invalid": sum(turn.failure is not None for turn in turns) / max(len(turns), 1),
-        "rollout/truncated": sum(turn.finish_reason == "length" for turn in turns) / max(len(turns), 1),
+        **{name: sum(each) / len(each) for name, each in shares.items() if each},  # of none there is no share
         "rollout/turns": float(len(turns)),
-        "rollout/entropy": entropy(rollouts.all_episodes),
+        **({} if spread is None else {"rollout/entropy": spread}),
         "rollout/tokens": float(sum(turn.completion_tokens for turn in turns)),
         "rollout/lost": len(rollouts.lost) / (len(rollouts.lost) + len(rollouts.all_episodes)),
-        "rollout/flat_groups": sum(group.is_flat for group in rollouts.groups) / max(len(rollouts.groups), 1),
         **state_information(turns),
     }
-    return values | ({"rollout/success": sum(successes) / len(successes)} if successes else {})

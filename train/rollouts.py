@@ -263,10 +263,12 @@ def own_turns(episodes: Sequence[Episode]) -> list[Turn]:
     return [turn for episode in episodes for turn in episode.turns if turn.player in own_seats(episode)]
 
 
-def entropy(episodes: Sequence[Episode]) -> float:
-    """−mean log p of all tokens that the policy sampled, in nats, by the engine's own log-probabilities."""
+def entropy(episodes: Sequence[Episode]) -> float | None:
+    """−mean log p of all tokens that the policy sampled, in nats, by the engine's own log-probabilities; None where
+    it sampled none.
+    """
     logprobs = [p for turn in own_turns(episodes) if turn.completion for p in turn.completion.logprobs]
-    return -sum(logprobs) / len(logprobs) if logprobs else 0.0
+    return -sum(logprobs) / len(logprobs) if logprobs else None
 
 
 def whole(episodes: Sequence[Episode]) -> list[Episode]:
