@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msgrpo.train.config import make_config
 from msgrpo.train.groups import Sample
@@ -135,6 +137,30 @@ def test_where_nothing_has_changed_yet_all_have_one_gradient(name: str) -> None:
         scale = mask.sum(1) if name == "turn" else torch.ones(len(mask))
         first = first * scale[:, None]
     assert torch.allclose(first, second)
+
+
+LOGPROBS = st.floats(-1e4, 0.0, width=32)  # with -0.0, and far beyond e to which float32 holds
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([(name, over) for name in ("clip", *NAMES) for over in ("token", "turn")]),
+    st.lists(st.tuples(LOGPROBS, LOGPROBS, LOGPROBS), min_size=4, max_size=4),
+    st.lists(st.floats(-(2.0**40), 2.0**40, width=32), min_size=2, max_size=2),
+)
+def test_loss_and_gradient_are_numbers_whatever_the_log_probabilities(
+    chosen: tuple[str, str], tokens: list[tuple[float, float, float]], advantages: list[float]
+) -> None:
+    """Two turns of two tokens, the last of which is padding: nothing flows to it."""
+    now, old, reference = torch.tensor(tokens).T.reshape(3, 2, 2)
+    now = now.clone().requires_grad_()
+    mask = torch.tensor([[1, 1], [1, 0]])
+    loss, stats = loss_of(*chosen)(now, old, reference, torch.tensor(advantages)[:, None].expand(2, 2), mask)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert now.grad is not None
+    assert bool(loss.isfinite() and now.grad.isfinite().all())
+    assert now.grad[1, 1] == 0
+    assert all(bool(value.isfinite()) for value in stats.values())
 
 
 @pytest.mark.parametrize("name", ["clip", *NAMES])
