@@ -26,7 +26,8 @@ class Walk(Game):
 
 
 def scenario(game: type[Game], **more: Any) -> Scenario:
-    return Scenario("hostile", "hostile", "Walk.", 3, "[test]", game, actions=Walk.actions, **more)
+    fields = {"actions": Walk.actions, "one_start": True} | more
+    return Scenario("hostile", "hostile", "Walk.", 3, "[test]", game, **fields)
 
 
 async def played(game: type[Game]) -> Any:
