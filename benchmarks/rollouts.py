@@ -137,6 +137,7 @@ def summary(out: Path) -> dict[str, Any]:
 
 
 def by_staleness(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
+    rows = [row for row in rows if name in row]  # an update in which nothing was learned has none
     kinds = sorted({row["rollout/staleness"] for row in rows})
     return {str(int(kind)): median(r[name] for r in rows if r["rollout/staleness"] == kind) for kind in kinds}
 

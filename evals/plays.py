@@ -96,7 +96,7 @@ class Series:
 
 
 def load(
-    folders: Sequence[Path],
+    folders: Sequence[Path | str],
     *,
     agents: Sequence[str] | None = None,
     scenarios: Sequence[str] | None = None,
@@ -110,13 +110,14 @@ def load(
     what cannot be true, and where suite versions, prompts or settings differ; with `mix` the latter becomes a note,
     with `by_prompt` prompts may differ. `check` simulates every record first.
     """
+    paths = [Path(folder) for folder in folders]
     notes: list[str] = []
     plays: dict[tuple[str, ...], Series] = {}
     versions: set[int] = set()
     seen: set[tuple[str, str]] = set()
     twice = duels = 0
-    elsewhere = _without_ports(folders)
-    for run, line, episode in _recorded(folders, check, notes):
+    elsewhere = _without_ports(paths)
+    for run, line, episode in _recorded(paths, check, notes):
         seen.update((spec, episode.scenario) for spec in episode.agents.values())
         if agents is not None and not set(agents).intersection(episode.agents.values()):
             continue
@@ -154,7 +155,7 @@ def load(
             if versions == {SUITE_VERSION} and not mix:
                 raise RecordError(f"{warning}: nothing says how they were chosen", fix="leave them out, or say --mix")
             notes.append(f"{warning}: nothing says how they were chosen.")
-    notes += _silent(folders, agents, scenarios, seen)
+    notes += _silent(paths, agents, scenarios, seen)
     if duels:
         notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
         if not plays:

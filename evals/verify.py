@@ -88,7 +88,7 @@ class Verified:
         return parts
 
 
-def verify(path: Path) -> Verified:
+def verify(path: Path | str) -> Verified:
     """Play every episode of a record again from its seeds and actions.
 
     Raises RecordError at the first difference in a prompt, state, parsed action, reward, outcome or return, and in
@@ -96,6 +96,7 @@ def verify(path: Path) -> Verified:
     counted: gaps in the suite (episodes may have been left out), foreign seeds, and failures of the endpoint; and so
     are regrets that the judge does not find again, since a better judge would find others.
     """
+    path = Path(path)
     verified, run = Verified(taken_out=taken_out(path)), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
     failed: dict[str, set[EpisodeSeeds]] = {}

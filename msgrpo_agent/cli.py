@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from typer.core import TyperGroup
 
 from msgrpo import __version__
@@ -147,7 +147,7 @@ def check(
         rows = [{"rule": finding.rule, "breach": finding.breach, "fix": finding.fix} for finding in examined.findings]
         print_json({"scenario": scenario, "rules": rows, "episode_s": examined.episode_s})
     else:
-        table = Table("rule", "what was seen", "what mends it", box=None, pad_edge=False)
+        table = Table("rule", Column("what was seen", overflow="fold"), "what mends it", box=None, pad_edge=False)
         for finding in examined.findings:
             state = "[green]✓[/]" if finding.breach is None else f"[red]✗[/] {escape(finding.breach)}"
             table.add_row(finding.rule, state, escape(finding.fix or ""))

@@ -109,8 +109,9 @@ class Episode(BaseModel):
         return [turn for turn in self.turns if turn.player == player]
 
 
-def read_episodes(path: Path) -> Iterator[Episode]:
+def read_episodes(path: Path | str) -> Iterator[Episode]:
     """Every complete line of a record. A torn last line (a killed writer) is passed over; any other fault raises."""
+    path = Path(path)
     try:
         if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
             raise RecordError(f"{path} is no file")

@@ -629,7 +629,10 @@ def test_a_decision_holds_what_a_record_can_hold(field: str, value: Any) -> None
 async def test_names_of_folders_and_scenarios_from_python(tmp_path: Path) -> None:
     """A folder may be a text, too; the name of a scenario is no scenario, and the error says how to get it."""
     await evaluate([RandomAgent()], [LAKE], 2, str(tmp_path / "e"))
-    assert len(lines(tmp_path / "e", "random")) == 2
+    record = str(tmp_path / "e" / "random" / "frozen-lake.jsonl")
+    assert len(list(read_episodes(record))) == verify(record).episodes == 2
+    (series,), _ = plays.load([str(tmp_path / "e")])
+    assert len(series.finished) == 2
     given: Any = "frozen-lake"
     with pytest.raises(UsageError, match="'frozen-lake' is no scenario"):
         await evaluate([RandomAgent()], [given], 2, tmp_path / "f")

@@ -50,7 +50,7 @@ CUT_OFF_S = 3 * SILENT_S  # by when a process that is cut off from the others ha
 
 def train(
     config: TrainConfig,
-    out: Path,
+    out: Path | str,
     *,
     resume: bool = False,
     report: Reporter,
@@ -65,6 +65,7 @@ def train(
     the disk is full, or no engine plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to
     stop.
     """
+    out = Path(out)
     check_logs(logs)
     with writing(out), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
