@@ -196,6 +196,26 @@ def test_a_file_that_is_no_game_is_told_with_its_line(text: str, says: str, tmp_
 
 
 @pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("actions=['a', 'b']", r"actions of its Scenario is \['a', 'b'\], a list"),
+        ("players=['me']", "players of its Scenario is .*, a list"),
+        ("step_limit='4'", "step_limit of its Scenario is '4', a str"),
+        ("step_limit=True", "step_limit of its Scenario is True, a bool"),
+        ("rules=b'play'", "rules of its Scenario is b'play', a bytes"),
+    ],
+)
+def test_a_scenario_whose_fields_have_another_type_is_refused_by_name(field: str, says: str, tmp_path: Path) -> None:
+    """A list of actions ended an evaluation in a traceback, a limit that was text as well."""
+    file = tmp_path / "typed.py"
+    given = f"**dict(id='t', family='t', rules='', step_limit=4, source='', make=Game) | dict({field})"
+    file.write_text(f"from msgrpo.game import Game, Scenario\nscenario = Scenario({given})\n")
+    with pytest.raises(UsageError, match=says) as error:
+        get_scenario(f"{file}:scenario")
+    assert "msgrpo games check" in str(error.value.fix)
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("nowhere.py:scenario", "there is no file"),
