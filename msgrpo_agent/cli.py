@@ -18,6 +18,7 @@ from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
 from msgrpo.extras import needs
 from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, out, print_json, say, say_error
+from msgrpo.signals import end_with_threads
 from msgrpo.text import printable
 
 commands = typer.Typer()
@@ -238,7 +239,16 @@ def export(
 
 
 def main() -> None:
-    """Entry point: an error that a person can correct is one message and exit code 2, never a traceback."""
+    """Entry point."""
+    try:
+        _run()
+    except SystemExit as ended:
+        end_with_threads(ended.code if isinstance(ended.code, int) else 0)
+        raise
+
+
+def _run() -> None:
+    """Run the command: an error that a person can correct is one message and exit code 2, never a traceback."""
     for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 shows ? for what it lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,14 +1,29 @@
-"""Treat signals that ask a program to end as Ctrl-C, so that clean-up code runs."""
+"""How a program ends: signals that ask for it are treated as Ctrl-C, so that clean-up code runs."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
+ASIDE = "msgrpo-aside"  # the name of threads that nobody waits for
+
+
+def end_with_threads(code: int) -> None:
+    """End the program with this code, if somebody computes on in a thread that nobody waits for.
+
+    Such a thread would end in the middle of a library's own code, when Python itself ends, and crash the program.
+    """
+    if any(thread.name == ASIDE for thread in threading.enumerate()):
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 @contextmanager

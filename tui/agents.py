@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,6 +12,7 @@ from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.errors import UsageError
 from msgrpo.prompt import Prompt
 from msgrpo.references import OptimalAgent
+from msgrpo.signals import ASIDE
 
 T = TypeVar("T")
 Resolve = Callable[[str], Agent]
@@ -21,7 +20,6 @@ HUMAN = "human"
 
 
 ARROWS, WASD = "arrows", "wasd"
-ASIDE = "msgrpo-aside"  # the name of threads that nobody waits for
 SEARCHES = 2  # of one agent at the same time: each board of a match has one
 
 
@@ -106,19 +104,6 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
 
     threading.Thread(target=work, daemon=True, name=ASIDE).start()
     return await result
-
-
-def leave(code: int | None) -> None:
-    """End the program with this code, if it is not 0, or if somebody computes on in a thread that nobody waits for.
-
-    Such a thread would end in the middle of a library's own code, when Python itself ends, and crash the program.
-    """
-    if any(thread.name == ASIDE for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code or 0)
-    if code:
-        sys.exit(code)
 
 
 class LazyAgent:

@@ -24,11 +24,10 @@ from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
 from msgrpo.loopback import is_loopback, is_own
 from msgrpo.models.lora import read_adapter_config
-from msgrpo.output import say
 from msgrpo.specs import shipped
 from msgrpo.text import interval_text
 from msgrpo.tui import film
-from msgrpo.tui.agents import HUMAN, Resolve, leave
+from msgrpo.tui.agents import HUMAN, Resolve
 from msgrpo.tui.choices import memory_file, missing_extra
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import SIGNS, Learning, sign
@@ -145,11 +144,7 @@ def start(
         if watched is not None:
             print_run(watched, console)
             return
-        try:
-            _print(resolve, wanted, records, games, console)
-        except KeyboardInterrupt:
-            say("stopped")
-            leave(130)
+        _print(resolve, wanted, records, games, console)
         return
     from msgrpo.tui.app import PlayApp
     from msgrpo.tui.keys import read_keys
@@ -172,10 +167,11 @@ def start(
         showcase=Showcase() if wanted is None and records is None and watched is None else None,
     )
     app.run() if has_screen() else app.run(headless=True, size=UNSEEN)
-    if record is not None and not app.return_code:
+    if app.return_code:  # 1 after a crash
+        sys.exit(app.return_code)
+    if record is not None:
         with console.status(f"writing {record} …"):
             write_film(app.film, record, app.trouble, console)
-    leave(app.return_code)  # 1 after a crash
 
 
 def _check_printed(wanted: Setup | None, *, plain: bool) -> None:
@@ -216,7 +212,8 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
 
     app = PlayApp(resolve, records=records, keys=read_keys(), memory=memory_file())
     app.run()
-    leave(app.return_code)
+    if app.return_code:
+        sys.exit(app.return_code)
 
 
 def write_page(folder: Path, file: Path, episodes: int) -> None:
