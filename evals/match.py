@@ -9,6 +9,7 @@ odds of ten to one) around a mean of 0. Intervals are percentile bootstraps over
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError, nearest
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, folder_name, seeds_of
 from msgrpo.evals.stats import ends, share_interval
-from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, episode_seeds
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, episode_seeds
 from msgrpo.evals.verify import first_difference
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
@@ -82,7 +83,8 @@ def play(
     """
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
-    _check_asked(agents, pairs, concurrency)
+    check_counts(concurrency=concurrency)
+    _check_asked(agents, pairs)
     answer_in_turn(agent.model for agent in agents.values() if isinstance(agent, LanguageAgent))
     records = records_of(pairs, Path(out))
     with few_collections():
@@ -95,7 +97,7 @@ def records_of(pairs: Sequence[tuple[str, str]], out: Path) -> list[tuple[tuple[
     return [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
 
 
-def _check_asked(agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]], concurrency: int) -> None:
+def _check_asked(agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]]) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no match can be."""
     for agent in agents.values():
         check_agent(agent)
@@ -103,11 +105,7 @@ def _check_asked(agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]], 
         raise UsageError(f"a match is of pairs of two agents, each pair once, not of {list(pairs)}")
     known = [name for name, agent in agents.items() if agent.spec == name]
     if strange := next((name for pair in pairs for name in pair if name not in known), None):
-        raise UsageError(
-            f"no agent here is named {strange!r}, as its record would call it", fix=nearest(strange, known)
-        )
-    if concurrency < 1:
-        raise UsageError(f"concurrency is {concurrency}: nothing can be played", fix="give at least 1")
+        raise UsageError(f"no agent of this match has the spec {strange!r}", fix=nearest(strange, known))
 
 
 async def _play_all(
@@ -159,7 +157,9 @@ async def _play_all(
             await asyncio.gather(*(play_game(*game) for game in waiting))
         finally:
             for agent in agents.values():
-                await agent.close()
+                closing: object = agent.close()
+                if inspect.isawaitable(closing):  # one that is not has closed it already
+                    await closing
 
 
 def _key(episode: Episode) -> tuple[EpisodeSeeds, tuple[tuple[str, str], ...]]:

@@ -20,7 +20,7 @@ from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Command, Record, Run, changing_run, folder_name, holds_episodes
-from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, suite_seeds
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
@@ -80,8 +80,8 @@ async def evaluate(
     another split.
     """
     progress, out = progress or EvalProgress(), Path(out)
-    numbers = {"episodes": episodes, "repeats": repeats, "concurrency": concurrency}
-    _check_asked(agents, scenarios, numbers, split)
+    check_counts(episodes=episodes, repeats=repeats, concurrency=concurrency)
+    _check_asked(agents, scenarios, split)
     _check_repeatable(scenarios)
     able = [(agent, _playable(agent, scenarios)) for agent in agents]
     with ExitStack() as stack:
@@ -150,12 +150,7 @@ def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
     return able
 
 
-def _check_asked(
-    agents: Sequence[Agent],
-    scenarios: Sequence[Scenario],
-    numbers: Mapping[str, int],
-    split: HeldOut,
-) -> None:
+def _check_asked(agents: Sequence[Agent], scenarios: Sequence[Scenario], split: HeldOut) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
     for agent in agents:
         check_agent(agent)
@@ -168,11 +163,6 @@ def _check_asked(
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(
                 f"two {what} are named {twice!r}: they share a record", fix="give each its own name, once"
-            )
-    for what, number in numbers.items():
-        if not isinstance(number, int) or number < 1:
-            raise UsageError(
-                f"{what} is {number!r}: nothing can be played", fix=f"give {what} a whole number from 1 on"
             )
     if split not in get_args(HeldOut):
         raise UsageError(f"no split of evaluations is named {split!r}", fix=nearest(split, get_args(HeldOut)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import count, islice
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 from msgrpo.episode import derive_seed
@@ -31,6 +32,15 @@ class EpisodeSeeds(NamedTuple):
     start: int
     chance: int
     sampling: int
+
+
+def check_counts(**counts: int) -> None:
+    """Raise UsageError for a count by which nothing can be played, as a caller from Python may give it."""
+    for what, number in counts.items():
+        if not isinstance(number, Integral) or number < 1:
+            raise UsageError(
+                f"{what} is {number!r}: nothing can be played", fix=f"give {what} a whole number from 1 on"
+            )
 
 
 def suite(name: str) -> list[Scenario]:

@@ -10,7 +10,6 @@ an agent that is faster in batches collects the turns that wait (see `models/loc
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import reprlib
@@ -189,12 +188,6 @@ def check_agent(agent: Agent) -> None:
             f"the spec of the agent {kind} is {reprlib.repr(spec)}",
             fix=f"give it a name that can be printed, of at most {LONGEST_SPEC} characters",
         )
-    for name in ("act", "close"):
-        method = getattr(agent, name)
-        if inspect.isroutine(method) and not inspect.iscoroutinefunction(method):
-            raise UsageError(
-                f"{name} of the agent {spec} is not asynchronous", fix=f"define it with async def {name}"
-            )
     settings: object = agent.settings()
     try:
         if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):

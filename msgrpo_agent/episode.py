@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import inspect
 import platform
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
@@ -245,7 +246,10 @@ async def decide(agents: Mapping[str, Agent], views: Mapping[str, View]) -> dict
 
 async def decision_of(agent: Agent, view: View) -> Decision:
     """What an agent answers. Raises UsageError for an agent whose `act` gives no Decision: no game is at fault."""
-    decision: object = await agent.act(view)
+    answer: object = agent.act(view)  # of a wrapper, which need not be asynchronous itself
+    if not inspect.isawaitable(answer):
+        raise UsageError(f"act of the agent {agent.spec} is not asynchronous", fix="define it with async def act")
+    decision: object = await answer
     if not isinstance(decision, Decision):
         raise UsageError(
             f"act of the agent {agent.spec} gave {repr(decision)[:200]}, not a msgrpo.agent.Decision",

@@ -46,17 +46,22 @@ def test_everybody_sits_on_both_seats_of_every_start(tmp_path: Path) -> None:
 
 
 class Unheard(RandomAgent):
+    closed = False
+
     def close(self) -> None:  # type: ignore[override]
         """It cannot be waited for."""
+        self.closed = True
 
 
 def test_an_agent_that_is_none_is_refused_and_a_folder_may_be_a_text(tmp_path: Path) -> None:
-    """The missing `async` of a close showed when all games had been played."""
-    scenario, out = get_scenario(NIM), str(tmp_path / "m")
-    with pytest.raises(UsageError, match="close of the agent random is not asynchronous"):
-        match.play(scenario, AGENTS | {"random": Unheard()}, [PAIR], 2, out)
+    """A close without `async` ended a match whose games had all been played."""
+    scenario, out, unheard = get_scenario(NIM), str(tmp_path / "m"), Unheard()
+    nobody: Any = "random"
+    with pytest.raises(UsageError, match="'random' is the name of an agent"):
+        match.play(scenario, AGENTS | {"random": nobody}, [PAIR], 2, out)
     assert not Path(out).exists()
-    match.report(scenario, match.play(scenario, AGENTS, [PAIR], 2, out), 2, out)
+    match.report(scenario, match.play(scenario, AGENTS | {"random": unheard}, [PAIR], 2, out), 2, out)
+    assert unheard.closed
     assert (tmp_path / "m" / "match.json").is_file()
 
 
@@ -240,8 +245,8 @@ def test_a_failure_that_ends_a_match_hides_no_result(tmp_path: Path, monkeypatch
         ([], 8, "pairs of two agents"),
         ([("random", "random")], 8, "pairs of two agents"),
         ([PAIR, PAIR[::-1]], 8, "each pair once"),
-        ([("random", "optimla")], 8, "no agent here is named 'optimla'"),
-        ([("random", "best")], 8, "no agent here is named 'best', as its record would call it"),
+        ([("random", "optimla")], 8, "no agent of this match has the spec 'optimla'"),
+        ([("random", "best")], 8, "no agent of this match has the spec 'best'"),
         ([PAIR], 0, "concurrency is 0"),
     ],
 )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -577,11 +578,6 @@ async def test_an_answer_that_no_file_can_hold_is_marked_in_the_record(tmp_path:
     assert lines(tmp_path, "mine")[0].turns[0].answer == "\ufffd"
 
 
-class Silent(RandomAgent):
-    def act(self, view: View, *, on_text: OnText | None = None) -> Any:
-        return Decision("right")
-
-
 class Odd(RandomAgent):
     spec = "odd"
 
@@ -598,7 +594,6 @@ class Odd(RandomAgent):
         ("random", "'random' is the name of an agent"),
         (RandomAgent, "RandomAgent is a class"),
         (object(), "object has no spec and no settings and no act and no close"),
-        (Silent(), "act of the agent random is not asynchronous"),
         (Odd({"seen": {1, 2}}), r"settings of the agent odd gave \{'seen': \{1, 2\}\}.*set is not JSON"),
         (Odd({"seen": Path("x")}), "PosixPath is not JSON"),
         (Odd({"seen": float("nan")}), "not JSON compliant"),
@@ -636,6 +631,27 @@ async def test_names_of_folders_and_scenarios_from_python(tmp_path: Path) -> Non
     given: Any = "frozen-lake"
     with pytest.raises(UsageError, match="'frozen-lake' is no scenario"):
         await evaluate([RandomAgent()], [given], 2, tmp_path / "f")
+
+
+class Passing(RandomAgent):
+    """An agent that passes on what another one gives: its methods are not asynchronous themselves."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def act(self, view: View, *, on_text: OnText | None = None) -> Any:
+        return self.given(view)
+
+
+async def test_an_agent_may_pass_on_anothers_answer_and_one_that_nobody_can_wait_for_is_refused(
+    tmp_path: Path,
+) -> None:
+    """A wrapper was refused for want of the word `async`, though its answer could be waited for."""
+    count: Any = np.int64(2)  # a count of NumPy is one too
+    await evaluate([Passing(RandomAgent().act)], [LAKE], count, tmp_path / "e")
+    assert len(lines(tmp_path / "e", "random")) == 2
+    with pytest.raises(UsageError, match="act of the agent random is not asynchronous"):
+        await evaluate([Passing(lambda view: Decision("right"))], [LAKE], 2, tmp_path / "f")
 
 
 async def test_an_agent_that_gives_no_decision_is_at_fault_and_not_the_game(tmp_path: Path) -> None:
