@@ -257,6 +257,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_sentence(tmp_path: Path, c
     for problem, file in {
         "cannot be read: No such file": tmp_path / "missing.gguf",
         "the architecture 'clip'": write(tmp_path / "other.gguf", architecture="clip"),
+        "the architecture 'general'": write(tmp_path / "general.gguf", architecture="general"),
         "no chat template": write(tmp_path / "bare.gguf", template=None),
         "scales its positions (rope_freqs.weight)": write(tmp_path / "scaled.gguf", extra="rope_freqs.weight"),
         "and transformers reads": write(tmp_path / "more.gguf", extra="blk.0.attn_gate_of_tomorrow.weight"),
@@ -271,8 +272,27 @@ def test_files_that_cannot_be_used_are_refused_in_one_sentence(tmp_path: Path, c
         with pytest.raises(ModelError) as refused:
             load_base(str(file))
         assert problem in refused.value.message
-    whole = write(tmp_path / "cut.gguf").read_bytes()
-    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError, match="cannot be converted"):
-        load_base(str(tmp_path / "cut.gguf"))
+        assert refused.value.fix
     assert not any(path.is_dir() for path in cache.iterdir())
+
+
+def test_of_a_file_that_is_cut_off_both_lengths_are_said(tmp_path: Path) -> None:
+    """A copy that was broken off was told in a library's words, after most of it had been converted."""
+    file = write(tmp_path / "cut.gguf")
+    whole = file.read_bytes()
+    for missing in (1, len(whole) // 2):
+        file.write_bytes(whole[:-missing])
+        with pytest.raises(ModelError) as refused:
+            gguf_file.check(file)
+        sizes = f"it has {len(whole) - missing:,} bytes, and by its header {len(whole):,}"
+        assert refused.value.message == f"the model {file} is cut off: {sizes}"
+    file.write_bytes(whole)
+    assert gguf_file.check(file).architecture == "qwen2"
+
+
+def test_only_architectures_that_a_file_can_have_are_named_as_known(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        gguf_file.check(write(tmp_path / "experts.gguf", architecture="qwen3moe"))
+    known = refused.value.message.split("known: ")[1].split(", ")
+    assert {"llama", "qwen2", "qwen3"} <= set(known)
+    assert not {"general", "tokenizer", "qwen3_moe", "t5"} & set(known)

@@ -37,6 +37,8 @@ LONGEST_HEADER = 256 * 2**20  # bytes: a vocabulary of 250,000 tokens takes ten 
 # The header's types by their number: scalars as `struct` writes them.
 SCALARS = dict(enumerate(("B", "b", "H", "h", "I", "i", "f", "?"))) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+ALIGNMENT = 32  # bytes, where a header names no other: the weights begin at a multiple of it
+NO_BASES = {"general", "tokenizer", "t5", "umt5"}  # of transformers' list: fields of every file; no causal models
 
 
 def is_gguf(base: str | Path) -> bool:
@@ -56,10 +58,17 @@ def checksum(file: Path) -> str:
     try:
         seen = file.stat()
         if not file.is_file():
-            raise ModelError(f"{file} is no file")
+            raise ModelError(f"{file} is no file", fix="give the path of a GGUF file")
         return _checksum(file, seen.st_size, seen.st_mtime_ns)
     except OSError as error:
-        raise ModelError(f"the model {file} cannot be read: {error.strerror or error}") from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"the model {file} cannot be read: {error.strerror or error}",
+        fix="check the path, and who may read it",
+    )
 
 
 @lru_cache(maxsize=64)
@@ -81,7 +90,7 @@ def ready(file: Path) -> Path:
     """The folder of the converted model; converts it where that has not been done.
 
     Written aside and moved into its place at once; of several processes one converts and the others wait. Raises
-    ModelError for a file that is damaged, of another format, or of an architecture that transformers cannot read.
+    ModelError for a file that is damaged, of another format, or of an architecture that is not read here.
     """
     folder = folder_of(file)
     if folder.is_dir():
@@ -204,13 +213,16 @@ def check(file: Path) -> Header:
         from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
         from msgrpo.models.splitting import KNOWN
-    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+    known = set(GGUF_SUPPORTED_ARCHITECTURES) - NO_BASES
+    known -= {name for name in known if "_" in name}  # no file is named so, and of the experts' width nothing is read
+    if architecture not in known:
         raise ModelError(
-            f"the model {file} has the architecture {architecture[:60]!r}, which transformers cannot read from GGUF",
-            fix=f"known: {', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}",
+            f"the model {file} has the architecture {architecture[:60]!r}, which is not read from GGUF here; known: "
+            f"{', '.join(sorted(known))}",
+            fix="give the model as a folder with safetensors",
         )
     scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    if SCALED in header.tensors or (scaling != "none" and architecture != "gpt-oss"):
+    if SCALED in header.tensors or scaling != "none":
         raise ModelError(
             f"the model {file} scales its positions ({SCALED if SCALED in header.tensors else scaling}), which "
             f"transformers does not read from GGUF",
@@ -227,7 +239,25 @@ def check(file: Path) -> Header:
             f"the model {file} has no chat template, so nobody knows how it is to be asked",
             fix="use an instruction-tuned model",
         )
+    if (size := file.stat().st_size) < (whole := header.weights_at + _weights_bytes(header)):
+        raise ModelError(
+            f"the model {file} is cut off: it has {size:,} bytes, and by its header {whole:,}",
+            fix="fetch the file again",
+        )
     return header
+
+
+def _weights_bytes(header: Header) -> int:
+    """How many bytes the weights take by the header, as far as it names kinds of weights that are known."""
+    from gguf import GGML_QUANT_SIZES
+
+    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+    ends = [0]
+    for tensor in header.tensors.values():
+        if tensor.kind in sizes:
+            block, block_bytes = sizes[tensor.kind]
+            ends.append(tensor.offset + tensor.elements // block * block_bytes)
+    return max(ends)
 
 
 def parameters(file: Path) -> int:
@@ -236,12 +266,25 @@ def parameters(file: Path) -> int:
 
 
 @dataclass(frozen=True)
+class Tensor:
+    """What a header says of a tensor."""
+
+    elements: int
+    kind: int  # of its weights, by gguf's number
+    offset: int  # from where the weights begin
+
+
+@dataclass(frozen=True)
 class Header:
     """What a file's header says."""
 
     fields: dict[str, Any]  # scalars and texts; a list is None
-    tensors: tuple[str, ...]  # their names
-    parameters: int
+    tensors: dict[str, Tensor]
+    weights_at: int  # where in the file they begin
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors.values())
 
     @property
     def architecture(self) -> str:
@@ -259,7 +302,7 @@ def _header(file: Path) -> Header:
     try:
         return _read_header(file)
     except OSError as error:
-        raise ModelError(f"the model {file} cannot be read: {error.strerror or error}") from error
+        raise _unreadable(file, error) from error
     except (UnicodeDecodeError, ValueError) as error:
         raise ModelError(f"the model {file} is damaged: its header {error}", fix="fetch the file again") from error
 
@@ -284,8 +327,11 @@ def _read_header(file: Path) -> Header:
         for _ in range(count):
             name, kind = reader.text(), reader.number("I")
             fields[name] = reader.value(kind)
-        listed = [reader.tensor() for _ in range(tensors)]
-        return Header(fields, tuple(name for name, _ in listed), sum(elements for _, elements in listed))
+        listed = dict(reader.tensor() for _ in range(tensors))
+        alignment = fields.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"aligns its weights by {str(alignment)[:60]}")
+        return Header(fields, listed, -(-handle.tell() // alignment) * alignment)
 
 
 @dataclass
@@ -325,15 +371,13 @@ class _Header:
             raise ValueError(f"holds a list of type {of}")
         return None
 
-    def tensor(self) -> tuple[str, int]:
-        """A tensor's name and the number of its elements; its type and place are passed over."""
+    def tensor(self) -> tuple[str, Tensor]:
         name = self.text()
         dimensions = self.number("I")
         if dimensions > MOST_DIMENSIONS:
             raise ValueError(f"lists a tensor of {dimensions} dimensions")
         shape = [self.number("Q") for _ in range(dimensions)]
-        self.take(4 + 8)
-        return name, prod(shape)
+        return name, Tensor(prod(shape), self.number("I"), self.number("Q"))
 
 
 @dataclass(frozen=True)
