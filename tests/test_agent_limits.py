@@ -102,6 +102,7 @@ async def test_a_game_that_cannot_be_looked_at_is_one_clear_error(monkeypatch: p
 
 
 @pytest.mark.timeout(0)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a limit may strike in a callback
 async def test_the_third_hang_ends_what_plays_the_game(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hundred episodes that hang for a minute each would take three hours; the sibling is a judge that hangs."""
     episode = await played(Walk)

@@ -231,8 +231,7 @@ def test_describe_by_hand() -> None:
     found = describe(Rollouts([group(0, 1), group(1, 1)], episodes, [], [], 0, 0, 0.0, 0.0))
     assert found == {
         "rollout/return": 0.5, "rollout/success": 0.5, "rollout/invalid": 0.25, "rollout/truncated": 0.5,
-        "rollout/turns": 4.0, "rollout/tokens": 80.0, "rollout/flat_groups": 0.5, "rollout/entropy": 0.0,
-        "rollout/lost": 0.0,
+        "rollout/turns": 4.0, "rollout/tokens": 80.0, "rollout/flat_groups": 0.5, "rollout/lost": 0.0,
     }  # fmt: skip
 
 

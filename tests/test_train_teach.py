@@ -476,7 +476,7 @@ def test_the_chat_templates_arguments_of_a_teaching_are_kept(tmp_path: Path) -> 
     for answers in ("words", "own"):
         with pytest.raises(ModelError, match="it thinks"):
             teach(LAKE, tmp_path / "silent", base=str(base), steps=1, answers=answers)
-        shutil.rmtree(tmp_path / "silent")
+        assert not (tmp_path / "silent").exists()
     quick = ["--base", str(base), "--steps", "1", "--out", str(out)]
     given = ["--prompt", "none", "--chat", json.dumps(chat)]
     done = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *quick, *given])

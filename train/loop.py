@@ -197,8 +197,7 @@ class Trainer:
         }
         if rollouts.groups:
             stats["rollout/gated_groups"] = 1 - len(groups) / len(rollouts.groups)
-        spread = entropy(rollouts.all_episodes)
-        if config.explore is not None and spread is not None:
+        if config.explore is not None and (spread := entropy(rollouts.all_episodes)) is not None:
             weights.temperature = config.explore.temperature(weights.temperature, spread, config.temperature)
         return picked, stats
 

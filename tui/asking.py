@@ -115,7 +115,7 @@ class Asking:
 
     def _tell_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(max(0.0, self._told + REDRAW_S - loop.time()), self._tell_words)
+        loop.call_at(max(loop.time(), self._told + REDRAW_S), self._tell_words)
 
     def _tell_words(self) -> None:
         self._due = False  # what is said from here on is told by this call or by another
