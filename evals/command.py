@@ -33,7 +33,7 @@ from msgrpo.output import err
 from msgrpo.prompt import as_given, json_object
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
-from msgrpo.specs import as_read, learned_as, make_agent, names_an_agent
+from msgrpo.specs import as_read, cut_short, make_agent, names_an_agent
 from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
@@ -153,16 +153,6 @@ class Options(Given):
             **as_given(self.prompt, self.chat),
         )
 
-    def cut_short(self, specs: Sequence[str]) -> list[str]:
-        """A sentence on each agent that learned with longer answers than it may give here."""
-        learned = {spec: learned_as(spec).max_tokens for spec in specs}
-        return [
-            f"{printable(spec)} learned with answers of up to {most} tokens, and here they are cut off at "
-            f"{self.max_tokens}; --max-tokens {most} allows as many."
-            for spec, most in learned.items()
-            if most > self.max_tokens
-        ]
-
     def prices(self) -> Price | None:
         if self.price is None:
             return None
@@ -203,7 +193,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     prices, budget, called = options.prices(), options.budget(), options.called()
     planned = f"{', '.join(map(printable, specs))} on {', '.join(scenario.id for scenario in scenarios)}"
     console.print(f"{planned}, {episodes} starts each → {options.out}", soft_wrap=True, markup=False, highlight=False)
-    short = options.cut_short(specs)
+    short = cut_short(specs, options.max_tokens)
     for sentence in short:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     progress = EvalProgress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
@@ -267,7 +257,7 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
     pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
     records = match.records_of(pairs, options.out)
     agents = {spec: options.agent(spec) for spec in dict.fromkeys(itertools.chain(*pairs))}
-    for sentence in options.cut_short(list(agents)):
+    for sentence in cut_short(agents, options.max_tokens):
         err.print(sentence, soft_wrap=True, markup=False, highlight=False)
     fatal = ""
     with RichProgress(console=err, transient=True) as bar, ending_as_interrupt():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from msgrpo.models.asked import taught_as, trained_as
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.prompt import USUAL, Asked, PromptTemplate
 from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.text import printable
 
 PLAIN = ("random", "optimal", "human", "nano")
 MODELS = ("nano", "adapter", "base", "endpoint")  # kinds of language models, before the colon
@@ -87,6 +88,17 @@ def learned_as(spec: str) -> Asked:
     if kind in ("adapter", "nano") and rest:
         return trained_as(shipped(rest) if kind == "nano" else Path(rest))
     return USUAL
+
+
+def cut_short(specs: Iterable[str], max_tokens: int) -> list[str]:
+    """A sentence on each agent that learned with longer answers than it may give here."""
+    learned = {spec: learned_as(spec).max_tokens for spec in specs}
+    return [
+        f"{printable(spec)} learned with answers of up to {most} tokens, and here they are cut off at "
+        f"{max_tokens}; --max-tokens {most} allows as many."
+        for spec, most in learned.items()
+        if most > max_tokens
+    ]
 
 
 def make_agent(

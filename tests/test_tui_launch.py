@@ -141,6 +141,15 @@ def test_games_that_are_chosen_in_the_app_are_played_as_the_command_says(monkeyp
     assert [named["options"] for named in given] == [["--max-tokens", "64", "--prompt", "none"], []]
 
 
+def test_an_adapter_whose_answers_are_cut_off_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It learned with longer answers, and nothing said why they ended in the middle."""
+    (tmp_path / "config.json").write_text('{"prompt": {}, "max_tokens": 300}')
+    monkeypatch.setattr("msgrpo.tui.launch.start", lambda *_, **__: None)
+    asked = ("snake", "--agent", "random", "--against", f"adapter:{tmp_path}")
+    assert "answers of up to 300 tokens, and here they are cut off at 256; --max-tokens 300" in run(*asked)
+    assert run(*asked, "--max-tokens", "300") == ""
+
+
 def test_who_plays_on_from_a_record_does_not_keep_the_temperature_of_another_game() -> None:
     """Agents are made once: the last game's temperature stayed, whether the agent was there already or not."""
     made = scripted("nano", answer("up"))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from msgrpo.output import Chat, HowAsked, MaxTokens, out
+from msgrpo.output import Chat, HowAsked, MaxTokens, out, say
 from msgrpo.text import ANSWER_TOKENS
 
 commands = typer.Typer()
@@ -90,7 +90,7 @@ def play(
     """Watch, step through, take over, and play against an agent."""
     from msgrpo.agent import Sampling
     from msgrpo.prompt import as_given
-    from msgrpo.specs import make_agent
+    from msgrpo.specs import cut_short, make_agent
     from msgrpo.tui import launch
 
     sampling, asked = Sampling(temperature=temperature, max_tokens=max_tokens), as_given(prompt, chat)
@@ -101,6 +101,8 @@ def play(
     elif web:
         launch.web(sys.argv[1:], host, port, force=force)
     else:
+        for sentence in cut_short(filter(None, (agent, against)), max_tokens):
+            say(sentence)
         launch.start(
             lambda spec: make_agent(spec, sampling, show_probabilities=True, **asked),
             launch.setup(
