@@ -243,7 +243,7 @@ def main() -> None:
     try:
         _run()
     except SystemExit as ended:
-        end_with_threads(ended.code if isinstance(ended.code, int) else 0)
+        end_with_threads(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
         raise
 
 
