@@ -67,6 +67,7 @@ def test_the_merged_folder_is_the_adapted_model(tmp_path: Path, plain: tuple[Any
     assert torch.equal(wanted, found)
     assert (wanted - without).abs().max() > 1
     assert (tmp_path / "merged").stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "merged").iterdir()} == {0o644}
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 

@@ -120,6 +120,8 @@ def test_a_file_is_converted_once_and_named_by_its_checksum(
     assert facts["parameters"] == parameters_of(str(file)) == sum(p.numel() for p in model.model.parameters())
     assert not hasattr(model.model.config, "quantization_config")
     assert not list(cache.glob("*.part"))
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]  # a cache that several people share
 
     def never(*arguments: Any) -> int:
         raise AssertionError("it is there already")

@@ -145,6 +145,7 @@ def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from msgrpo.models.loading import save_base
     from msgrpo.models.splitting import TEXTS, split_as
 
     logging.disable_progress_bar()
@@ -173,8 +174,7 @@ def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
         raise ModelError(f"the model {file} lacks {len(lost)} tensors, like {lost[0]}", fix="fetch the file again")
     plain.tie_weights()
     plain.generation_config = loaded.generation_config
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_base(plain, tokenizer, folder)
     again = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if any(again(text).input_ids != tokenizer(text).input_ids for text in TEXTS):
         raise ModelError(

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from msgrpo.errors import ModelError
-from msgrpo.models.loading import load_adapted
+from msgrpo.models.loading import load_adapted, save_base
 from msgrpo.models.lora import ADAPTER_WEIGHTS, adapter_arguments, by_layer, read_adapter_config
 from msgrpo.models.paths import base_path
 
@@ -99,6 +99,5 @@ def write_merged(run: Path, out: Path, dtype: torch.dtype | None) -> tuple[torch
     model, tokenizer, adapter = merged(run)
     chosen = dtype or base_dtype(adapter.base)
     lost = lost_in(model, adapter, chosen) if adapter.whole else None
-    model.to(chosen).save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_base(model.to(chosen), tokenizer, out)
     return chosen, lost
