@@ -24,6 +24,7 @@ from pydantic_core import from_json, to_json
 from msgrpo.errors import LONGEST_REASON, ModelError
 from msgrpo.extras import needs
 from msgrpo.files import check_regular, digest, open_lock, replacing_folder
+from msgrpo.models.headers import save_base
 
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
 CONVERSION = 2  # of the folder's name: what an older one made is made again (1 had not the file's splitting rule)
@@ -145,7 +146,6 @@ def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from msgrpo.models.loading import save_base
     from msgrpo.models.splitting import TEXTS, split_as
 
     logging.disable_progress_bar()

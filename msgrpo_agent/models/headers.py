@@ -1,8 +1,9 @@
-"""What the beginning of a model's files says: its config, and the names and shapes of its tensors. No torch."""
+"""What the beginning of a model's files says: its config, and the names and shapes of its tensors; and a whole model, written. No torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
@@ -51,3 +52,16 @@ def tensor_shapes(file: Path) -> Shapes:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
         raise ModelError(f"{file} is no complete safetensors file: {error}", fix="copy or train it again") from error
+
+
+def save_base(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model as a base that can be read by whoever may read the folder's other files.
+
+    safetensors makes its files readable for their owner alone: a shared cache, or a server of another user, got the
+    settings and not the weights.
+    """
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    mode = (folder / "config.json").stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(mode)

@@ -121,19 +121,6 @@ def load_base(
     return model, tokenizer
 
 
-def save_base(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model as a base that can be read by whoever may read the folder's other files.
-
-    safetensors makes its files readable for their owner alone: a shared cache, or a server of another user, got the
-    settings and not the weights.
-    """
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    mode = (folder / "config.json").stat().st_mode
-    for weights in folder.glob("*.safetensors"):
-        weights.chmod(mode)
-
-
 def local_tokenizer(base: str) -> Any | None:
     """The tokenizer of a base whose folder, or whose name in the hub's cache, has one; None where nothing is here."""
     path = base_path(base)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from msgrpo.errors import ModelError
-from msgrpo.models.loading import load_adapted, save_base
+from msgrpo.models.headers import save_base
+from msgrpo.models.loading import load_adapted
 from msgrpo.models.lora import ADAPTER_WEIGHTS, adapter_arguments, by_layer, read_adapter_config
 from msgrpo.models.paths import base_path
 

@@ -33,7 +33,8 @@ from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.asked import TAUGHT, taught_as
-from msgrpo.models.loading import load_base, save_base, weights_of
+from msgrpo.models.headers import save_base
+from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, longest_sharing, trunk_and_head
 from msgrpo.prompt import USUAL, Asked, Past, PromptTemplate
