@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from msgrpo.errors import ModelError
 from msgrpo.models import gguf_file
-from msgrpo.models.loading import based, load_base
-from msgrpo.models.paths import absolute, parameters_of
+from msgrpo.models.loading import based, load_adapted, load_base
+from msgrpo.models.paths import absolute, parameters_of, shipped_adapters
 from msgrpo.serve.preflight import local_weights
 
 gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
 
 LETTERS = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256)]]
 BYTES = LETTERS + [chr(256 + n) for n in range(256 - len(LETTERS))]  # as byte-level BPE writes the 256 bytes
+ADAPTER = shipped_adapters()["frozen-lake"]
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 WIDE, HIDDEN, LAYERS = 64, 128, 2
 TEMPLATE = (
@@ -202,6 +205,34 @@ def test_of_a_conversion_that_was_cut_off_nothing_is_left(
     killed.mkdir()
     assert gguf_file.ready(file).is_dir()
     assert not killed.exists()
+
+
+def test_a_full_disk_for_the_cache_is_one_sentence(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors has an exception of its own for it, which ended in a traceback."""
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    with pytest.raises(ModelError, match="No space left on device") as refused:
+        load_base(str(write(tmp_path / "tiny.gguf")))
+    assert "MSGRPO_CACHE" in (refused.value.fix or "")
+    assert not any(path.is_dir() for path in cache.iterdir())
+
+
+@pytest.mark.parametrize("name", ["base.gguf", "base"])
+def test_an_adapter_whose_base_has_moved_names_both(tmp_path: Path, name: str) -> None:
+    config = json.loads((ADAPTER / "adapter_config.json").read_text())
+    moved = tmp_path / "adapter"
+    shutil.copytree(ADAPTER, moved)
+    gone = str(tmp_path / name)
+    (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": gone}))
+    with pytest.raises(ModelError) as refused:
+        load_adapted(moved)
+    assert refused.value.message == f"the adapter {moved} was trained on {gone}, which is not there"
+    assert str(moved / "adapter_config.json") in (refused.value.fix or "")
 
 
 def header(*fields: bytes, version: int = 3, tensors: int = 1, count: int | None = None) -> bytes:

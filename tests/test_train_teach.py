@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -430,6 +431,25 @@ def test_weights_that_were_taught_are_never_there_without_how_they_are_asked(
     assert isinstance(agent, LanguageAgent)
     assert agent.template == template
     teach(get_scenario("frozen-lake"), out, steps=1, template=template)
+    assert not (out / BEGUN).exists()
+
+
+@pytest.mark.usefixtures("near")
+def test_a_full_disk_at_the_end_of_a_teaching_is_one_sentence_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, lake = tmp_path / "taught", get_scenario("frozen-lake")
+
+    def full(*arguments: object, **options: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+        with pytest.raises(RunError, match="No space left on device") as refused:
+            teach(lake, out, steps=1)
+    assert "the same command goes on" in (refused.value.fix or "")
+    assert (out / BEGUN).exists()
+    teach(lake, out, steps=1)
     assert not (out / BEGUN).exists()
 
 

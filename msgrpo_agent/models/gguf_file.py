@@ -105,7 +105,7 @@ def ready(file: Path) -> Path:
     except OSError as error:
         raise ModelError(
             f"{file} cannot be converted into {folder}: {error.strerror or error}",
-            fix="free some space, or set MSGRPO_CACHE to a folder with more of it",
+            fix="free some space there, or set MSGRPO_CACHE to a folder that can be written",
         ) from error
     return folder
 

@@ -1,4 +1,4 @@
-"""What the beginning of a model's files says: its config, and the names and shapes of its tensors; and a whole model, written. No torch."""
+"""The beginning of a model's files: config, names and shapes of tensors; and writing a model whole. No torch."""
 
 from __future__ import annotations
 
@@ -58,9 +58,12 @@ def save_base(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model as a base that can be read by whoever may read the folder's other files.
 
     safetensors makes its files readable for their owner alone: a shared cache, or a server of another user, got the
-    settings and not the weights.
+    settings and not the weights. Raises OSError where it cannot be written.
     """
-    model.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # how safetensors tells of a full disk
+        raise OSError(str(error)) from error
     tokenizer.save_pretrained(folder)
     mode = (folder / "config.json").stat().st_mode
     for weights in folder.glob("*.safetensors"):

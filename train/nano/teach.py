@@ -28,7 +28,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from torch import nn
 
 from msgrpo.episode import observation_of, outcome_of
-from msgrpo.errors import GameFaultError, UsageError
+from msgrpo.errors import GameFaultError, RunError, UsageError
 from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
@@ -266,7 +266,13 @@ class Teaching:
         """The taught model as a folder that is a base like any other. It is the last that is done."""
         plain = self.model if self.whole else self._merged()
         plain.set_attn_implementation("sdpa")
-        save_base(plain, self.tokenizer, out)
+        try:
+            save_base(plain, self.tokenizer, out)
+        except OSError as error:
+            raise RunError(
+                f"the taught model cannot be written to {out}: {error}",
+                fix="free some space; the same command goes on",
+            ) from error
 
     def _merged(self) -> Any:
         """The base's own weights and what was learned, added up in float32: bfloat16 would lose a part of either."""
