@@ -91,13 +91,13 @@ def learned_as(spec: str) -> Asked:
 
 
 def cut_short(specs: Iterable[str], max_tokens: int) -> list[str]:
-    """A sentence on each agent that learned with longer answers than it may give here."""
-    learned = {spec: learned_as(spec).max_tokens for spec in specs}
+    """A sentence on each agent that learned with longer answers than it may give here, as far as its files say so."""
+    learned = {spec: learned_as(spec) for spec in specs}
     return [
-        f"{printable(spec)} learned with answers of up to {most} tokens, and here they are cut off at "
-        f"{max_tokens}; --max-tokens {most} allows as many."
-        for spec, most in learned.items()
-        if most > max_tokens
+        f"{printable(spec)} learned with answers of up to {asked.max_tokens} tokens, and here they are cut off at "
+        f"{max_tokens}; --max-tokens {asked.max_tokens} allows as many."
+        for spec, asked in learned.items()
+        if "max_tokens" in asked.model_fields_set and asked.max_tokens > max_tokens
     ]
 
 

@@ -32,9 +32,10 @@ from msgrpo.evals.tables import csv_text
 from msgrpo.evals.verify import ask_again, verify
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.models.paths import shipped_adapters
+from msgrpo.models.paths import NANO_DIR, shipped_adapters
 from msgrpo.prompt import Example, PromptTemplate, make_template
 from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.specs import cut_short
 from tests.tui_helpers import answer, scripted
 
 LAKE, SNAKE, DUEL = (get_scenario(name) for name in ("frozen-lake", "snake", "snake-duel"))
@@ -378,6 +379,7 @@ def test_an_adapter_that_learned_with_longer_answers_than_it_may_give_is_named(t
         "allows as many."
     ]
     assert notes("--max-tokens", "300") == []
+    assert cut_short(["optimal", "nano", f"base:{NANO_DIR}"], 8) == []  # nothing says how long their answers were
 
 
 # ── what is missing (25) ─────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from msgrpo.text import interval_text, printable
+from msgrpo.text import counted, interval_text, printable
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Measured
 
@@ -80,7 +80,7 @@ class Lines:
             self.note(f"update {step}/{self.config.steps}: {_line(values)}")
 
     def evaluation(self, step: int, values: Measured) -> None:
-        self.note(f"evaluation after {step} updates: {score_text(values)}")
+        self.note(f"evaluation after {counted(step, 'update')}: {score_text(values)}")
 
     def close(self) -> None:
         """Whoever opened the console closes it."""

@@ -129,7 +129,7 @@ class Evaluations:
     def at(self, step: int, model: LanguageModel, report: Reporter) -> dict[str, Any]:
         """Evaluate and return the row: score, mean and interval, seconds, and every episode's value."""
         began = time.perf_counter()
-        ended = counter(report, f"evaluation after {step} updates")
+        ended = counter(report, f"evaluation after {counted(step, 'update')}")
         evaluation = evaluate(model, self._players, ended)
         row = {
             "score": evaluation.score,

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgrpo import run_log
 from msgrpo.agent import LanguageModel
 from msgrpo.run_log import Scene
+from msgrpo.text import counted
 from msgrpo.train.evaluate import validation_episodes
 from msgrpo.train.rollouts import Players
 from msgrpo.train.sinks import Reporter
@@ -42,7 +43,7 @@ class Film:
     def play(self, step: int, model: LanguageModel, report: Reporter) -> None:
         """Play the starts and keep the episodes; a game's own fault leaves its episode out."""
         starts = self._players.config.evaluation.film
-        report.doing(f"filming {starts} starts after {step} updates")
+        report.doing(f"filming {counted(starts, 'start')} after {counted(step, 'update')}")
         began = time.perf_counter()
         episodes = validation_episodes(model, self._players, starts)
         took = time.perf_counter() - began

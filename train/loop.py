@@ -181,7 +181,7 @@ class Trainer:
             groups = [groups[place] for place in passing]
         picked = pick(groups, config, learner)
         samples, taught = lessons(picked, config, learner)
-        learning = f"{self.now(step)}: learning from {len(samples)} turns"
+        learning = f"{self.now(step)}: learning from {counted(len(samples), 'turn')}"
         self.report.doing(learning)
 
         def done(minibatches: int) -> None:
