@@ -243,15 +243,15 @@ def test_what_a_killed_lab_left_behind_is_waited_for(tmp_path: Path) -> None:
 def test_a_stopped_study_leaves_no_run_behind_and_a_run_that_fails_is_named(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     study = subprocess.Popen(command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    folder = out / "aaw" / "seed-0"  # of two that begin together, under load either may be far ahead
     deadline = time.monotonic() + 240
-    while done(out) < 1 and time.monotonic() < deadline:
+    while not (done(out) and (folder / "config.json").is_file()) and time.monotonic() < deadline:
         time.sleep(0.1)
     study.send_signal(signal.SIGTERM)
     _, said = study.communicate(timeout=120)
     assert study.returncode == 130
     assert "the same command goes on" in said
     assert processes_in(out) == []
-    folder = out / "aaw" / "seed-0"  # which is begun first
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"learning_rate": 0.5}))
     (folder / "summary.json").unlink(missing_ok=True)
