@@ -545,9 +545,8 @@ async def test_words_of_a_round_that_was_dropped_are_nobodys() -> None:
     assert {message.text for message in told if isinstance(message, AnswerStreamed)} == {"not told yet", "in time"}
 
 
-@pytest.mark.parametrize("line", range(1, 10))
-async def test_no_word_of_an_answer_is_told_whenever_it_is_given_up(line: int) -> None:
-    """An agent speaks in its own thread, which may be anywhere in the code when the next round begins."""
+async def being_asked() -> tuple[Asking, list[OnText], list[object]]:
+    """An agent that is asked and never answers: how it speaks, and what has been told of its words."""
     heard: list[OnText] = []
 
     class Slow(RandomAgent):
@@ -561,6 +560,13 @@ async def test_no_word_of_an_answer_is_told_whenever_it_is_given_up(line: int) -
     asking = Asking(Match([Session(get_scenario("frozen-lake"), {"player": Slow()}, 0)]), told.append, lambda: 0.0)
     asking.start()
     await until(lambda: heard)
+    return asking, heard, told
+
+
+@pytest.mark.parametrize("line", range(1, 10))
+async def test_no_word_of_an_answer_is_told_whenever_it_is_given_up(line: int) -> None:
+    """An agent speaks in its own thread, which may be anywhere in the code when the next round begins."""
+    asking, heard, told = await being_asked()
     lines = 0
 
     def next_round(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
@@ -585,19 +591,7 @@ async def test_no_word_of_an_answer_is_told_whenever_it_is_given_up(line: int) -
 @pytest.mark.parametrize("line", range(1, 10))
 async def test_words_that_come_while_others_are_told_are_told_too(line: int) -> None:
     """Words that came just when the telling ended were thrown away, and those before them stood there instead."""
-    heard: list[OnText] = []
-
-    class Slow(RandomAgent):
-        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
-            assert on_text is not None
-            heard.append(on_text)
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    told: list[object] = []
-    asking = Asking(Match([Session(get_scenario("frozen-lake"), {"player": Slow()}, 0)]), told.append, lambda: 0.0)
-    asking.start()
-    await until(lambda: heard)
+    asking, heard, told = await being_asked()
     lines = 0
 
     def speaks(frame: FrameType, event: str, argument: object) -> Callable[..., object]:
