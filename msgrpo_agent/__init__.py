@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Threads that wait for each other must not hold the core that one of them needs: beside another busy program an
-# update of nano took minutes without this (`benchmarks/beside.py` measures it). OpenMP reads it when torch is loaded,
+# update of nano takes longer without this (`benchmarks/beside.py` measures it). OpenMP reads it when torch is loaded,
 # so a script imports msgrpo before torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
