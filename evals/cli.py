@@ -22,10 +22,11 @@ commands = typer.Typer()
 @commands.command("eval")
 @takes(Given)
 def evaluate(given: Given) -> None:
-    """Play the same episodes with every agent and print the leaderboard.
+    """Play the same episodes with every agent and print the leaderboard. Start the same command again to go on.
 
-    An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY. Start the same command again to go on. Exits with 2
-    where an agent has no result in a scenario, or against an opponent.
+    An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY.
+
+    Exits with 2 where an agent has no result in a scenario, or against an opponent.
     """
     from msgrpo.evals import command
 
@@ -84,8 +85,9 @@ def verify(
 ) -> None:
     """Simulate every recorded episode again, without any model; the first difference is an error.
 
-    The moves of random and optimal are computed again, too. What cannot be checked is named. Exits with 1 where
-    something that was asked for is missing, or is there twice.
+    The moves of random and optimal are computed again, too. What cannot be checked is named.
+
+    Exits with 1 where something that was asked for is missing, or is there twice.
     """
     import asyncio
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -101,3 +102,16 @@ def test_the_longest_answer_is_the_same_for_every_command() -> None:
         *(inspect.signature(c).parameters["max_tokens"].default for c in (evaluate, play)),
     ]
     assert defaults == [ANSWER_TOKENS] * 3
+
+
+def test_the_paragraphs_of_a_commands_help_are_single_lines() -> None:
+    """Of the first one typer joins the lines; the others kept theirs, and broke after "Exits with 2" at any width."""
+
+    def helps(command: object, name: str) -> list[tuple[str, str]]:
+        inner = getattr(command, "commands", {})
+        below = [told for part in inner for told in helps(inner[part], f"{name} {part}")]
+        return [(name, inspect.cleandoc(getattr(command, "help", None) or "")), *below]
+
+    told = helps(typer.main.get_command(make_app()), "msgrpo")
+    assert len(told) > 15
+    assert [name for name, text in told if any("\n" in part for part in text.split("\n\n")[1:])] == []
