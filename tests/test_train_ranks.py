@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 from msgrpo.errors import RunError, UsageError
 from msgrpo.run_log import read_rows
+from msgrpo.serve.preflight import free_port
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
@@ -118,6 +119,31 @@ def test_a_port_that_is_taken_is_no_process_that_has_ended(monkeypatch: pytest.M
         with pytest.raises(RunError, match=f"cannot meet at 127.0.0.1:{port}") as caught, open_ranks():
             pass
     assert "--master-port" in str(caught.value.fix)
+
+
+def test_who_waits_for_a_rank_that_never_comes_ends_by_ctrl_c() -> None:
+    """torch waited in its own code, for half an hour, and heard nothing."""
+    port = free_port()
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", "from msgrpo.train.ranks import open_ranks\nwith open_ranks(): pass"],
+        cwd=ROOT, env=os.environ | shared | {"RANK": "0"}, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        while waiting.poll() is None and not is_listening(port):
+            time.sleep(0.02)
+        waiting.send_signal(signal.SIGINT)
+        _, said = waiting.communicate(timeout=60)
+    finally:
+        waiting.kill()
+    assert said.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def is_listening(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -105,6 +106,26 @@ class Ranks:
 ALONE = Ranks()
 
 
+def _meet() -> None:
+    """Open the process group in a thread: where torch itself waits for a process that never comes, for half an hour,
+    it hears no Ctrl-C.
+    """
+    faults: list[BaseException] = []
+
+    def meet() -> None:
+        try:
+            # On GPUs gloo carries what is no tensor: its connections can be closed when a process is gone.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        except BaseException as error:  # raised where it is waited for
+            faults.append(error)
+
+    meeting = Thread(target=meet, name="msgrpo-meet", daemon=True)
+    meeting.start()
+    meeting.join()
+    if faults:
+        raise faults[0]
+
+
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
     """The ranks that a launcher started; one without a launcher. Ray Train has opened them, and closes them."""
@@ -129,8 +150,7 @@ def open_ranks() -> Iterator[Ranks]:
     host, port = os.environ["MASTER_ADDR"], launched("MASTER_PORT", 0, range(1, 2**16))
     peers.use_network_towards(host, one_machine=launched("LOCAL_WORLD_SIZE", 0) == count)
     try:
-        # On GPUs gloo carries what is no tensor: its connections can be closed when a process is gone.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        _meet()
     except RuntimeError as error:
         raise RunError(
             f"the processes of this run cannot meet at {host}:{port}: {str(error).splitlines()[0]}",
