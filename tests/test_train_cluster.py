@@ -56,6 +56,18 @@ def test_starts_that_get_nowhere_end_the_run_and_an_update_between_them_does_not
     assert "out of memory" in outcome.error
 
 
+def test_starts_that_do_the_same_updates_again_get_nowhere() -> None:
+    """What fails in update 3, with a checkpoint every five, was begun again without end."""
+    desk = Desk()
+    for start in range(1 + STARTS):
+        assert not desk.is_over(), start
+        desk.begin()
+        for step in (1, 2):
+            desk.report("update", step, {})
+    desk.begin()
+    assert desk.is_over()
+
+
 def test_what_a_cluster_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(settings=["rollouts=vllm(servers=2, tensor_parallel=4)", "trainers=3-8"])
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 10.0})

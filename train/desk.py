@@ -28,11 +28,12 @@ class Desk:
         self._outcome: RunEnd | None = None
         self._stopping = self._running = False
         self._starts, self._fruitless, self._last_fault = 0, 0, "no message"
+        self._furthest = 0  # update that was done
 
     def report(self, method: str, *given: Any) -> None:
         self._reports.append((method, given))
-        if method == "update":
-            self._fruitless = 0
+        if method == "update" and given[0] > self._furthest:  # those after the last checkpoint are done again
+            self._fruitless, self._furthest = 0, given[0]
 
     def fetch(self) -> tuple[list[tuple[str, tuple[Any, ...]]], RunEnd | None, bool]:
         """The reports since the last time, how the run has ended, and whether its ranks run."""
@@ -45,7 +46,7 @@ class Desk:
         self._fruitless += 1
         if self._fruitless > STARTS and self._outcome is None:
             self._outcome = RunEnd(
-                error=f"{STARTS} starts in a row have ended before an update was done, the last with: "
+                error=f"{STARTS} starts in a row have ended before one more update was done, the last with: "
                 f"{self._last_fault}",
                 fix="the last checkpoint is kept; Ray's logs of the workers say more (ray logs)",
             )
