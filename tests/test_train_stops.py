@@ -40,7 +40,7 @@ def test_a_base_that_cannot_be_loaded_leaves_nothing_behind(
 
 
 @pytest.mark.usefixtures("lean")
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
+def test_a_loss_that_is_not_finite_stops_and_loses_no_whole_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, calls = equations.policy_loss, []
@@ -51,10 +51,13 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
         return (loss * float("nan") if len(calls) > 3 else loss), stats
 
     monkeypatch.setattr(equations, "policy_loss", poisoned)
-    with pytest.raises(RunError, match="not finite in update"):
-        loop.train(tiny(), tmp_path / "run", report=Quiet())
+    told = Told()
+    with pytest.raises(RunError, match="not finite in update 2"):
+        loop.train(tiny(checkpoint_every=100), tmp_path / "run", report=told)
+    assert told.said[-1] == "kept: 1 update; --resume goes on"
     state, _ = checkpoint.load_latest(tmp_path / "run")
     assert state is not None
+    assert state.progress.step == 1
     assert all(bool(torch.isfinite(tensor).all()) for tensor in state.adapter.values())
 
 
@@ -183,7 +186,7 @@ def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
     state, _ = checkpoint.load_latest(tmp_path / "run")
     assert state is not None
     assert state.progress.step == 2
-    assert told.said[-1] == "all 2 updates are kept; --resume goes on"
+    assert told.said[-1] == "kept: 2 updates; --resume goes on"
 
 
 @pytest.mark.usefixtures("lean")

@@ -17,7 +17,6 @@ import torch
 
 from msgrpo import run_log
 from msgrpo.episode import derive_seed, few_collections
-from msgrpo.errors import UsageError
 from msgrpo.extras import needs
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State, check_optimizer
@@ -33,12 +32,11 @@ from msgrpo.train.peers import SILENT_S
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
-from msgrpo.train.rollouts import LostError, Players, Rollouts, RolloutSource, counter, entropy
+from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, entropy
 from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks, check_logs
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
-from msgrpo.train.tinker.cost import LimitReachedError
 from msgrpo.train.update import Done, Picked, check_mismatch, lessons, pick, update
 from msgrpo.train.watched import watched
 
@@ -115,11 +113,11 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                         model = engine.load(step + 1)
                 except StopRequested:
                     break
-                except (LimitReachedError, LostError, UsageError):  # of a choice of one's own: UsageError
+                except Exception:  # of servers, of the disk, of games, of a choice of one's own
                     if ranks.first:
                         run.save()
-                        if run.step:
-                            report.note(f"all {counted(run.step, 'update')} are kept; --resume goes on")
+                        if run.step and cluster.stopping is None:  # on a cluster the ranks begin again
+                            report.note(f"kept: {counted(run.step, 'update')}; --resume goes on")
                     raise
                 seconds = time.perf_counter() - began
                 run.advance(rollouts, seconds)
