@@ -202,9 +202,7 @@ def _random_moves(game: Game, generator: np.random.Generator) -> dict[str, str |
 def _check_start(scenario: Scenario, game: Game, start: int, chance: int) -> None:
     _require(game.outcome is Outcome.PLAYING and game.steps == 0, "start", "a new game is not at its start")
     limits = f"the game's step limit is {game.step_limit!r}, the scenario's {scenario.step_limit!r}"
-    _require(type(scenario.step_limit) is int and game.step_limit == scenario.step_limit > 0, "start", limits)
-    for what, names in (("players", scenario.players), ("actions", scenario.actions)):
-        _require(isinstance(names, tuple), "actions", f"{what} are a {type(names).__name__}, not a tuple: {names!r}")
+    _require(game.step_limit == scenario.step_limit > 0, "start", limits)
     named = game.players == scenario.players and game.actions == scenario.actions
     _require(named, "actions", f"the game has {game.players} and {game.actions}, not those of its scenario")
     distinct = len(set(game.actions)) == len(game.actions) != 1 or isinstance(game.actions, AnyText)

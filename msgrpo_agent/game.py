@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW di
 MOST_POINTS = 1e12  # of one reward: sums and squares of larger ones are no numbers any more
 MISTAKE, BLUNDER = 0.1, 0.3  # points of the return that a move loses
 MOVES = ("up", "down", "left", "right")
+KINDS = {"players": tuple, "actions": tuple, "step_limit": int, "rules": str, "source": str}  # of a Scenario's fields
 LONGEST_ACTION = 4096  # characters of an action of the player's own words
 # What a cell is to the one who looks, which a screen turns into a sign and a colour; `won` and `lost` say where
 # a player stood when the game ended so.
@@ -337,6 +339,25 @@ class Scenario:
     judge: Judge | None = field(default=None, repr=False)
     plain: str | None = None
     remote: Remote | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a field of another type, and for a name that no screen can show."""
+        for name, kind in KINDS.items():
+            given = getattr(self, name)
+            if not isinstance(given, kind) or isinstance(given, bool):
+                raise UsageError(
+                    f"{name} of the Scenario {self.id!r} is {reprlib.repr(given)}, a {type(given).__name__}",
+                    fix=f"it must be a {kind.__name__}",
+                )
+        odd = [
+            label
+            for label in (*self.players, *self.actions)
+            if not isinstance(label, str) or printable(label) != label
+        ]
+        if odd:
+            raise UsageError(
+                f"{odd[0]!r} is no name of a player or an action that can be printed, in the Scenario {self.id!r}"
+            )
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
         """A fresh game. Raises GameFaultError, with file and line, where its own code fails."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,21 +199,23 @@ def test_a_file_that_is_no_game_is_told_with_its_line(text: str, says: str, tmp_
 @pytest.mark.parametrize(
     ("field", "says"),
     [
-        ("actions=['a', 'b']", r"actions of its Scenario is \['a', 'b'\], a list"),
-        ("players=['me']", "players of its Scenario is .*, a list"),
-        ("step_limit='4'", "step_limit of its Scenario is '4', a str"),
-        ("step_limit=True", "step_limit of its Scenario is True, a bool"),
-        ("rules=b'play'", "rules of its Scenario is b'play', a bytes"),
+        ("actions=['a', 'b']", r"actions of the Scenario 't' is \['a', 'b'\], a list"),
+        ("players=['me']", "players of the Scenario 't' is .*, a list"),
+        ("step_limit='4'", "step_limit of the Scenario 't' is '4', a str"),
+        ("step_limit=True", "step_limit of the Scenario 't' is True, a bool"),
+        ("rules=b'play'", "rules of the Scenario 't' is b'play', a bytes"),
+        ("actions=('a', 5)", "5 is no name of a player or an action"),
     ],
 )
 def test_a_scenario_whose_fields_have_another_type_is_refused_by_name(field: str, says: str, tmp_path: Path) -> None:
-    """A list of actions ended an evaluation in a traceback, a limit that was text as well."""
+    """A list of actions ended an evaluation in a traceback, a limit that was text as well; from Python too."""
     file = tmp_path / "typed.py"
     given = f"**dict(id='t', family='t', rules='', step_limit=4, source='', make=Game) | dict({field})"
     file.write_text(f"from msgrpo.game import Game, Scenario\nscenario = Scenario({given})\n")
-    with pytest.raises(UsageError, match=says) as error:
+    with pytest.raises(UsageError, match=says):
         get_scenario(f"{file}:scenario")
-    assert "msgrpo games check" in str(error.value.fix)
+    with pytest.raises(UsageError, match=says):
+        replace(get_scenario("snake"), id="t", **eval(f"dict({field})"))
 
 
 @pytest.mark.parametrize(
