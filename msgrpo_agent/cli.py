@@ -17,7 +17,7 @@ from msgrpo import __version__
 from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
 from msgrpo.extras import needs
 from msgrpo.game import AnyText, Scenario
-from msgrpo.output import Json, out, print_json, say, say_error
+from msgrpo.output import Json, err, out, print_json, say, say_error
 from msgrpo.signals import end_with_threads
 from msgrpo.text import printable
 
@@ -143,7 +143,9 @@ def check(
     from msgrpo.contract import examine
     from msgrpo.games import get_scenario
 
-    examined = examine(get_scenario(scenario), plays=plays, name=scenario)
+    one = get_scenario(scenario)
+    with err.status("random games") as status:
+        examined = examine(one, plays=plays, name=scenario, tell=lambda doing: status.update(escape(doing)))
     if as_json:
         rows = [{"rule": finding.rule, "breach": finding.breach, "fix": finding.fix} for finding in examined.findings]
         print_json({"scenario": scenario, "rules": rows, "episode_s": examined.episode_s})
@@ -156,6 +158,8 @@ def check(
         broken, rules = len(examined.breaches), len(examined.findings)
         verdict = f"{broken} of {rules} rules are broken" if broken else f"all {rules} rules hold"
         say(f"{verdict}; {plays} random games, {1000 * examined.episode_s:.3g} ms an episode with all its checks")
+        if examined.searches is not None:
+            say(f"its reference player is slow; positions in which it was asked twice: {examined.searches // 2}")
     if examined.breaches:
         raise typer.Exit(2)
 

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import get_args
@@ -49,6 +49,7 @@ RULES: dict[str, str] = {
     "judge": "judge(game, player) gives each legal action and None one finite number, each time the same",
     "describe": "describe(game, player) returns text without <action>",
 }
+SLOW_S, SEARCH_S = 1.0, 10.0  # seconds of a reference player: an answer that is slow, all answers of a check
 STEPS_PLAYED = 400  # at most, of one play: a rule that holds so long is believed
 
 
@@ -68,10 +69,33 @@ class Finding:
 class Examined:
     findings: list[Finding]
     episode_s: float  # median, of random play
+    searches: int | None = None  # how often a reference player was asked that is too slow to be asked at every step
 
     @property
     def breaches(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.breach is not None]
+
+
+@dataclass
+class _Searches:
+    """When the reference player is asked: at every step; one that is slow only once a play, as the judge is, and no
+    more once its answers have taken SEARCH_S."""
+
+    seconds: float = 0.0
+    answers: int = 0
+
+    @property
+    def slow(self) -> bool:
+        return self.seconds > SLOW_S * self.answers
+
+    def wanted(self, once: bool) -> bool:
+        return self.seconds < SEARCH_S and (once or not self.slow)
+
+    def best(self, scenario: Scenario, game: Game, player: str) -> Sequence[str]:
+        began = time.perf_counter()
+        best = best_actions(scenario, game, player)
+        self.seconds, self.answers = self.seconds + time.perf_counter() - began, self.answers + 1
+        return best
 
 
 class _BrokenError(Exception):
@@ -88,36 +112,46 @@ def check_game(scenario: Scenario, *, plays: int = 20, seed: int = 0) -> None:
         raise GameError(f"{scenario.id} breaks the contract: {finding.breach}", fix=finding.fix)
 
 
-def examine(scenario: Scenario, *, plays: int = 20, seed: int = 0, name: str | None = None) -> Examined:
-    """Play random games and report on every rule.
+def examine(
+    scenario: Scenario,
+    *,
+    plays: int = 20,
+    seed: int = 0,
+    name: str | None = None,
+    tell: Callable[[str], object] = lambda doing: None,
+) -> Examined:
+    """Play random games and report on every rule; `tell` is told what is done, as it begins.
 
     `name` is what another process finds the scenario by; without it nothing is said of processes. What breaks one
     rule often makes others meaningless, so a rule is reported as held only where it was seen to be.
     """
     broken: dict[str, str] = {}
-    times = []
+    times, searches = [], _Searches()
     for play in range(plays):
+        tell(f"random game {play + 1} of {plays}")
         began = time.perf_counter()
-        for broke in _breaches(scenario, seed, play):
+        for broke in _breaches(scenario, seed, play, searches):
             broken.setdefault(broke.rule, str(broke))
         times.append(time.perf_counter() - began)
         if "runs" in broken and times[-1] > GAME_S:
             break  # it hangs, and would in every other game
     if not broken and name is not None:
-        for broke in _in_another_process(scenario, name, seed):
+        tell("the same games in other processes")
+        for broke in _in_another_process(scenario, name, seed, searches.slow):
             broken.setdefault(broke.rule, str(broke))
     rules = [rule for rule in RULES if name is not None or rule != "processes"]
-    return Examined([Finding(rule, broken.get(rule)) for rule in rules], float(np.median(times)))
+    findings = [Finding(rule, broken.get(rule)) for rule in rules]
+    return Examined(findings, float(np.median(times)), searches.answers if searches.slow else None)
 
 
-def _breaches(scenario: Scenario, seed: int, play: int) -> Iterator[_BrokenError]:
+def _breaches(scenario: Scenario, seed: int, play: int, searches: _Searches) -> Iterator[_BrokenError]:
     """The breaches that one play shows; an exception of the game is one of them."""
     generator, began = stream(seed, f"check-{scenario.id}-{play}"), time.perf_counter()
     for part in (_splits, _play) if play == 0 else (_play,):
         if time.perf_counter() - began > GAME_S:
             return
         try:
-            part(scenario, generator, play)
+            part(scenario, generator, play, searches)
         except _BrokenError as broken:
             yield broken
         except GameFaultError as fault:
@@ -135,7 +169,7 @@ def _require(holds: bool, rule: str, what: str) -> None:
         raise _BrokenError(rule, what)
 
 
-def _splits(scenario: Scenario, generator: np.random.Generator, play: int) -> None:
+def _splits(scenario: Scenario, generator: np.random.Generator, play: int, searches: _Searches) -> None:
     if not scenario.holds_out:
         return
     with within(GAME_S, f"the game {scenario.id}"):
@@ -144,7 +178,7 @@ def _splits(scenario: Scenario, generator: np.random.Generator, play: int) -> No
     _require(not train & (val | test), "splits", "training shares a start with validation or test")
 
 
-def _play(scenario: Scenario, generator: np.random.Generator, play: int) -> None:
+def _play(scenario: Scenario, generator: np.random.Generator, play: int, searches: _Searches) -> None:
     """One random game. Its judge, which may play on many times, is asked once: in play n after n steps."""
     start, chance = (int(x) for x in generator.integers(2**31, size=2))
     name = f"the game {scenario.id}"
@@ -158,6 +192,8 @@ def _play(scenario: Scenario, generator: np.random.Generator, play: int) -> None
                 break
             _require(game.steps == number, "limit", f"it says that {game.steps} steps were played after {number}")
             _check_state(scenario, game)
+            if scenario.reference is not None and searches.wanted(once=number == play):
+                _check_reference(scenario, game, searches)
             if number == play:
                 _check_judge(scenario, game)
             _check_step(scenario, game, twin, generator, chance)
@@ -227,10 +263,6 @@ def _check_state(scenario: Scenario, game: Game) -> None:
         legal = game.legal(player)
         known = bool(legal) and (not game.actions or set(legal) <= set(game.actions))
         _require(known, "actions", f"legal for {player} are {legal} at step {game.steps}")
-        if scenario.reference is not None:
-            best = best_actions(scenario, game, player)
-            again = best_actions(scenario, game, player)
-            _require(best == again, "reference", f"at step {game.steps} it says {best}, and asked again {again}")
         if scenario.describe is not None:
             description = description_of(scenario, game, player)
             _require(bool(description.strip()), "describe", f"it says {description!r}")
@@ -239,6 +271,12 @@ def _check_state(scenario: Scenario, game: Game) -> None:
     for wrong in ({}, dict.fromkeys(moving, nonsense)):
         twin = game.copy()
         _require(_refuses(twin, wrong), "refusals", f"step takes {wrong}")
+
+
+def _check_reference(scenario: Scenario, game: Game, searches: _Searches) -> None:
+    for player in game.to_move:
+        best, again = (searches.best(scenario, game, player) for _ in range(2))
+        _require(best == again, "reference", f"at step {game.steps} it says {best}, and asked again {again}")
 
 
 def _check_judge(scenario: Scenario, game: Game) -> None:
@@ -291,8 +329,9 @@ def _refuses(game: Game, moves: Mapping[str, str | None]) -> bool:
     return False
 
 
-def trace(scenario: Scenario, seed: int) -> str:
-    """A hash of all that is seen in three random games: the same in every process."""
+def trace(scenario: Scenario, seed: int, slow: bool) -> str:
+    """A hash of all that is seen in three random games, and of what the reference player says at each step, or one
+    that is slow once a game: the same in every process."""
     digest = hashlib.sha256()
     generator = stream(seed, "trace")
     for start in range(3):
@@ -300,15 +339,17 @@ def trace(scenario: Scenario, seed: int) -> str:
         for _ in range(STEPS_PLAYED):
             if game.outcome is not Outcome.PLAYING:
                 break
-            best = [list(best_actions(scenario, game, p)) for p in game.to_move] if scenario.reference else []
+            asked = scenario.reference is not None and (not slow or game.steps == start)
+            best = [list(best_actions(scenario, game, player)) for player in game.to_move if asked]
             digest.update(repr((_seen(game), game.board(), best)).encode())
             game.step(_random_moves(game, generator))
         digest.update(repr(_seen(game)).encode())
     return digest.hexdigest()
 
 
-def _in_another_process(scenario: Scenario, name: str, seed: int) -> Iterator[_BrokenError]:
-    command = [sys.executable, "-P", "-c", _TRACE, name, str(seed)]
+def _in_another_process(scenario: Scenario, name: str, seed: int, slow: bool) -> Iterator[_BrokenError]:
+    command = [sys.executable, "-P", "-c", _TRACE, name, str(seed), "slow" if slow else ""]
+    here = trace(scenario, seed, slow)
     for hashes in ("1", "2"):
         try:
             done = subprocess.run(
@@ -324,7 +365,7 @@ def _in_another_process(scenario: Scenario, name: str, seed: int) -> Iterator[_B
             return
         if done.returncode:
             yield _BrokenError("processes", f"another process fails: {done.stderr.strip().splitlines()[-1:]}")
-        elif done.stdout.strip() != trace(scenario, seed):
+        elif done.stdout.strip() != here:
             yield _BrokenError("processes", "another process plays another game with the same seeds")
 
 
@@ -332,5 +373,5 @@ _TRACE = """
 import sys
 from msgrpo.contract import trace
 from msgrpo.games import get_scenario
-print(trace(get_scenario(sys.argv[1]), int(sys.argv[2])))
+print(trace(get_scenario(sys.argv[1]), int(sys.argv[2]), bool(sys.argv[3])))
 """

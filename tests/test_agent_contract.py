@@ -398,6 +398,27 @@ def test_what_differs_between_processes_is_found(monkeypatch: pytest.MonkeyPatch
     assert "another process fails" in str(breach.breach)
 
 
+def test_a_slow_reference_player_is_asked_once_a_play_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chess's search was asked twice at every step of 20 games, and the check took half an hour."""
+    asked: list[int] = []
+
+    def right(game: Walk, player: str) -> list[str]:
+        asked.append(game.steps)
+        return ["right"]
+
+    told: list[str] = []
+    assert examine(scenario(Walk, reference=right), plays=3, tell=told.append).searches is None
+    assert (told, set(asked) > {0, 1, 2}) == ([f"random game {n} of 3" for n in (1, 2, 3)], True)
+    asked.clear()
+    monkeypatch.setattr("msgrpo.contract.SLOW_S", 0.0)
+    assert examine(scenario(Walk, reference=right), plays=3).searches == len(asked)
+    assert asked == [0, 0, 1, 1, 2, 2]
+    asked.clear()
+    monkeypatch.setattr("msgrpo.contract.SEARCH_S", 0.0)
+    assert examine(scenario(Walk, reference=right), plays=3).breaches == []
+    assert asked == []
+
+
 def test_every_rule_has_a_breach_that_shows_it() -> None:
     assert {rule for _, _, rule, _ in BREACHES} | {"processes"} == set(RULES)
 
