@@ -35,7 +35,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=PART, dir=file.parent)
     part = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as handle:
+        with _naming(file), os.fdopen(descriptor, "wb") as handle:
             os.fchmod(handle.fileno(), 0o666 & ~_umask())  # as open() would make it
             yield handle
             handle.flush()
@@ -57,7 +57,8 @@ def replacing_folder(folder: Path, *, full: bool = False) -> Iterator[Path]:
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{PART}")
     try:
         part.mkdir()
-        yield part
+        with _naming(folder):
+            yield part
         for inner in part.rglob("*"):  # a tokenizer with several chat templates has a folder for them
             if inner.is_dir():
                 sync_folder(inner)
@@ -70,6 +71,16 @@ def replacing_folder(folder: Path, *, full: bool = False) -> Iterator[Path]:
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An error of a write, as on a full disk, names no file: that it be told, it names this one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def check_regular(file: Path) -> None:

@@ -58,17 +58,22 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_refuses_leaves_what_was_there(tmp_path: Path) -> None:
-    """The limit on a file's size stops the write on its way, as a full disk does."""
-    file = tmp_path / "file.txt"
+    """The limit on a file's size stops the write on its way, as a full disk does. The system's error names no file, and
+    the command line writes an error without one as a traceback.
+    """
+    file, folder = tmp_path / "file.txt", tmp_path / "folder"
     replace_text(file, "before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match="File too large") as refused:
             replace_bytes(file, b"x" * 2000)
+        with pytest.raises(OSError, match="File too large") as refused_folder, replacing_folder(folder) as part:
+            (part / "file.txt").write_bytes(b"x" * 2000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file.txt", "before")]
+    assert (refused.value.filename, refused_folder.value.filename) == (str(file), str(folder))
 
 
 @pytest.mark.parametrize("full", [False, True])
