@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
-from msgrpo.errors import UsageError
+from msgrpo.errors import RunError, UsageError
 from msgrpo.game import Game, Outcome, stream
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.snake import DELTA
@@ -171,6 +172,19 @@ def test_a_build_that_was_cut_off_goes_on_to_the_same_model(tmp_path: Path) -> N
     assert names[0] == names[1]
     weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "cut")]
     assert weights[0] == weights[1]
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "whole").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]  # not for its owner alone
+
+
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_at_the_end_of_a_build_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        build(tmp_path / "full", steps=2)
+    assert (tmp_path / "full" / "build.pt").exists()  # the same command goes on
 
 
 @pytest.mark.usefixtures("small")

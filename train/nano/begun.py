@@ -13,6 +13,7 @@ import torch
 from msgrpo.errors import RunError, UsageError
 from msgrpo.files import check_regular, is_part, remove_parts, replacing
 from msgrpo.models.asked import TAUGHT
+from msgrpo.models.headers import save_base
 from msgrpo.run_log import LOCK, alone
 
 
@@ -54,6 +55,16 @@ def save(file: Path, saved: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise RunError(
             f"{file} cannot be written: {error}", fix="free some space; the same command goes on"
+        ) from error
+
+
+def finish(model: Any, tokenizer: Any, out: Path) -> None:
+    """Write the model whole, as a base like any other. Raises RunError where that cannot be done."""
+    try:
+        save_base(model, tokenizer, out)
+    except OSError as error:
+        raise RunError(
+            f"the model cannot be written to {out}: {error}", fix="free some space; the same command goes on"
         ) from error
 
 

@@ -419,8 +419,7 @@ def build(
         while made.step < steps:
             made.block(progress)
             made.save(out / BEGUN)
-        made.model.save_pretrained(out)
-        made.tokenizer.save_pretrained(out)
+        begun.finish(made.model, made.tokenizer, out)
         facts = made.facts()
         replace_text(out / "build.json", json.dumps(facts, indent=2) + "\n")
     return facts

@@ -28,12 +28,11 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from torch import nn
 
 from msgrpo.episode import observation_of, outcome_of
-from msgrpo.errors import GameFaultError, RunError, UsageError
+from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.limits import games_code
 from msgrpo.models.asked import TAUGHT, taught_as
-from msgrpo.models.headers import save_base
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, longest_sharing, trunk_and_head
@@ -266,13 +265,7 @@ class Teaching:
         """The taught model as a folder that is a base like any other. It is the last that is done."""
         plain = self.model if self.whole else self._merged()
         plain.set_attn_implementation("sdpa")
-        try:
-            save_base(plain, self.tokenizer, out)
-        except OSError as error:
-            raise RunError(
-                f"the taught model cannot be written to {out}: {error}",
-                fix="free some space; the same command goes on",
-            ) from error
+        begun.finish(plain, self.tokenizer, out)
 
     def _merged(self) -> Any:
         """The base's own weights and what was learned, added up in float32: bfloat16 would lose a part of either."""
