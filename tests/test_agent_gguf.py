@@ -109,10 +109,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_file_is_converted_once_and_named_by_its_checksum(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path / "tiny.gguf")
     model = based(str(file))
+    assert capsys.readouterr().err == ""  # a bar of transformers was drawn over the app's screen
     checksum = gguf_file.checksum(file)
     assert model.name == "tiny.gguf"
     assert model.extra_settings == {"weights": f"tiny.gguf sha256:{checksum}"}

@@ -143,12 +143,13 @@ def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
     the same settings without that mark.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
     from msgrpo.models.splitting import TEXTS, split_as
 
     logging.disable_progress_bar()
+    vars(modeling_gguf_pytorch_utils)["tqdm"] = logging.tqdm  # its own bar heeds no such word, and drew over the app
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
         if rule is not None:
