@@ -41,6 +41,8 @@ def evaluate(given: Given) -> None:
     board = command.run(options)
     _print_board(board, options.as_json)
     say(f"tables and replays: {options.out / 'leaderboard.html'}")
+    if board.fatal:
+        raise RecordError(board.fatal, fix="start the same command again: what is finished stays")
     if board.silent:
         raise RecordError(
             f"no result: {', '.join(board.silent)}; the notes say why",

@@ -17,7 +17,16 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 
 from msgrpo.agent import Agent, Sampling
-from msgrpo.errors import EndpointError, RecordError, UsageError, first_fault, nearest
+from msgrpo.errors import (
+    EndpointError,
+    GameFaultError,
+    MsgrpoError,
+    RecordError,
+    RunError,
+    UsageError,
+    first_fault,
+    nearest,
+)
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
@@ -37,6 +46,7 @@ from msgrpo.specs import as_read, cut_short, make_agent, names_an_agent
 from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
+ENDING = (EndpointError, GameFaultError, RunError)  # what ends an evaluation or a match that has begun
 
 
 @dataclass
@@ -187,7 +197,11 @@ class Options(Given):
 
 
 def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
-    """Play what is missing, write all tables into the folder, and return the board of what was asked for."""
+    """Play what is missing, write all tables into the folder, and return the board of what was asked for.
+
+    What ends the evaluation before its end (a wrong key, a game that hangs) hides no result: the board says it as
+    `fatal`, and it is raised where there is nothing to show.
+    """
     scenarios, episodes, specs = options.chosen(), options.count(), options.specs()
     agents = [options.agent(spec) for spec in specs]
     prices, budget, called = options.prices(), options.budget(), options.called()
@@ -197,12 +211,17 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     for sentence in short:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     progress = EvalProgress(prices={spec: prices for spec in specs if prices and spec.startswith("endpoint:")})
+    fatal: MsgrpoError | None = None
     try:
         with cluster(options) as elsewhere, shown(progress, console), ending_as_interrupt():
             asyncio.run(_play(agents, scenarios, episodes, options, progress, budget, called, elsewhere))
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
+    except ENDING as error:
+        if not progress.planned:  # nothing has begun
+            raise
+        fatal = error
     folders = [options.out / folder_name(spec) for spec in specs]
     # what has been played is shown, also where the agents were asked differently: the table says so
     played, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios], mix=True)
@@ -223,7 +242,13 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         ]
     if progress.stopped:
         notes = [*notes, f"{progress.stopped}; the same command with a larger budget goes on."]
+    if fatal is not None:
+        notes = [*notes, f"the evaluation ended before its end: {fatal.message}"]
     board = leaderboard.build(chosen, notes)
+    if fatal is not None:
+        if not board.rows:
+            raise fatal
+        board.fatal = str(fatal)
     board.silent += [f"{printable(called.get(spec, spec))} in {scenario}" for spec, scenario in progress.kept_out]
     write_tables(board, chosen, options.out)
     if not board.rows:
@@ -272,7 +297,7 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
                 lambda played, planned: bar.update(task, completed=played, total=planned),
                 options.concurrency or CONCURRENCY,
             )
-        except EndpointError as error:  # what has a result is shown nevertheless
+        except ENDING as error:  # what has a result is shown nevertheless
             fatal = str(error)
             if not any(match.points_of(file, pair, scenario, starts)[0] for pair, file in records):
                 raise

@@ -24,6 +24,7 @@ class Leaderboard(BaseModel):
     overall: list[Overall] = []
     retellings: list[Retelling] = []
     silent: list[str] = []  # agents of whom no episode in a scenario has a result
+    fatal: str = ""  # what ended the evaluation before its end
     made: list[str] = []  # sentences on how the table was made
 
 

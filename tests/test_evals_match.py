@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.errors import EndpointError, RecordError, UsageError
+from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError
 from msgrpo.evals import command, match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
@@ -217,16 +217,25 @@ def test_a_pairing_without_a_result_costs_the_others_nothing_and_says_why(tmp_pa
     assert "nothing answers at 127.0.0.1:9" in said
 
 
-def test_a_failure_that_ends_a_match_hides_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        EndpointError("no quota", kind="quota", fatal=True, fix="the account has no quota left"),
+        GameFaultError("no quota", fatal=True, fix="the account has no quota left"),  # as of a game that hangs
+    ],
+)
+def test_a_failure_that_ends_a_match_hides_no_result(
+    failure: EndpointError | GameFaultError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An account without quota kept from view what the others had played, in this start and before it."""
 
     class Broke(RandomAgent):
         async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
-            raise EndpointError("no quota", kind="quota", fatal=True, fix="the account has no quota left")
+            raise failure
 
     monkeypatch.setattr(command, "make_agent", lambda spec, *given, **more: AGENTS.get(spec) or Broke(spec))
     given: dict[str, Any] = {"scenarios": [NIM], "episodes": 1, "out": tmp_path}
-    with pytest.raises(EndpointError, match="no quota"):
+    with pytest.raises(type(failure), match="no quota"):
         command.run_match(command.Options(agents=["optimal", "broke"], **given))
     command.run_match(command.Options(agents=[*PAIR], **given))
     _, results, _, missing = command.run_match(command.Options(agents=[*PAIR, "broke"], **given))

@@ -342,6 +342,25 @@ def test_what_an_agent_cannot_play_is_said_below_the_table(tmp_path: Path, monke
     ]
 
 
+def test_a_failure_that_ends_an_evaluation_hides_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong key of the last agent kept from view what all before it had played: no table, none in the folder."""
+    monkeypatch.setattr(
+        command,
+        "make_agent",
+        lambda spec, *given, **more: RandomAgent() if spec == "random" else Counting(spec, fails=1, fatal=True),
+    )
+    given: dict[str, Any] = {"scenarios": ["frozen-lake"], "episodes": 3, "out": tmp_path}
+    with pytest.raises(EndpointError, match="down"):  # nothing is there to be shown
+        command.run(command.Options(agents=["keyless"], **given), Console(file=io.StringIO()))
+    assert not (tmp_path / "leaderboard.json").exists()
+    options = command.Options(agents=["random", "keyless", "later"], **given)
+    board = command.run(options, Console(file=io.StringIO()))
+    assert [(row.agent, row.episodes) for row in board.rows] == [("random", 3)]
+    assert board.fatal == "down"
+    assert "the evaluation ended before its end: down" in board.notes
+    assert json.loads((tmp_path / "leaderboard.json").read_text())["fatal"] == "down"
+
+
 async def test_concurrency_is_bounded_and_reached(tmp_path: Path) -> None:
     together = asyncio.Barrier(6)
 
