@@ -110,6 +110,8 @@ async def awaited(group): return [[0.0]]
 def lazily(group):
     yield [0.0]
     raise ValueError("no second")
+
+def huge(group): return [[1e30] * len(turns) for turns in group.turns]
 """
 
 
@@ -134,6 +136,7 @@ class Alone:
         (OutsideCredit, "words", r"returned \[\['x'\]\] \(.*odd\.py:4\)"),
         (OutsideCredit, "tensors", r"returned .*odd\.py:5\)"),
         (OutsideCredit, "lazily", r"failed: ValueError: no second \(.*odd\.py:13\)"),
+        (OutsideCredit, "huge", r"returned \[\[1e\+30.*odd\.py:15\)"),
         (OutsideSelect, "nothing", r"returned None \(.*odd\.py:3\)"),
         (OutsideSelect, "mask", r"returned \[True, False\] \(.*odd\.py:6\)"),
         (OutsideSelect, "halves", r"returned \[0\.7, 1\.2\] \(.*odd\.py:7\)"),

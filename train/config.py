@@ -26,7 +26,7 @@ from pydantic_core import from_json
 from msgrpo.agent import Sampling
 from msgrpo.errors import UsageError, first_fault, nearest
 from msgrpo.files import read_regular
-from msgrpo.game import Scenario
+from msgrpo.game import MOST_POINTS, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
 from msgrpo.models.asked import taught_as
@@ -152,7 +152,9 @@ class TrainConfig(BaseModel):
         None,
         description="who has the other seats: random, optimal, base, adapter:DIR; the policy's seat alternates",
     )
-    format_penalty: float = Field(0.1, ge=0, description="Φ of an answer without a legal action is minus this")
+    format_penalty: float = Field(
+        0.1, ge=0, le=MOST_POINTS, description="Φ of an answer without a legal action is minus this"
+    )
 
     temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
     max_tokens: int = Field(48, ge=1, description="of one answer")

@@ -11,7 +11,6 @@ imported when the run begins, and asked by the first process of a run alone: it 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from msgrpo.errors import UsageError, users_code
+from msgrpo.game import MOST_POINTS
 from msgrpo.limits import unmoved
 from msgrpo.outside_code import module_at
 from msgrpo.train.groups import Advantages, Group
@@ -88,12 +88,13 @@ class OutsideCredit(Function, Credit):
 
     def _of(self, group: Group) -> Advantages:
         lengths = [len(turns) for turns in group.turns]
-        answer, wanted = self.ask(group), "one finite number for every turn of every episode, [j][t]"
+        answer = self.ask(group)
+        wanted = f"one finite number for every turn of every episode, [j][t], at most {MOST_POINTS:g} from 0"
         try:
             credits = [[float(value) for value in of_episode] for of_episode in answer]
         except Exception as error:  # whatever library the answer is from
             raise self.refused(answer, wanted) from error
-        if [len(of_episode) for of_episode in credits] != lengths or not all(map(math.isfinite, _flat(credits))):
+        if [len(of_episode) for of_episode in credits] != lengths or not all(map(_is_credit, _flat(credits))):
             raise self.refused(credits, wanted, f" for episodes of {lengths} turns")
         return credits
 
@@ -137,6 +138,11 @@ OUTSIDE: dict[str, type[Function]] = {"credit": OutsideCredit, "select": Outside
 
 def _flat(credits: Advantages) -> Iterable[float]:
     return (value for of_episode in credits for value in of_episode)
+
+
+def _is_credit(value: float) -> bool:
+    """Whether a loss can be computed with it: NaN is no credit, and of larger ones the gradient is infinite."""
+    return abs(value) <= MOST_POINTS
 
 
 def _index(value: Any) -> int:
