@@ -110,6 +110,18 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert "already" in said[-1]
 
 
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    """The checkpoints of a run of `msgrpo train` were removed."""
+    kept = tmp_path / CHECKPOINTS / "step-000001" / "state.pt"
+    kept.parent.mkdir(parents=True)
+    for file in (kept, tmp_path / "config.json"):
+        file.write_text("{}")
+    with pytest.raises(UsageError, match="is not empty and holds no run of train-dqn"):
+        train("frozen-lake", tmp_path, tuning=TINY, say=quiet)
+    assert kept.is_file()
+    assert not (tmp_path / "model.zip").exists()
+
+
 def counters(run: Path) -> dict[str, int]:
     newest = newest_checkpoint(run)
     assert newest is not None

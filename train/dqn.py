@@ -20,14 +20,15 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.files import check_regular, replace_bytes, replacing_folder
+from msgrpo.files import check_regular, is_part, replace_bytes, replacing_folder
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
 from msgrpo.models.dqn import CARD, WEIGHTS, policy_arguments, read_card
-from msgrpo.run_log import alone
+from msgrpo.run_log import LOCK, alone
 
-CHECKPOINTS, REPLAY = "checkpoints", "replay.npz"
+CHECKPOINTS, REPLAY, BOARD = "checkpoints", "replay.npz", "tensorboard"
+BEFORE_A_CHECKPOINT = (LOCK, CHECKPOINTS, BOARD)  # what a run leaves that ended before its first
 HELD = ("observations", "next_observations", "actions", "rewards", "dones")  # of the replay buffer
 Say = Callable[[str], None]
 
@@ -88,10 +89,19 @@ def train(
         "seed": seed,
         "tuning": asdict(tuning) | {"hidden": list(tuning.hidden)},
     }
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file", fix="choose another --out")
+    _check_folder(out)
     with alone(out):
         _go_on(scenario, out, card, tuning, goal, every, say)
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse what is no folder, and one that holds something else: its checkpoints would be removed."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file", fix="choose another --out")
+    if not out.exists() or newest_checkpoint(out) is not None:
+        return
+    if any(entry.name not in BEFORE_A_CHECKPOINT and not is_part(entry) for entry in out.iterdir()):
+        raise UsageError(f"--out {out} is not empty and holds no run of train-dqn", fix="choose another --out")
 
 
 def _go_on(
@@ -165,7 +175,7 @@ def _new(environments: VecMonitor, tuning: Tuning, out: Path, seed: int) -> DQN:
         # the step limit is part of the task and the step is in the planes: nothing comes after the last one
         replay_buffer_kwargs={"handle_timeout_termination": False},
         policy_kwargs=policy_arguments(asdict(tuning)),
-        tensorboard_log=str(out / "tensorboard"),
+        tensorboard_log=str(out / BOARD),
         seed=seed,
         device="cpu",
     )
