@@ -152,6 +152,12 @@ def test_an_arm_that_could_not_start_is_named_before_anything_runs(setting: str,
     assert not (tmp_path / "out").exists()
 
 
+def test_without_a_place_for_a_run_nothing_is_written(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers is 0"):
+        run(load_study(file), tmp_path / "out", 0, print)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_cannot_be_one_is_an_error_in_words(file: Path) -> None:
     for out in (file, file / "below"):
         with pytest.raises(RunError, match="cannot be read or written"):

@@ -195,6 +195,8 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
     from msgrpo.train.ranks import ALONE
     from msgrpo.train.rollouts import Players
 
+    if workers < 1:
+        raise UsageError(f"workers is {workers}", fix="1 or more runs at a time")
     for arm in study.arms:
         config = study.config(arm, 0)
         for choice in config.choices:
