@@ -90,6 +90,7 @@ def test_bounds_are_crossed_one_by_one() -> None:
     assert causes({"rollout/flat_groups": 1.0, "rollout/success": 1.0}) == ["starts too easy"]
     assert causes({}, {"rollout/flat_groups": 1.0, "rollout/success": 1.0}) == []  # that is what it has learned
     assert causes({}, {"rollout/entropy": 0.005}) == ["entropy collapse"]
+    assert causes({"rollout/entropy": 0.0}) == []  # it did not fall
     assert causes({}, {"rollout/state_information": 0.001}) == ["template collapse"]
     assert causes({"rollout/state_information": 0.0}) == ["template collapse"]  # it never depended on it
     assert causes({"update/clip_share": 0.2}, {}) == ["learning rate too high"]

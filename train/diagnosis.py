@@ -250,7 +250,7 @@ def template_collapse(run: History) -> Finding | None:
 def entropy_collapse(run: History) -> Finding | None:
     """The policy hardly varies any more, and not because it plays well."""
     now, first = run.now("rollout/entropy"), run.first("rollout/entropy")
-    if now is None or first is None or run.learns or len(run.updates) < RECENT or now > COLLAPSED * first:
+    if now is None or first is None or run.learns or len(run.updates) < RECENT or now >= COLLAPSED * first:
         return None
     return Finding(
         "entropy collapse",
