@@ -25,6 +25,8 @@ from msgrpo.run_log import read_rows
 from msgrpo.train import checkpoint, loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
+from msgrpo.train.film import Film
+from msgrpo.train.rollouts import Players
 from tests import forked
 from tests.train_helpers import NO_FILM, TINY, WEIGHTS, Told, run_here, tiny
 
@@ -99,6 +101,21 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(
     assert {**whole, "training_seconds": 0} == {**resumed, "training_seconds": 0} | {
         side: {**resumed[side], "eval_s": whole[side]["eval_s"]} for side in ("before", "after")
     }
+
+
+def test_a_run_that_goes_on_films_no_scene_that_its_share_of_the_time_does_not_hold(
+    finished: Path, tmp_path: Path
+) -> None:
+    """A scene was played at once, as if it took no time."""
+    scene = run_log.read_scene(finished, 0)
+    config = make_config(settings=TINY, given={"steps": 4})
+    assert Film(tmp_path, Players(config))._wanted(1)  # how long a scene takes is not known yet
+    for episode in scene.episodes:
+        episode.turns[0].latency_s = 1000.0
+    run_log.write_scene(tmp_path, scene)
+    assert not Film(tmp_path, Players(config))._wanted(1)
+    (tmp_path / "film" / "000000.json").write_text("damaged")
+    assert Film(tmp_path, Players(config))._wanted(1)
 
 
 def test_a_credit_of_ones_own_that_fails_loses_no_update(tmp_path: Path) -> None:

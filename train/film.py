@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgrpo import run_log
 from msgrpo.agent import LanguageModel
+from msgrpo.errors import RecordError
 from msgrpo.run_log import Scene
 from msgrpo.text import counted
 from msgrpo.train.evaluate import validation_episodes
@@ -25,7 +26,7 @@ class Film:
     def __init__(self, out: Path, players: Players) -> None:
         self._out, self._players = out, players
         self._began = time.perf_counter()
-        self._spent_s = self._longest_s = 0.0
+        self._spent_s, self._longest_s = 0.0, _took_before(out)
 
     def due(self, step: int) -> bool:
         """Whether the version of this number is to be filmed: the same answer on every rank."""
@@ -51,3 +52,14 @@ class Film:
         if self._players.ranks.first:
             played = [episode for episode in episodes if episode.error is None]
             run_log.write_scene(self._out, Scene(step=step, episodes=played))
+
+
+def _took_before(out: Path) -> float:
+    """The seconds of the newest scene of a run that goes on; 0 where there is none: how long it took is not known."""
+    try:
+        episodes = [
+            episode for step in run_log.scenes(out)[-1:] for episode in run_log.read_scene(out, step).episodes
+        ]
+    except RecordError:
+        return 0.0
+    return max((sum(turn.latency_s for turn in episode.turns) for episode in episodes), default=0.0)
