@@ -261,3 +261,14 @@ async def test_what_the_start_screen_remembers_is_data(
         assert "OpenSpiel" not in text_of(app, "#rules")
         assert all(len(choice.spec) < 1000 and "\x1b" not in choice.spec for choice in app.screen.games)
         assert app.screen.seed == 0
+
+
+async def test_choices_that_cannot_be_kept_are_told_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("no folder")
+    memory = tmp_path / "state" / "choices.json"
+    app = PlayApp(resolver(), None, clock=ManualClock(), runs=tmp_path, plays=tmp_path, memory=memory)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await press(pilot, "enter")
+        assert [note.message for note in app._notifications] == [
+            f"the choices cannot be kept in {memory}: File exists"
+        ]

@@ -343,7 +343,7 @@ class StartScreen(Screen[None]):
             numbers = {"seed": self.seed, "speed": self.speed, "temperature": self.temperature}
             remember(host(self).memory, chosen | {name: f"{number:g}" for name, number in numbers.items()})
         except OSError as error:
-            self.notify(f"the choices cannot be kept: {error.strerror}", severity="warning")
+            self.notify(f"the choices cannot be kept in {host(self).memory}: {error.strerror}", severity="warning")
 
     @work(group="dialog")
     async def action_own_game(self) -> None:
