@@ -18,7 +18,7 @@ from msgrpo.errors import ModelError, RunError
 from msgrpo.files import is_folder, is_part, read_regular, replacing_folder
 from msgrpo.models.headers import Shapes, tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of, by_layer, read_adapter_config
-from msgrpo.models.paths import base_path
+from msgrpo.models.paths import adapters_base, base_path
 from msgrpo.run_log import read_rows
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM's --max-lora-rank takes
@@ -131,7 +131,7 @@ def _describe(folder: Path) -> TrainedAdapter:
     try:
         base = base_of(folder)
         adapter = read_adapter(folder)
-        if is_folder(base_path(base)):
+        if is_folder(base_path(adapters_base(folder))):
             check_fits(adapter, Path(base_path(base)))
     except ModelError as error:
         problem = error.message

@@ -14,6 +14,7 @@ from msgrpo.errors import ServeError, UsageError
 from msgrpo.files import is_folder
 from msgrpo.loopback import is_loopback
 from msgrpo.models.asked import taught_as, trained_as
+from msgrpo.models.paths import adapters_base
 from msgrpo.prompt import USUAL, Asked
 from msgrpo.serve.adapters import Adapter, check_fits, read_adapter
 from msgrpo.serve.preflight import (
@@ -59,6 +60,8 @@ def plan(
     if runtime_adapters is not None and not runtime_adapters.is_dir():
         raise UsageError(f"--allow-runtime-adapters: there is no folder {runtime_adapters}")
     read = tuple(parse_adapter(text) for text in adapters)
+    for adapter in read:
+        adapters_base(adapter.folder)
     return Request(
         base=common_base(read, base),
         adapters=read,

@@ -19,7 +19,7 @@ from msgrpo.loopback import is_loopback
 from msgrpo.models.paths import NANO_DIR
 from msgrpo.prompt import PromptTemplate, as_given, make_template
 from msgrpo.serve import preflight, terminal
-from msgrpo.serve.adapters import Adapter, read_adapter
+from msgrpo.serve.adapters import Adapter, list_runs, read_adapter
 from msgrpo.serve.vllm_command import (
     ENTRY,
     Engine,
@@ -454,3 +454,21 @@ def test_adapters_are_listed_for_people_and_machines(
     assert [run["name"] for run in json.loads(output)] == ["fl"]
     assert "nano" in msgrpo(monkeypatch, capsys, "adapters", str(tmp_path))[1]
     assert "no adapters in" in msgrpo(monkeypatch, capsys, "adapters", str(tmp_path / "none"))[1]
+
+
+@pytest.mark.parametrize("base", ["base.gguf", "base", "./base"])
+def test_an_adapter_whose_base_has_moved_is_named_with_it(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = base if base.startswith(".") else str(tmp_path / base)
+    folder = write_adapter(tmp_path / "fl", base_model_name_or_path=gone)
+    said = f"the adapter {folder} was trained on {gone}, which is not there"
+    code, _, errors = msgrpo(monkeypatch, capsys, "serve", "--adapter", str(folder), "--dry-run")
+    assert (code, errors.splitlines()[0]) == (2, f"error: {said}")
+    assert [run.problem for run in list_runs(tmp_path)] == [said]
+
+
+def test_a_gguf_file_is_served_under_its_own_name_and_not_its_path() -> None:
+    """The path was the model's name: clients read this machine's folders, and one with a blank could not be served."""
+    request = Request(base="/my models/smol.gguf", adapters=(adapter(base="/my models/smol.gguf"),))
+    assert build(request, "cpu", "/cache/smol").models == ["smol.gguf", "fl"]

@@ -19,12 +19,21 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
-from msgrpo.files import digest, is_file, is_folder
+from msgrpo.files import digest, is_folder
 from msgrpo.models.asked import run_settings, taught_as, trained_as
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
-from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_arguments, base_of, read_adapter_config
-from msgrpo.models.paths import NANO, NANO_DIR, NANO_SIZED, base_path, check_base, own_code, parameters_of
+from msgrpo.models.lora import ADAPTER_WEIGHTS, adapter_arguments, base_of, read_adapter_config
+from msgrpo.models.paths import (
+    NANO,
+    NANO_DIR,
+    NANO_SIZED,
+    adapters_base,
+    base_path,
+    check_base,
+    own_code,
+    parameters_of,
+)
 from msgrpo.models.proof import prepare
 from msgrpo.text import printable
 
@@ -154,13 +163,7 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     config = read_adapter_config(folder)
     arguments = adapter_arguments(folder, config)
     named_layers, lora = list(arguments["target_modules"]), LoraConfig(**arguments)  # PEFT shortens its own list
-    base = config["base_model_name_or_path"]
-    if (is_gguf(base) or base.startswith("/")) and not (is_file(base) or is_folder(base)):
-        raise ModelError(
-            f"the adapter {folder} was trained on {base}, which is not there",
-            fix=f"put it back, or name its new place as base_model_name_or_path in {folder / ADAPTER_CONFIG}",
-        )
-    model, tokenizer = load_base(base, device=device, dtype=dtype)
+    model, tokenizer = load_base(adapters_base(folder), device=device, dtype=dtype)
     try:
         with _LOADING, warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")  # it would play as its base

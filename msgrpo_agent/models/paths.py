@@ -9,10 +9,10 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError
-from msgrpo.files import check_regular, is_folder, read_regular
+from msgrpo.files import check_regular, is_file, is_folder, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
 from msgrpo.models.headers import check_header, small_config, tensor_shapes
-from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of
 
 NANO_SIZED = 20_000_000  # parameters up to which a base counts as small as nano
 NANO = "nano"
@@ -35,6 +35,18 @@ def _expanded(base: str) -> str:
         return str(Path(base).expanduser()) if base.startswith("~") else base
     except RuntimeError as error:  # ~nobody
         raise ModelError(f"the base model {base!r} is no folder: {error}") from error
+
+
+def adapters_base(adapter: Path) -> str:
+    """The base that an adapter names. Raises ModelError where that is a place on this disk and nothing is there."""
+    base = base_of(adapter)
+    is_place, place = is_gguf(base) or base.startswith((".", "/", "~")), _expanded(base)
+    if is_place and not (is_file(place) or is_folder(place)):
+        raise ModelError(
+            f"the adapter {adapter} was trained on {base}, which is not there",
+            fix=f"put it back, or name its new place as base_model_name_or_path in {adapter / ADAPTER_CONFIG}",
+        )
+    return base
 
 
 def absolute(base: str) -> str:
