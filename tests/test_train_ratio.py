@@ -111,6 +111,27 @@ def test_each_pulls_at_a_token_as_worked_out_by_hand(name: str, seed: int) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(5))
+def test_statistics_are_means_over_the_generated_tokens(name: str, seed: int) -> None:
+    """`ratio` is the ratio before any bound; `clip_share` counts the tokens that a bound holds."""
+    lp, old, ref, advantages, mask = random_inputs(seed)
+    by_hand: dict[str, list[float]] = {"ratio": [], "clip_share": [], "kl": []}
+    for n in range(len(lp)):
+        there = mask[n].bool()
+        logs = (lp - old)[n][there].tolist()
+        for t, log_w in enumerate(logs):
+            w = math.exp({"gspo": sum(logs) / len(logs), "turn": sum(logs)}.get(name, log_w))
+            by_hand["ratio"].append(w)
+            by_hand["clip_share"].append(
+                w > 1 + HIGH if name == "cispo" else pull(name, logs, t, float(advantages[n])) == 0
+            )
+        by_hand["kl"] += [math.exp(r) - r - 1 for r in (ref - lp)[n][there].tolist()]
+    _, stats = loss_of(name, "turn")(lp, old, ref, advantages, mask)
+    for statistic, of_tokens in by_hand.items():
+        assert stats[statistic].item() == pytest.approx(sum(of_tokens) / len(of_tokens))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_slow_loops_inputs_lie_within_the_bounds_and_beyond(name: str) -> None:
     shares = []
     for seed in range(5):

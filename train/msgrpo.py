@@ -116,10 +116,10 @@ def policy_loss(
     """
     mask = mask_NT.to(logprobs_NT.dtype)
     advantages = advantages_N.to(logprobs_NT.dtype).reshape(len(mask), -1)
-    ratio = ratio_of((logprobs_NT - old_logprobs_NT) * mask)
+    ratio = ratio_of(logprobs_NT - old_logprobs_NT)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    kl = k3(ref_logprobs_NT - logprobs_NT, mask)
+    kl = k3(ref_logprobs_NT - logprobs_NT)
     losses = kl_coef * kl - surrogate
     if aggregate == "token":
         loss = (losses * mask).sum() / mask.sum()
@@ -143,7 +143,7 @@ def ratio_of(log_w: Tensor) -> Tensor:
     return log_w.clamp(max=FAR).exp()
 
 
-def k3(log_r_NT: Tensor, mask_NT: Tensor) -> Tensor:
+def k3(log_r_NT: Tensor) -> Tensor:
     """r − log r − 1 ≥ 0 of every token, r = p_ref/pθ: Schulman's low-variance estimate of KL(pθ ‖ p_ref).
 
     Its mean over tokens of pθ is that divergence. Its gradient, since nothing flows through the choice of the tokens,
@@ -153,5 +153,5 @@ def k3(log_r_NT: Tensor, mask_NT: Tensor) -> Tensor:
     that size: it would outweigh all other tokens of the update. So k3 is cut off at `K3_MAX` (veRL does so at 10),
     and a token beyond it pulls no more.
     """
-    log_r = (log_r_NT * mask_NT).clamp(max=FAR)
+    log_r = log_r_NT.clamp(max=FAR)
     return (log_r.exp() - log_r - 1).clamp(max=K3_MAX)

@@ -42,7 +42,7 @@ class _Surrogate(Loss):
         mask = mask_NT.to(logprobs_NT.dtype)
         advantages = advantages_NT.to(logprobs_NT.dtype).reshape(len(mask), -1)
         surrogate, ratio, cut = self.surrogate((logprobs_NT - old_NT) * mask, logprobs_NT, advantages, mask)
-        kl = k3(reference_NT - logprobs_NT, mask)
+        kl = k3(reference_NT - logprobs_NT)
         losses = (self.kl * kl - surrogate) * mask
         tokens = mask.sum()
         loss = losses.sum() / tokens if self.over == "token" else (losses.sum(1) / mask.sum(1)).mean()
