@@ -320,6 +320,14 @@ def test_an_outage_of_the_only_server_is_waited_for(root: Path) -> None:
         assert len(answers(model, 2)) == 2
 
 
+def test_a_server_that_is_busy_for_a_moment_is_proved_all_the_same(root: Path) -> None:
+    """One 503 among the canary's answers, and the run ended: no server was left."""
+    server = FakeVllm(root)
+    server.faults = [reply(503, "busy")] * 2
+    with serving(server) as urls, engine_at(urls, root) as (engine, _, _):
+        assert len(answers(engine.load(0), 2)) == 2
+
+
 @pytest.mark.parametrize("what", ["base", "stale", "temperature"])
 @pytest.mark.parametrize("by", [5e-4, 0.02])
 def test_a_server_that_plays_with_other_weights_leaves_before_it_plays(root: Path, what: str, by: float) -> None:

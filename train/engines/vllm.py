@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections import deque
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from msgrpo.serve.vllm_command import KEY_VARIABLE
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import contract
 from msgrpo.train.engines.fleet import Child, Fleet, Listed, check_one_machine
-from msgrpo.train.engines.pool import NEW, Pool, Remote, RemoteError, VersionModel, ask, post, still_has
+from msgrpo.train.engines.pool import NEW, PATIENCE, Pool, Remote, RemoteError, VersionModel, ask, post, still_has
 from msgrpo.train.policy import Policy, State
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.sinks import Reporter
@@ -168,11 +169,20 @@ class VllmEngine:
                     raise RemoteError(f"it did not load {name}: status {response.status}: {response.text}")
             await asyncio.sleep(min(0.25 * 2**trial, 4.0))
         rows, sampling = self._chat.ids(self._prompts), contract.canary_sampling(self._policy.temperature)
-        asked = [
-            ask(client, remote, name, ids, sampling, seed, self._stop_ids, self._vocabulary)
-            for ids, seed in zip(rows, contract.SEEDS, strict=True)
-        ]
-        return list(await asyncio.gather(*asked))
+
+        async def answer(ids: list[int], seed: int) -> Completion:
+            for trial in range(min(tries, PATIENCE)):
+                began = time.monotonic()
+                try:
+                    return await ask(client, remote, name, ids, sampling, seed, self._stop_ids, self._vocabulary)
+                except RemoteError as error:  # in play, too, it is one of so many in a row
+                    late = time.monotonic() - began > QUICK_S
+                    if error.final or late or trial == min(tries, PATIENCE) - 1:
+                        raise
+                await asyncio.sleep(0.25 * 2**trial)
+            raise AssertionError("it is asked at least once")
+
+        return list(await asyncio.gather(*map(answer, rows, contract.SEEDS)))
 
     def _proved(self, answers: dict[str, Answers]) -> list[tuple[str, str | None]]:
         """Why each server must not play, None where it may.
