@@ -68,6 +68,16 @@ def test_starts_that_do_the_same_updates_again_get_nowhere() -> None:
     assert desk.is_over()
 
 
+def test_a_rank_that_begins_again_after_a_stop_loads_nothing() -> None:
+    """Killed just before Ctrl-C, a rank loaded the model and the checkpoint to be told that it shall stop."""
+    desk = Desk()
+    desk.begin()
+    desk.stop()
+    assert not desk.is_over()  # it saves the update in progress
+    desk.begin()
+    assert desk.fetch()[1] == RunEnd()
+
+
 def test_what_a_cluster_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(settings=["rollouts=vllm(servers=2, tensor_parallel=4)", "trainers=3-8"])
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 64.0, "GPU": 10.0})

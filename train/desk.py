@@ -50,6 +50,8 @@ class Desk:
                 f"{self._last_fault}",
                 fix="the last checkpoint is kept; Ray's logs of the workers say more (ray logs)",
             )
+        if self._stopping:  # what there is to save was saved before: it need not load the model first
+            self._outcome = self._outcome or RunEnd()
         self._starts += 1
         return self._starts - 1
 
