@@ -208,6 +208,17 @@ def test_a_record_of_people_that_cannot_be_written_is_told_and_the_game_has_its_
     assert said.index("cannot be opened") < said.rindex("random")
 
 
+def test_in_plain_text_a_person_reads_no_other_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspiel")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="two people would read each other's cards"):
+        run("spiel:kuhn_poker", "--agent", "human", "--against", "human", "--plain")
+    monkeypatch.setattr("builtins.input", lambda ask: "Pass")
+    said = run("spiel:kuhn_poker", "--agent", "human", "--against", "random", "--plain")
+    assert said.count("You are player1.") > 1
+    assert "You are player2." not in said
+
+
 def test_a_person_of_a_plain_duel_is_told_their_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspiel")
     monkeypatch.chdir(tmp_path)

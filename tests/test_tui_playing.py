@@ -9,6 +9,7 @@ import pytest
 
 from msgrpo.episode import read_episodes
 from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui.app import PlayApp
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView
@@ -18,8 +19,10 @@ from tests.tui_helpers import (
     ManualClock,
     answer,
     drained,
+    keys_of,
     play_screen,
     press,
+    resolver,
     scripted,
     settle,
     text_of,
@@ -360,3 +363,46 @@ async def test_a_game_without_a_board_is_played_by_numbers_and_in_turns(app_of, 
             await ticks(pilot, clock, 12)
         assert session.over
         assert "won" in text_of(app, "#panel-0-first .status") or "wins" in text_of(app, "#verdict")
+
+
+async def test_two_people_at_one_keyboard_see_their_own_cards_alone(tmp_path: Path) -> None:
+    """Each saw the other's cards; a key before somebody has looked moves nobody."""
+    pytest.importorskip("pyspiel")
+    setup = Setup("spiel:kuhn_poker", "human", "human")
+    app = PlayApp(resolver(), setup, clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        match = play_screen(app).match
+        for player, number in (("player 1", "1"), ("player 2", "2"), ("player 1", "1")):
+            assert keys_of(app).startswith(f"enter {player} looks")
+            steps = match.last
+            await press(pilot, number, "p", "left_square_bracket", "right_square_bracket")
+            assert match.last == steps
+            shown = text_of(app, "BoardView") + "".join(text_of(app, f"#panel-0-player{n} .text") for n in (1, 2))
+            assert "cards are covered" in shown
+            assert "Step" not in shown
+            await press(pilot, "p", "enter")
+            assert f"You are {player.replace(' ', '')}." in text_of(app, "BoardView")
+            await press(pilot, number)
+        assert match.over
+        assert "Step" in text_of(app, "BoardView")
+
+
+async def test_a_person_sees_no_cards_and_no_words_of_an_agent_before_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    agents = resolver(talks=scripted("talks", answer("Bet", "my card is a king")))
+    setup = Setup("spiel:kuhn_poker", "human", "talks")
+    app = PlayApp(agents, setup, clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await press(pilot, "p", "1")
+        match = play_screen(app).match
+        assert (match.last, match.over) == (2, False)
+        for _ in range(3):
+            assert "You are player1." in text_of(app, "BoardView")
+            assert "king" not in text_of(app, "#panel-0-player2 .text")
+            assert "You are player2." not in text_of(app, "#panel-0-player2 .text")
+            await press(pilot, "left_square_bracket")
+        await press(pilot, "end", "1")
+        assert match.over
+        await press(pilot, "left_square_bracket")
+        assert "king" in text_of(app, "#panel-0-player2 .text")

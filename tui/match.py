@@ -63,6 +63,11 @@ class Match:
             self.human_seat(i, player) for i, session in enumerate(self.sessions) for player in session.answers
         )
 
+    def to_look(self) -> tuple[int, str] | None:
+        """Who of two people looks at their cards before they move, while the other looks away."""
+        first = next(iter(self.choosing()), None)
+        return first if first is not None and self.sessions[first[0]].covers(first[1]) else None
+
     def human_seat(self, session: int, player: str) -> bool:
         return isinstance(self.sessions[session].agents[player], HumanAgent)
 

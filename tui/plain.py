@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from msgrpo.agent import Decision, thought
-from msgrpo.errors import RecordError
+from msgrpo.errors import RecordError, UsageError
 from msgrpo.game import Board, Role
 from msgrpo.tui.agents import Resolve, Table
 from msgrpo.tui.export import BY_HAND, append_episode
@@ -40,16 +40,17 @@ def frame_text(session: Session, frame: Frame, *, several: bool = False) -> Text
         f"{session.scenario.id}{whose} · seed {session.seed} · step {frame.step}/{session.scenario.step_limit}\n"
     )
     text.stylize("bold")
-    if frame.board is None:
-        text.append(frame.seen + "\n")
+    board, seen = session.shown if frame is session.frame else (frame.board, frame.seen)
+    if board is None:
+        text.append(seen + "\n")
     else:
-        if frame.board.caption:
-            text.append(frame.board.caption + "\n")
-        _append_board(text, frame.board)
+        if board.caption:
+            text.append(board.caption + "\n")
+        _append_board(text, board)
     for player, turn in frame.turns.items():
         who = session.side(player) or player
         words = thought(turn.answer or "")
-        if words:
+        if words and not session.covers(player):
             text.append(f"{who}: “{words}”\n", "italic")
         action = turn.action or f"⊥ ({turn.failure.value if turn.failure else 'no action'})"
         text.append(f"{who}: {action}", "bold")
@@ -91,6 +92,11 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
     """Play a setup to its end and print every step. Raises what an agent raises: nothing is played in its place."""
     table = Table(resolve)
     match = new_match(setup, table.seat)
+    if all(match.sessions[0].covers(player) for player in match.sessions[0].players):
+        raise UsageError(
+            "as text two people would read each other's cards",
+            fix="play it in the app, which covers them: leave out --plain",
+        )
     if match.human:
         index, player = next(seat for seat in match.seats() if match.human_seat(*seat))
         console.print(f"{explained(match.sessions[index], player)}\n{HOW}\n", highlight=False, markup=False)

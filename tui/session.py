@@ -24,6 +24,7 @@ from msgrpo.text import printable
 from msgrpo.tui.agents import HUMAN, EmptySeat, HumanAgent
 
 SPEED, LIVE_SPEED = 4.0, 2.0  # steps a second, unless somebody asks for another; the second in real time
+COVERED = "The cards are covered: each of two people looks at their own, while the other looks away."
 Mood = Literal["good", "bad", "limit"]  # of an end: won, lost, or the steps are used up
 
 
@@ -103,6 +104,7 @@ class Session:
         self.seed = seed
         self.episode = new_episode(scenario, self.agents, seed, seed, seed)
         self.answers: dict[str, Decision] = {}
+        self.looks: str | None = None  # who of two people sees their own cards now
         self.cursor = 0
         self._start(scenario.new(seed, seed))
 
@@ -199,6 +201,26 @@ class Session:
     def human_played(self) -> bool:
         return any(HUMAN in specs.values() for specs in self._by)
 
+    def covers(self, player: str) -> bool:
+        """Whether what a player reads and says is kept from the people who play: other cards, till the game is over.
+
+        One person sees their own; of two each looks in turn.
+        """
+        people = [one for one in self.players if isinstance(self.agents[one], HumanAgent)]
+        if not (self.scenario.hidden and people and len(self.players) > 1) or self.over:
+            return False
+        return player != (people[0] if len(people) == 1 else self.looks)
+
+    @property
+    def shown(self) -> tuple[Board | None, str]:
+        """The board and the text of the moment at the cursor; of covered cards what the one reads who may look."""
+        covered = [player for player in self.players if self.covers(player)]
+        if not covered:
+            return self.frame.board, self.frame.seen
+        with games_code(self.scenario.id):
+            seen = [observation_of(self.game_at(self.cursor), one) for one in self.players if one not in covered]
+        return None, seen[0] if seen else COVERED
+
     def view(self, player: str) -> View:
         return view_of(self.game, self.scenario, player, self.episode.sampling_seed, self.episode.turns_of(player))
 
@@ -212,6 +234,7 @@ class Session:
 
     def answer(self, player: str, decision: Decision) -> None:
         self.answers[player] = decision
+        self.looks = None
 
     def commit(self) -> Frame:
         """Play the step that everybody has answered. The cursor follows if it was live."""
@@ -270,7 +293,7 @@ class Session:
         kept = self.cursor
         if kept == self.last:
             return
-        self.answers = {}
+        self.answers, self.looks = {}, None
         for agent in self.agents.values():
             if isinstance(agent, HumanAgent):
                 agent.kept = None  # a key that came too fast was meant for what is gone
@@ -289,7 +312,7 @@ class Session:
         """A person takes the seat at the moment that is shown."""
         self.rewind()
         self.answers.pop(player, None)
-        self.agents[player] = HumanAgent()
+        self.agents[player], self.looks = HumanAgent(), None
 
     def hand_back(self, player: str) -> None:
         self.answers.pop(player, None)

@@ -46,6 +46,9 @@ def status(
     if isinstance(agent, EmptySeat):
         key = seat_key(match, index, player)
         return f"the record ends here and nobody is asked   {key}: play on by hand", "note"
+    if isinstance(agent, HumanAgent) and not answered and session.covers(player):
+        look = "enter shows your cards" if match.to_look() == (index, player) else "the other chooses first"
+        return f"{agent.name}: {look}", "turn"
     if isinstance(agent, HumanAgent) and not answered:
         keys = keys_of(session.game, player, agent)
         return f"{agent.name}, your move: {keys}".removeprefix("you, "), "turn"

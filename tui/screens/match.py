@@ -193,7 +193,7 @@ class MatchScreen(Screen[None]):
             elif stacked:
                 self.lane(i).fit(width, max(LOW, height - LOW * panels), whole_width=True)
             else:
-                board = session.frame.board is not None
+                board = session.shown[0] is not None
                 wide = max(width // 2, width - max(PANEL, width * 3 // 10)) if board else width // 2
                 self.lane(i).fit(wide, height, whole_width=False)
 
@@ -398,6 +398,8 @@ class MatchScreen(Screen[None]):
         if self.match.secret:
             return
         session = self.match.sessions[message.session]
+        if session.covers(message.player):
+            return
         if message.player not in session.answers and self.match.live and self.asking.going:
             prompt = self.prompt_of(session, message.player) if self.details else None
             self.panel(message.session, message.player).stream(message.text, prompt)

@@ -88,7 +88,9 @@ class PlayScreen(MatchScreen):
 
     def hints(self) -> list[Hint]:
         """By who is waited for: a person who moves, an agent, nobody because the game is over or stands."""
-        if self.match.over and self.match.live:
+        if (look := self.match.to_look()) and self.match.live:
+            shown = [Hint("enter", f"{self.match.sessions[look[0]].name(look[1])} looks", "retry")]
+        elif self.match.over and self.match.live:
             shown = self._hints_of_the_end()
         elif self.match.choosing():
             shown = self._hints_of_a_turn()
@@ -160,6 +162,8 @@ class PlayScreen(MatchScreen):
         if not self.match.live:  # nobody moves blindly: first back to the present
             self.jump_to(-1)
             return
+        if self.look_first():
+            return
         if self.setup.live:
             hands.want(self.match, self.asking, self.wanted, way, hand)
             if not self.pace.playing:  # the first key starts the game
@@ -167,7 +171,15 @@ class PlayScreen(MatchScreen):
         else:
             hands.move(self.match, self.asking, way, hand)
 
+    def look_first(self) -> bool:
+        """Whether a person has to look at their cards before they move; nobody moves blindly."""
+        if look := self.match.to_look():
+            self.notify(f"{self.match.sessions[look[0]].name(look[1])}: enter shows your cards.")
+        return look is not None
+
     def action_choose(self, number: int) -> None:
+        if self.look_first():
+            return
         why_not = hands.choose(self.match, self.asking, number)
         if why_not:
             self.notify(why_not)
@@ -176,7 +188,7 @@ class PlayScreen(MatchScreen):
     async def action_type_move(self) -> None:
         """Choose one of the legal moves by typing its beginning, or from the list."""
         people = self.asking.people()
-        if people:
+        if people and not self.look_first():
             index, player, _ = people[0]
             game = self.match.sessions[index].game
             legal, others = game.legal(player), game.other_names(player)
@@ -186,6 +198,8 @@ class PlayScreen(MatchScreen):
 
     @on(ActionChosen)
     def bar_clicked(self, message: ActionChosen) -> None:
+        if self.look_first():
+            return
         hands.pick(self.match, self.asking, message.session, message.player, message.action)
 
     def action_pause(self) -> None:
@@ -273,10 +287,15 @@ class PlayScreen(MatchScreen):
         self.match.rewind()
 
     def action_retry(self) -> None:
-        """Ask those who failed again; after the end, sit down where the worst mistake was made.
+        """Ask those who failed again; after the end, sit down where the worst mistake was made. Where cards are
+        covered, show theirs to the person whose move it is.
 
         While a person has still to move, the round is not over.
         """
+        if look := self.match.to_look():
+            self.match.sessions[look[0]].looks = look[1]
+            self.jump_to(-1)
+            return
         again = retry_from(self.match, self.judging) if self.match.live and self.series is None else None
         if again is not None:
             self.jump_to(again[1])

@@ -53,9 +53,8 @@ class Lane(Vertical):
         self._worth = ""
 
     def compose(self) -> ComposeResult:
-        frame = self._session.frame
         yield Text(classes="caption")
-        yield BoardView(frame.board, frame.seen)
+        yield BoardView(*self._session.shown)
         yield Text(classes="worth")
         yield Text(classes="legend")
 
@@ -65,7 +64,8 @@ class Lane(Vertical):
 
     def show(self, worth: str) -> None:
         session, frame = self._session, self._session.frame
-        self.board.show(frame.board, frame.seen)
+        board, seen = session.shown
+        self.board.show(board, seen)
         rewarded = [roles for player, roles in zip(session.players, HEADS, strict=False) if _reward(frame, player)]
         if session.cursor == self._shown + 1 and rewarded:
             self.board.flash(chain.from_iterable(rewarded))
@@ -78,7 +78,7 @@ class Lane(Vertical):
         for kind in get_args(Mood):
             self.set_class(how == kind, kind)
         self.set_class(self._several and isinstance(session.agents[first], HumanAgent), "person")
-        self.query_one(".caption", Text).show(Content.styled(frame.board.caption if frame.board else "", "bold"))
+        self.query_one(".caption", Text).show(Content.styled(board.caption if board else "", "bold"))
         self.show_worth(worth)
 
     def _titles(self, above: str, below: str) -> None:
@@ -105,7 +105,7 @@ class Lane(Vertical):
 
     def least(self, width: int) -> int:
         """The rows that the board takes at its smallest, in so many columns."""
-        board = self._session.frame.board
+        board = self._session.shown[0]
         caption = Content(board.caption if board else "")
         return self.board.rows + 1 + ABOVE + lines(caption, width - AROUND) if board else 0
 
@@ -115,15 +115,15 @@ class Lane(Vertical):
         It depends on the room and on the position alone. What the signs mean and what the position is worth are left
         out where the board needs their lines. `whole_width`: all columns are taken, and only the needed rows.
         """
-        frame, board = self._session.frame, self.board
+        shown, board = self._session.shown[0], self.board
         judged = WORTH if self._session.scenario.judge is not None else 0
         letters = LETTERS * len(self._session.players)
-        caption = Content(frame.board.caption if frame.board else "")
+        caption = Content(shown.caption if shown else "")
         for scale in (*SCALES, 1):
             wide = min(width, max(NARROWEST, AXIS + 2 * scale * board.columns + AROUND))
             inner = (width if whole_width else wide) - AROUND
             rows = scale * board.rows + 1 + ABOVE + lines(caption, inner)
-            signs = legend(frame.board, inner)
+            signs = legend(shown, inner)
             words = min(3, lines(signs, inner)), judged
             needed = rows if self._several else rows + sum(words)  # two boards side by side come before their words
             if AXIS + 2 * scale * board.columns + AROUND <= width and needed <= height:
@@ -136,7 +136,7 @@ class Lane(Vertical):
         self._write_worth()
         self.query_one(".legend", Text).show(signs)
         self._keep(".legend", words[0], room - (judged if judged <= room else 0))
-        if frame.board is None:
+        if shown is None:
             wide, rows = max(NARROWEST, width), height
         taken = sum(line for line in (judged, words[0]) if line <= room)
         if not whole_width and not self._several:  # the lane is as high as the window: a long legend may fill it

@@ -131,6 +131,8 @@ class AgentPanel(Widget):
             costs.append(stat("time", f"{tally.seconds:.1f} s"))
         self.query_one(".stats", Text).show(numbers_in([stats, costs], self.size.width))
         words = details_text(turn, decision, prompt) if details else thought_text(turn, decision)
+        if session.covers(self.player):
+            words = Content("")
         unlisted = frame.board is not None and not self.bars.actions  # no bar shows the move
         if unlisted and not details and turn is not None and turn.action:
             words = Content.styled(f"played {turn.action}\n", "bold") + words
