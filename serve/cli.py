@@ -110,7 +110,9 @@ def serve_games(
     ] = None,
     host: Annotated[str, typer.Option(help="Another than loopback needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    sessions: Annotated[int, typer.Option(min=1, help="Clients at once, at most.")] = 1000,
+    sessions: Annotated[
+        int | None, typer.Option(min=1, help="Clients at once, at most; default: 1000, if so many files may be open.")
+    ] = None,
     idle_s: Annotated[float, typer.Option(min=1, help="Seconds without a message until one is forgotten.")] = 900,
     web: Annotated[bool, typer.Option("--web", help="Also a page to play on, at /web.")] = False,
 ) -> None:
@@ -130,6 +132,9 @@ def serve_games(
         raise UsageError(f"{host} can be reached by others: it needs a key", fix=f"set {KEY_VARIABLE}")
     check_port(host, port)
     catalogue = Catalogue(scenarios or list(SCENARIOS))
-    app = env_server.make_server(catalogue, sessions=sessions, idle_s=idle_s, key=key, web=web, local=not key)
+    most = sessions or env_server.usual_sessions()
+    app = env_server.make_server(catalogue, sessions=most, idle_s=idle_s, key=key, web=web, local=not key)
     say(f"{', '.join(catalogue.scenarios)} at http://{host}:{port}{'/web' if web else ''}; Ctrl-C ends it")
+    if sessions is None and most < env_server.SESSIONS:
+        say(f"{most} clients at once, at most: this process may have no more files and connections (ulimit -n)")
     env_server.run(app, host, port)

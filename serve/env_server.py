@@ -32,6 +32,7 @@ from msgrpo.serve.env_session import Catalogue, Move, Saved, Seen, Session
 SPLIT_TYPES = {"train": "train", "val": "validation", "test": "test"}  # the protocol's own words
 MOST_MESSAGE = 2**20  # bytes of one message
 PING_S = 20.0  # a client that does not answer a ping within this time is gone
+SESSIONS = 1000  # at most, where nobody says
 OTHER_FILES = 64  # that the server may have open beside its clients' connections
 NAME = "msgrpo"
 
@@ -121,6 +122,11 @@ class GameEnvironment(Environment[MoveAction, GameObservation, GameState]):  # t
         return [(str(action), {"action": action}) for action in observation.get("legal_actions", [])]
 
 
+def usual_sessions() -> int:
+    """`SESSIONS`, or as many as this process may have connections for."""
+    return max(1, min(SESSIONS, may_open(SESSIONS + OTHER_FILES) - OTHER_FILES))
+
+
 def make_server(
     catalogue: Catalogue, *, sessions: int, idle_s: float, key: str | None, web: bool, local: bool = False
 ) -> Any:
@@ -149,7 +155,32 @@ def make_server(
         state_cls=GameState,
     )
     app = LocalOnly(app) if local else app
-    return ClientsGo(KeyRequired(app, key) if key else app)
+    return ClientsGo(SmallBodies(KeyRequired(app, key) if key else app))
+
+
+class SmallBodies:
+    """Over HTTP a body may be as long as a message over a websocket: a longer one filled the memory."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > MOST_MESSAGE:
+            await refuse(scope, receive, send, f"a body has {MOST_MESSAGE:,} bytes at most", 413)
+            return
+        read = 0
+
+        async def receive_from_it() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            return message if read <= MOST_MESSAGE else {"type": "http.disconnect"}
+
+        await self.app(scope, receive_from_it, send)
 
 
 class ClientsGo:

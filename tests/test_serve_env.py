@@ -481,6 +481,35 @@ def test_sessions_that_the_process_may_not_have_are_refused(
     with pytest.raises(UsageError, match="256") as caught:
         env_server.make_server(catalogue, sessions=1000, idle_s=9, key=None, web=False)
     assert "ulimit" in str(caught.value.fix)
+    assert env_server.usual_sessions() == 256 - env_server.OTHER_FILES  # where nobody asks for more it begins
+    env_server.make_server(catalogue, sessions=env_server.usual_sessions(), idle_s=9, key=None, web=False)
+
+
+@needs_openenv
+@pytest.mark.parametrize("said", [True, False])
+async def test_a_body_over_http_is_no_longer_than_a_message(said: bool) -> None:
+    """One of 400 MB was read whole into the server's memory, whether its length was said before or not."""
+    from msgrpo.serve.env_server import MOST_MESSAGE, SmallBodies
+
+    pieces, read, sent = 40, 0, []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal read
+        while (message := await receive())["type"] == "http.request":
+            read += len(message["body"])
+
+    async def receive() -> Any:
+        nonlocal pieces
+        pieces -= 1
+        return {"type": "http.request", "body": bytes(MOST_MESSAGE // 4), "more_body": pieces > 0}
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status"))
+
+    headers = [(b"content-length", b"%d" % (10 * MOST_MESSAGE))] if said else []
+    await SmallBodies(app)({"type": "http", "headers": headers}, receive, send)
+    assert read == (0 if said else MOST_MESSAGE)
+    assert sent[:1] == ([413] if said else [])
 
 
 @needs_openenv
