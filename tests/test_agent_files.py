@@ -58,8 +58,8 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_refuses_leaves_what_was_there(tmp_path: Path) -> None:
-    """The limit on a file's size stops the write on its way, as a full disk does. The system's error names no file, and
-    the command line writes an error without one as a traceback.
+    """The limit on a file's size stops the write on its way, as a full disk does. The system's error names no file,
+    and the command line writes an error without one as a traceback.
     """
     file, folder = tmp_path / "file.txt", tmp_path / "folder"
     replace_text(file, "before")

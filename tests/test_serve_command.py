@@ -469,6 +469,6 @@ def test_an_adapter_whose_base_has_moved_is_named_with_it(
 
 
 def test_a_gguf_file_is_served_under_its_own_name_and_not_its_path() -> None:
-    """The path was the model's name: clients read this machine's folders, and one with a blank could not be served."""
+    """The path was the model's name: clients read it, and one with a blank could not be served."""
     request = Request(base="/my models/smol.gguf", adapters=(adapter(base="/my models/smol.gguf"),))
     assert build(request, "cpu", "/cache/smol").models == ["smol.gguf", "fl"]
