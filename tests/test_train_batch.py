@@ -75,8 +75,11 @@ def test_all_keeps_all_uniform_and_aaw_as_many_as_asked() -> None:
 
 
 def test_uniform_does_not_look_at_the_advantage_and_aaw_does() -> None:
-    """One winner of four: |A| is √3 against 1/√3, so AAW's first draw takes it with e^√3 / (e^√3 + 3 e^(1/√3))."""
-    one = group(0, 0, 0, 1)
+    """One winner of four: |A| is √3 against 1/√3, so AAW's first draw takes it with e^√3 / (e^√3 + 3 e^(1/√3)).
+
+    That is 0.514 whatever was won; by the returns themselves it would be e^4 / (e^4 + 3), 0.948.
+    """
+    one = group(0, 0, 0, 4)
     first = {
         name: Counter(
             config(select=f"{name}(keep=1)", group_size=4).select.kept(one, learner(seed))[0] for seed in range(2000)

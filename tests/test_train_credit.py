@@ -18,7 +18,7 @@ from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.contract import Credit
 from msgrpo.train.rivals.critic import Critic
-from msgrpo.train.rivals.discounted import Discounted, generalized_advantages, returns_to_go
+from msgrpo.train.rivals.discounted import generalized_advantages, returns_to_go
 from msgrpo.train.update import scaled_by_update
 from tests.train_helpers import learner
 
@@ -42,13 +42,14 @@ def credit(
     chosen = choose("credit", f"{name}({spec})")
     if isinstance(chosen, Critic):
         return chosen.of_values(group, values or [[0.0] * len(one) for one in group])
+    turns = [
+        [Turn(step=t, player="p", state=str(s.state), action=s.action, reward=s.reward) for t, s in enumerate(one)]
+        for one in group
+    ]
     returns_G = composite_returns(
         [[step.reward for step in one] for one in group], [[0.0] * len(one) for one in group]
     )
-    turns: list[list[Turn]] = [[None] * len(one) for one in group]  # type: ignore[list-item]
     whole = Group(START, turns, returns_G, group_advantages(returns_G))  # type: ignore[arg-type]
-    if isinstance(chosen, Discounted):
-        return chosen.of_group(group, whole.of_episodes(chosen.scale))
     assert isinstance(chosen, Credit)
     return chosen.of_groups([whole], learner())[0]
 
@@ -90,6 +91,12 @@ def test_rounding_is_no_advantage(name: str) -> None:
     """Equal returns of ten millions and a tenth: their means differ from them by rounding alone."""
     flat = [[Step("s0", "up", 1e7 + 0.1)] for _ in range(22)]
     assert credit(name, group=flat) == [[0.0]] * 22
+    back = [[Step("s0", "up", 1e8 + 0.1), Step("s1", "up", -1e8 - 0.1)] for _ in range(22)]  # which adds up to 0
+    assert credit(name, group=back) == [[0.0, 0.0]] * 22
+
+
+def test_where_nothing_was_paid_the_rounding_of_a_value_is_no_advantage() -> None:
+    assert credit("critic", [[Step("s", "up", 0.0)]] * 2, values=[[1e-12], [0.0]]) == [[0.0], [0.0]]
 
 
 def test_lambda_is_the_tabular_error_at_0_and_the_return_to_go_less_its_value_at_1() -> None:
@@ -140,6 +147,23 @@ def test_undivided_credit_is_the_divided_one_in_units_of_reward(name: str) -> No
     factors = {round(a / c, 9) for a, _, c in flat if c}
     assert len(factors) == 1
     assert factors.pop() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand"),
+    [
+        ("to-go", [[-0.5, -0.25, 0.25], [1.25, -0.75]]),
+        ("state", [[-1.375, -0.25, -0.5], [1.375, 0.25]]),
+        ("state-action", [[0.0, 0.25, 0.0], [0.0, -0.25]]),
+        ("lambda", [[-0.875, 0.25, 0.0], [0.875, -0.25]]),
+        ("critic", [[-0.875, 0.25, 0.0], [0.875, -0.25]]),
+    ],
+)
+def test_a_discount_of_one_half_by_hand(name: str, by_hand: Advantages) -> None:
+    """R = ¼, ½, 1 and 2, 0, whose mean is ¾; V = 9/8 in s0, ¼ in s1, 1 in s2. A_j is not discounted: ∓½."""
+    values = [[1.125, 0.25, 1.0], [1.125, 0.25]]
+    assert credit(name, values=values, gamma=0.5, scale="update") == by_hand
+    assert credit(name, values=values, gamma=1.0, scale="update") != by_hand
 
 
 def test_state_undivided_adds_differences_of_returns() -> None:
