@@ -215,6 +215,7 @@ def test_a_games_own_spelling_of_an_action_is_kept() -> None:
         ("Bxc3", ("bxc3", "Bxc3"), "Bxc3"),
         ("bxc3", ("Bxc3",), None),  # the pawn's move, which is not legal, and not the bishop's
         ("BXC3", ("e4",), None),
+        ("BXC3", (), None),  # nothing is legal here
     ],
 )
 def test_of_actions_that_differ_in_case_only_a_legal_one_is_meant(

@@ -64,6 +64,12 @@ def test_the_usual_template_is_the_one_that_records_know() -> None:
     assert PromptTemplate().hash == make_template("brief").hash == "c202e38ccaf6"
     assert PromptTemplate().settings == {"template": "c202e38ccaf6"}
     assert len({make_template(name).hash for name in PRESETS}) == len(PRESETS)
+    assert PromptTemplate(name="mine").hash == PromptTemplate().hash  # what it is called changes no prompt
+
+
+def test_a_turn_without_an_action_is_told_so() -> None:
+    prompt = PromptTemplate(history=1).render(LAKE, "now", [Past("before", None)])
+    assert prompt.state == "before\nYou chose no legal action.\nState: now"
 
 
 def test_history_tells_the_last_turns_and_only_these() -> None:

@@ -492,6 +492,8 @@ def test_a_mixture_draws_its_scenarios_by_their_shares() -> None:
         ("frozen-lake", ["explore=branch(episodes=1)"], "greater than or equal to 2"),
         ("frozen-lake", ["explore=branch(episodes=2)", "rollouts=vllm(ahead=1)"], "ahead=1"),
         ("frozen-lake", ["explore=entropy(target=0.1)", "rollouts=hf(ahead=1)"], "ahead=1"),
+        ("frozen-lake", ["loss=gspo", "teacher=optimal"], "loss=gspo has one ratio for all"),
+        ("frozen-lake", ["loss=turn", "credit=episode(words=0.5)"], "loss=turn has one ratio for all"),
         ("frozen-lake~noise", ["objectives=fixed(words=1)"], "no true words there"),
         ("frozen-lake,frozen-lake~noise", ["gate=true-words"], "no true words there"),
         ("frozen-lake", ["objectives=variance(brevity=-0.9)"], "0 or more"),
