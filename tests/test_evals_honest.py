@@ -505,6 +505,15 @@ def test_the_interval_of_few_seeds_by_hand() -> None:
     assert math.isnan(few_seeds_interval(np.ones((2, 1)))[0])
 
 
+def test_seeds_and_starts_have_each_their_own_part_of_the_interval() -> None:
+    """Two seeds, three starts: MS_seeds = 2/3 with one degree of freedom (t = 12.706), MS_starts = 7/6 less MS_rest
+    = 1/6 with two (t = 4.303).
+    """
+    half = math.sqrt((12.7062**2 * 2 / 3 + 4.30265**2 * 1) / 6)
+    low, high = few_seeds_interval(np.array([[2.0, 0.0, 1.0], [1.0, 0.0, 0.0]]))
+    assert (low, high) == pytest.approx((2 / 3 - half, 2 / 3 + half), rel=1e-4)
+
+
 def coverage(seeds: int, starts: int, spread: float, experiments: int = 250) -> float:
     """How often the interval holds the mean over all seeds and starts: successes with a logit of start and seed."""
     generator = np.random.default_rng([seeds, int(10 * spread)])

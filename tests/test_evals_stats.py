@@ -18,6 +18,7 @@ from msgrpo.evals.stats import (
     crossed_interval,
     detectable_difference,
     ends,
+    few_seeds_interval,
     mcnemar_exact,
     paired_difference,
     resampled_means,
@@ -286,7 +287,24 @@ def test_few_values_move_the_quantiles_outwards_by_hand() -> None:
     """n = 20: t of 19 degrees of freedom is 2.0930, √(20/19) is 1.0260: 2.1474 standard deviations, 1.588 %."""
     assert ends(20) == pytest.approx([0.015880, 0.984120], abs=1e-5)
     assert ends(50) == ends(1000) == pytest.approx([0.025, 0.975])
+    assert ends(49) == pytest.approx([0.021100, 0.978900], abs=1e-5)
     assert ends(2)[0] < 1e-12
+
+
+def test_the_correction_for_few_values_ends_at_fifty() -> None:
+    """Values with a long tail, for which the studentised interval is another one."""
+    values = np.exp(np.random.default_rng(0).normal(size=50))
+    low, high = np.quantile(resampled_means(values[None], seed=0, resamples=10_000), [0.025, 0.975])
+    assert bootstrap_mean(values, seed=0) == (low, high)
+    low, high = np.quantile(resampled_means(values[None, :49], seed=0, resamples=10_000), ends(49))
+    assert bootstrap_mean(values[:49], seed=0)[1] > high
+
+
+def test_from_eight_seeds_on_they_are_drawn_too() -> None:
+    values = [[float((row * column) % 3) for column in range(60)] for row in range(1, 9)]
+    assert crossed_interval(values, seed=0) == crossed_bootstrap(values, seed=0)
+    assert crossed_interval(values[:7], seed=0) == few_seeds_interval(np.array(values[:7]))
+    assert crossed_interval(values[:1], seed=0) == bootstrap_mean(values[0], seed=0)
 
 
 def test_a_share_has_no_end_outside_0_and_1_and_none_of_width_zero() -> None:
