@@ -79,6 +79,14 @@ async def test_an_unknown_path_says_so_without_a_list_of_models() -> None:
             await Client(server).ask()
 
 
+async def test_a_model_that_the_server_lists_is_not_said_to_be_missing() -> None:
+    """A URL without /v1 was answered by the name of the very model that had been asked for."""
+    models = reply(200, {"object": "list", "data": [{"id": "fake"}]})
+    async with FakeServer([reply(404, {})], then=models) as server:
+        with pytest.raises(EndpointError, match="it lists this model: check the URL"):
+            await Client(server).ask()
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [

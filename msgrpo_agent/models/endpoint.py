@@ -179,6 +179,8 @@ class EndpointModel:
         names = await self._models()
         known = ", ".join(names[:MOST_MODELS]) + (" …" if names[MOST_MODELS:] else "")
         fix = f"its models: {known}" if known else "check the URL (it usually ends in /v1) and the model's name"
+        if self.name in names:
+            fix = "it lists this model: check the URL, which usually ends in /v1"
         message = f"{self.url} does not serve the model {self.name!r}: {failure.message}"
         return EndpointError(message, kind=failure.kind, fatal=True, fix=fix)
 
