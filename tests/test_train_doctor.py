@@ -222,6 +222,17 @@ def test_the_command_names_the_cause_and_shows_a_healthy_run(tmp_path: Path, mon
     assert "the score has risen: +0.625" in text
 
 
+@pytest.mark.parametrize(("updates", "said"), [(0, "too early to say: 0 updates ended"), (5, "nothing ails it")])
+def test_a_run_that_has_hardly_begun_is_not_called_healthy(tmp_path: Path, updates: int, said: str) -> None:
+    """A run that ended in its first update, by a fault of its credit, was said to have no ailment."""
+    run = dict(next(run for run in RUNS if run["name"] == "frozen-lake-seed-0"))
+    folder = folder_of(run, tmp_path / "run")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [row for row in rows if row["step"] <= updates]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert said in shown(str(folder))
+
+
 def test_healthy_runs_are_of_the_same_size() -> None:
     assert doctor.beside("frozen-lake", "nano") is not None
     assert doctor.beside("frozen-lake", "no/such-model") is None
@@ -247,4 +258,4 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
         {"kind": "eval", "step": 2, "score": "success", "success": "high", "values": ["x", None, True]},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
-    assert "nothing ails it" in shown(str(tmp_path))
+    assert "too early to say: 1 update ended" in shown(str(tmp_path))

@@ -38,6 +38,8 @@ def show_examination(run: Path, as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from msgrpo.text import counted
+    from msgrpo.train.diagnosis import RECENT
     from msgrpo.train.doctor import examine, table
 
     exam = examine(run)
@@ -55,7 +57,10 @@ def show_examination(run: Path, as_json: bool) -> None:
         colour = "red" if number == 0 else "yellow"
         out.print(f"\n[bold {colour}]{escape(finding.cause)}[/]: {escape(finding.evidence)}.", highlight=False)
         out.print(f"  {finding.change}", markup=False, highlight=False)
-    if not exam.findings:
+    if not exam.findings and exam.updates < RECENT:
+        ended = counted(exam.updates, "update")
+        out.print(f"\n[yellow]too early to say[/]: {ended} ended, and some causes show only after {RECENT}")
+    elif not exam.findings:
         out.print("\n[green]nothing ails it[/] that these rows would show")
     if exam.failures and exam.answer is not None:
         counts = ", ".join(f"{count} {name}" for name, count in exam.failures.items())
