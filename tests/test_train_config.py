@@ -475,6 +475,7 @@ def test_unknown_preset() -> None:
         ("credit=mine.py", "is named file.py:function"),
         ("credit=mine.py:my_credit(gamma=2)", "takes no settings"),
         ("gate=my_module:my_gate(drop=2)", "takes no settings"),
+        ("credit=to-go gamma=0.5", "'to-go gamma=0.5' is not name or name(key=value, …)"),
     ],
 )
 def test_a_function_that_a_setting_cannot_take_is_told_which_can(setting: str, said: str) -> None:

@@ -74,7 +74,7 @@ def choose(kind: str, spec: str) -> Choice:
         from msgrpo.train.rivals.outside import OUTSIDE
 
         return OUTSIDE[kind](spec=spec.strip())
-    if re.match(r"[^(]*[.:]", spec):
+    if re.match(r"[^(=]*[.:]", spec):
         raise ValueError(_no_function(kind, spec))
     name, settings = parsed(spec)
     if name not in RIVALS[kind]:
