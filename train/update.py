@@ -64,7 +64,8 @@ def update(
         if not math.isfinite(totals["loss"] + totals["grad_norm"]):
             raise RunError(
                 f"the loss is not finite in update {step + 1}: {totals['loss']}, gradient {totals['grad_norm']}",
-                fix='checkpoints from before are kept; try a smaller --set learning_rate=… or loss="clip(kl=…)"',
+                fix=f"begin anew in another --out with --set learning_rate={config.learning_rate / 10:.2g} (it was "
+                f"{config.learning_rate:.2g}); --resume goes on from the last checkpoint with the same settings",
             )
         optimizer.step()
         steps += 1
