@@ -25,7 +25,6 @@ from msgrpo.errors import (
     RunError,
     UsageError,
     first_fault,
-    nearest,
 )
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
@@ -42,7 +41,7 @@ from msgrpo.output import err
 from msgrpo.prompt import as_given, json_object
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
-from msgrpo.specs import as_read, cut_short, make_agent, names_an_agent
+from msgrpo.specs import checked_names, cut_short, make_agent
 from msgrpo.text import printable
 
 REFERENCES = ["random", "optimal"]
@@ -65,21 +64,12 @@ class Options(Given):
         specs, names = self.specs(), {}
         for given in self.names:
             spec, equals, name = given.rpartition("=")
-            if not equals or not name.strip():
+            if not equals:
                 raise UsageError(
                     f"--name {given!r} is not AGENT=NAME", fix=f"--name {shlex.quote(f'{specs[0]}=mine')}"
                 )
-            if spec not in specs:
-                raise UsageError(f"--name {given!r}: no agent here is {spec!r}", fix=nearest(spec, specs))
-            names[spec] = " ".join(printable(name).split())
-            if names_an_agent(names[spec]) and as_read(names[spec]) != as_read(spec):
-                raise UsageError(
-                    f"--name {given!r}: {names[spec]} is the name of another agent",
-                    fix=f"--name {shlex.quote(f'{spec}=mine')}",
-                )
-        if len({*names.values(), *(spec for spec in specs if spec not in names)}) < len(specs):
-            raise UsageError(f"--name gives two agents one name: {', '.join(self.names)}")
-        return names
+            names[spec] = name
+        return checked_names(names, specs)
 
     def is_match(self) -> bool:
         """Whether agents play against each other: an opponent is named, or the game has several players."""

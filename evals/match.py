@@ -83,7 +83,7 @@ def play(
     """
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
-    check_counts(concurrency=concurrency)
+    check_counts(starts=starts, concurrency=concurrency)
     _check_asked(agents, pairs)
     answer_in_turn(agent.model for agent in agents.values() if isinstance(agent, LanguageAgent))
     records = records_of(pairs, Path(out))

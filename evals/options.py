@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from msgrpo.evals.suites import MOST, MOST_COUNTED
 from msgrpo.output import Chat, HowAsked, Json, MaxTokens
 from msgrpo.text import ANSWER_TOKENS
 
@@ -25,9 +26,9 @@ class Given:
     scenarios: Annotated[
         list[str], typer.Option("--scenario", help="A scenario in place of a suite; may repeat.")
     ] = field(default_factory=list)
-    episodes: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Episodes a scenario; default: 200.")] = (
-        None
-    )
+    episodes: Annotated[
+        int | None, typer.Option(min=1, max=MOST_COUNTED, help="Episodes a scenario; default: 200.")
+    ] = None
     split: Annotated[
         Literal["val", "test"], typer.Option(help="Whose starts: val to choose settings, test for final figures.")
     ] = "test"
@@ -39,7 +40,7 @@ class Given:
     max_tokens: MaxTokens = ANSWER_TOKENS
     prompt: HowAsked = None
     chat: Chat = None
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Episodes from each start.")] = 1
+    repeats: Annotated[int, typer.Option(min=1, max=MOST["repeats"], help="Episodes from each start.")] = 1
     names: Annotated[list[str], typer.Option("--name", help="AGENT=NAME, for tables; may repeat.")] = field(
         default_factory=list
     )

@@ -14,13 +14,23 @@ from typing import Any
 
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError
-from msgrpo.evals.record import Price, Run, folder_name, read_run, records_in, run_of, seeds_of, taken_out
+from msgrpo.evals.record import (
+    Price,
+    Run,
+    check_names,
+    folder_name,
+    read_run,
+    records_in,
+    run_of,
+    seeds_of,
+    taken_out,
+)
 from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, HeldOut, places_in_suite
 from msgrpo.evals.verify import COMPUTED, game_steps, verify
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, recorded_scenario
 from msgrpo.prompt import PromptTemplate
-from msgrpo.specs import as_read, imitates, names_an_agent
+from msgrpo.specs import as_read, imitates
 from msgrpo.text import printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
@@ -247,17 +257,6 @@ def speaks(episode: Episode, player: str) -> bool:
     return any(turn.answer is not None for turn in episode.turns_of(player))
 
 
-def _check_names(run: Run) -> None:
-    """Raise RecordError for a table's name that makes one agent another: a reader takes `nano` for nano."""
-    for spec, name in run.names.items():
-        others = (as_read(other) for other in run.asked if other != spec)
-        if as_read(name) != as_read(spec) and (as_read(name) in others or names_an_agent(name)):
-            raise RecordError(
-                f"run.json calls the agent {spec} {name!r}, as another agent is called",
-                fix="give it another name: msgrpo eval --name",
-            )
-
-
 def _recorded(folders: Sequence[Path], check: bool, notes: list[str]) -> Iterator[tuple[Run | None, int, Episode]]:
     """Every episode below `folders`, each file once, with the `run.json` of its evaluation and its line.
 
@@ -266,7 +265,7 @@ def _recorded(folders: Sequence[Path], check: bool, notes: list[str]) -> Iterato
     for file in _files(folders):
         run = run_of(file)
         if run is not None:
-            _check_names(run)
+            check_names(run)
         if not check and (gone := taken_out(file)):
             notes.append(f"{file.name} of {file.parent.name}: {gone} lines were removed after they had been written")
         if check and (verified := verify(file)).remarks:

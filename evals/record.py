@@ -19,8 +19,9 @@ from pydantic import BaseModel, Field
 
 from msgrpo.episode import GAME_FAULT, Episode, read_episodes
 from msgrpo.errors import RecordError
-from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, HeldOut
+from msgrpo.evals.suites import MOST, MOST_COUNTED, SUITE_VERSION, EpisodeSeeds, HeldOut
 from msgrpo.files import open_lock, replace_text
+from msgrpo.specs import is_anothers
 from msgrpo.text import Clean, printable_data
 
 RUN_FILE = "run.json"
@@ -29,7 +30,7 @@ OF_TRAINING = ("metrics.jsonl", TRANSCRIPTS)
 MATCHES = "match"  # the folder of their records
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
 LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)
-MANY = 10**9  # upper bound of every count in run.json
+MANY = MOST_COUNTED * MOST["repeats"]  # upper bound of every count in run.json
 LONGEST_NAME = 80  # characters of a folder's name; file systems take 255 bytes
 
 
@@ -213,7 +214,7 @@ class Price(BaseModel):
 
 
 Asked = Annotated[int, Field(ge=0, le=MANY)]
-Repeats = Annotated[int, Field(ge=1, le=1000)]
+Repeats = Annotated[int, Field(ge=1, le=MOST["repeats"])]
 FREE = Price(prompt=0, completion=0)
 
 
@@ -250,6 +251,16 @@ class Run(BaseModel):
         if (gone := self.lines.get(record, 0) - lines) > 0:
             self.removed[record] = self.removed.get(record, 0) + gone
         self.lines[record] = lines
+
+
+def check_names(run: Run) -> None:
+    """Raise RecordError for a table's name that makes one agent another: a reader takes `nano` for nano."""
+    for spec, name in run.names.items():
+        if is_anothers(name, spec, run.asked):
+            raise RecordError(
+                f"{RUN_FILE} calls the agent {spec} {name!r}, as another agent is called",
+                fix="give it another name: msgrpo eval --name",
+            )
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
-from msgrpo.evals.record import Command, Record, Run, changing_run, folder_name, holds_episodes
+from msgrpo.evals.record import Command, Record, Run, changing_run, check_names, folder_name, holds_episodes
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
-from msgrpo.specs import imitates
+from msgrpo.specs import checked_names, imitates
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -82,6 +82,7 @@ async def evaluate(
     progress, out = progress or EvalProgress(), Path(out)
     check_counts(episodes=episodes, repeats=repeats, concurrency=concurrency)
     _check_asked(agents, scenarios, split)
+    called = checked_names(names or {}, [agent.spec for agent in agents])
     _check_repeatable(scenarios)
     able = [(agent, _playable(agent, scenarios)) for agent in agents]
     with ExitStack() as stack:
@@ -89,6 +90,7 @@ async def evaluate(
         with changing_run(out) as run:
             _check_split(run, split, out)
             _check_repeats(run, agents, scenarios, episodes, repeats)
+            _check_names(run, agents, called)
             forgiven = run.forgiven
         for agent, playable in able:
             records = []
@@ -106,7 +108,7 @@ async def evaluate(
         progress.planned += episodes * repeats * sum(len(records) for _, records in plan)
         with changing_run(out) as run:  # nothing was refused, so the run is recorded from here on
             run.split = split
-            run.names |= names or {}
+            run.names |= called
             run.prices |= progress.prices
             if command:
                 run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
@@ -206,6 +208,12 @@ def _check_repeats(
                 f"{episodes} starts {repeats} times each would leave some of that out",
                 fix=f"--episodes {max(starts, episodes)} --repeats {max(before, repeats)}, or another --out",
             )
+
+
+def _check_names(run: Run, agents: Sequence[Agent], called: Mapping[str, str]) -> None:
+    """Refuse names that, with those of earlier evaluations in the folder, would make one agent another."""
+    asked = run.asked | {agent.spec: {} for agent in agents}
+    check_names(run.model_copy(update={"names": run.names | called, "asked": asked}))
 
 
 def _note_start(

@@ -23,6 +23,8 @@ PAPER = ("frozen-lake", "frozen-lake-slippery", "snake", "snake-poison-apple")
 RETOLD = ("frozen-lake", "snake", "snake-poison-apple")  # the suite `semantic` has these in all wordings
 SUITES = ("paper", "all", "transfer", "semantic")
 
+MOST = {"repeats": 1000}  # of each start; of everything else that is counted:
+MOST_COUNTED = 1_000_000
 CONCURRENCY = 64  # episodes at once: enough to fill a server's or a model's batch
 
 
@@ -35,12 +37,15 @@ class EpisodeSeeds(NamedTuple):
 
 
 def check_counts(**counts: int) -> None:
-    """Raise UsageError for a count by which nothing can be played, as a caller from Python may give it."""
+    """Raise UsageError for a count by which nothing can be played, or that no run.json holds."""
     for what, number in counts.items():
+        most = MOST.get(what, MOST_COUNTED)
         if not isinstance(number, Integral) or number < 1:
             raise UsageError(
                 f"{what} is {number!r}: nothing can be played", fix=f"give {what} a whole number from 1 on"
             )
+        if number > most:
+            raise UsageError(f"{what} is {number}: {most} is the most")
 
 
 def suite(name: str) -> list[Scenario]:

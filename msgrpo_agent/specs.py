@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,31 @@ def imitates(spec: str) -> bool:
     """Whether a recorded spec only reads like one of ours: `Random ` is no agent, and stands in a table like one."""
     kind, sign, _ = spec.partition(":")
     return kind not in (KINDS if sign else PLAIN) and names_an_agent(spec)
+
+
+def is_anothers(name: str, spec: str, others: Iterable[str]) -> bool:
+    """Whether a reader of a table takes an agent's name for another agent: one of ours, or one of the `others`."""
+    alike = (as_read(other) for other in others if other != spec)
+    return as_read(name) != as_read(spec) and (names_an_agent(name) or as_read(name) in alike)
+
+
+def checked_names(names: Mapping[str, str], specs: Collection[str]) -> dict[str, str]:
+    """What tables shall call the agents of these specs, on one line each. Raises UsageError for what they cannot."""
+    called = dict[str, str]()
+    for spec, name in names.items():
+        if spec not in specs:
+            raise UsageError(f"no agent here is {spec!r}, to be called {name!r}", fix=nearest(str(spec), specs))
+        if not isinstance(name, str) or not name.strip():
+            raise UsageError(f"{name!r} is no name for {spec}", fix=f"--name {shlex.quote(f'{spec}=mine')}")
+        called[spec] = " ".join(printable(name).split())
+        if is_anothers(called[spec], spec, specs):
+            raise UsageError(
+                f"{called[spec]} is the name of another agent than {spec}",
+                fix=f"--name {shlex.quote(f'{spec}=mine')}",
+            )
+    if len({called.get(spec, spec) for spec in specs}) < len(specs):
+        raise UsageError(f"two agents would have one name: {', '.join(called.values())}", fix="give each its own")
+    return called
 
 
 def shipped(scenario: str) -> Path:

@@ -311,8 +311,8 @@ def test_models_behind_urls_meet_where_torch_is_not_installed(tmp_path: Path) ->
         "from msgrpo.games import get_scenario\n"
         "from msgrpo.specs import make_agent\n"
         "pair = ('endpoint:http://127.0.0.1:9/v1#one', 'endpoint:http://127.0.0.1:9/v1#other')\n"
-        "agents = {spec: make_agent(spec) for spec in pair}\n"
-        "match.play(get_scenario(sys.argv[1]), agents, [pair], 0, Path(sys.argv[2]))\n"
+        "agents = {spec: make_agent(spec, endpoint={'retries': 0}) for spec in pair}\n"
+        "match.play(get_scenario(sys.argv[1]), agents, [pair], 1, Path(sys.argv[2]))\n"
     )
     command = [sys.executable, "-c", program, NIM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

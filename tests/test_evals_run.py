@@ -557,17 +557,32 @@ class Named(RandomAgent):
         (["mine"], {"episodes": 2.5}, "episodes is 2.5"),
         (["mine"], {"scenarios": [LAKE, LAKE]}, "two scenarios are named 'frozen-lake'"),
         (["Random "], {}, "'Random ' reads like another agent's name"),
+        (["mine"], {"repeats": 1001}, "repeats is 1001: 1000 is the most"),
+        (["mine"], {"concurrency": 2 * 10**9}, "concurrency is 2000000000"),
+        (["mine"], {"names": {"mine": "nano"}}, "nano is the name of another agent than mine"),
+        (["mine", "other"], {"names": {"mine": "Other"}}, "Other is the name of another agent than mine"),
+        (["mine", "other"], {"names": {"mine": "a", "other": "a"}}, "two agents would have one name: a, a"),
+        (["mine"], {"names": {"mine": 5}}, "5 is no name for mine"),
+        (["mine"], {"names": {"mien": "a"}}, "no agent here is 'mien'"),
     ],
 )
 async def test_what_makes_no_sense_is_refused_before_anything_is_written(
     tmp_path: Path, specs: list[str], asked: dict[str, Any], said: str
 ) -> None:
-    """A misspelled split made a run.json that was called damaged; of two agents, one was called another process; the
-    record of an agent without a name stood at the root of all folders."""
+    """A misspelled split, or too many repeats, made a run.json that was called damaged; of two agents, one was called
+    another process; the record of an agent without a name stood at the root of all folders."""
     arguments = {"scenarios": [LAKE], "episodes": 2, **asked}
     with pytest.raises(UsageError, match=said):
         await evaluate([Named(spec) for spec in specs], out=tmp_path / "e", **arguments)
     assert not (tmp_path / "e").exists()
+
+
+async def test_a_name_is_no_other_agents_of_the_folder(tmp_path: Path) -> None:
+    """`msgrpo leaderboard` then refused the whole folder."""
+    await evaluate([Named("mine", Decision("left"))], [LAKE], 1, tmp_path)
+    with pytest.raises(RecordError, match="calls the agent other 'mine', as another agent is called"):
+        await evaluate([Named("other", Decision("left"))], [LAKE], 1, tmp_path, names={"other": "mine"})
+    assert len(plays.load([tmp_path])[0]) == 1
 
 
 def answering(**fields: Any) -> Decision:
