@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from msgrpo.errors import ModelError, RunError
+from msgrpo.errors import GameFaultError, ModelError, RunError
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.train import checkpoint, loop
 from msgrpo.train import msgrpo as equations
@@ -36,6 +36,20 @@ def test_a_base_that_cannot_be_loaded_leaves_nothing_behind(
         base = str(folder)
     with pytest.raises(ModelError):
         loop.train(tiny(base=base), tmp_path / "run", report=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_game_that_cannot_begin_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told after the model was loaded, and the run's folder stayed."""
+
+    def observe(game: FrozenLake, player: str) -> str:
+        raise ValueError("no view")
+
+    monkeypatch.setattr(FrozenLake, "observe", observe)
+    told = Heard()
+    with pytest.raises(GameFaultError, match="no view"):
+        loop.train(tiny(), tmp_path / "run", report=told)
+    assert told.said == []
     assert not (tmp_path / "run").exists()
 
 

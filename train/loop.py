@@ -22,7 +22,7 @@ from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State, check_optimizer
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import open_engine
-from msgrpo.train.engines.contract import Engine
+from msgrpo.train.engines.contract import Engine, canary_prompts
 from msgrpo.train.evaluate import Evaluations, finish
 from msgrpo.train.film import Film
 from msgrpo.train.groups import Sample
@@ -70,6 +70,8 @@ def train(
             check_folder(out, config, resume)
         for choice in config.choices:
             choice.prepare()  # a wrong name ends the run before anything is written or loaded
+        for scenario in config.scenarios:
+            canary_prompts(scenario)  # and so does a game that cannot begin
         config = ranks.broadcast(config)
         report.doing(f"loading {config.base}")
         weights = open_weights(config, out, ranks, report)
