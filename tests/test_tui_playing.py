@@ -406,3 +406,18 @@ async def test_a_person_sees_no_cards_and_no_words_of_an_agent_before_the_end(tm
         assert match.over
         await press(pilot, "left_square_bracket")
         assert "king" in text_of(app, "#panel-0-player2 .text")
+
+
+async def test_a_restart_is_one_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    """Twenty quick presses made twenty screens, and ctrl+q waited for them."""
+    app = PlayApp(resolver(), Setup("snake", "optimal"), clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        for change in ("n", "space", "t", "plus"):  # a step is played, or the game stands, or a person sits there
+            await press(pilot, change, *(["n"] if change == "n" else []))
+            began = play_screen(app)
+            await press(pilot, "r")
+            assert (play_screen(app) is began) == (change == "plus")
+            again = play_screen(app)
+            await press(pilot, "r", "r", "r")
+            assert play_screen(app) is again

@@ -86,11 +86,12 @@ class MatchScreen(Screen[None]):
         self.series = series
         self.wanted: dict[tuple[int, str], str] = {}  # live: what a person pressed since the last tick
         self.set_reactive(MatchScreen.details, setup.step if details is None else details)
+        self._begins = not setup.step and replay is None and not setup.live  # by itself
         self.pace = Pace(
             lambda seconds, call: self.host.clock.after(self, seconds, call),
             self.tick,
             speed=setup.speed,
-            playing=not setup.step and replay is None and not setup.live,
+            playing=self._begins,
         )
         self.judging = Judging(match, self.post_message)
         self.asking = Asking(match, self.post_message, lambda: self.host.clock.now())
@@ -320,6 +321,14 @@ class MatchScreen(Screen[None]):
             self.ask()
         elif self.pace.playing:
             self.pace.later()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing has been played or changed since the game began, so that the same again would be this."""
+        asking, sessions = self.asking, self.match.sessions
+        as_begun = all(session.agents == session.own and not session.answers for session in sessions)
+        quiet = not asking.failed and not asking.stopped and self.pace.playing == self._begins
+        return self.match.last == 0 and as_begun and quiet
 
     @property
     def held(self) -> bool:

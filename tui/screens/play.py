@@ -339,7 +339,7 @@ class PlayScreen(MatchScreen):
             panel.scroll_words(pages)
 
     def action_restart(self) -> None:
-        if self.replay is not None:  # a record's agents are not asked
+        if self.replay is not None or self.fresh:  # a record's agents are not asked; a key held down is one restart
             return
         if self.counted:
             self.notify("This game of the series is counted; the next one comes by itself.")
