@@ -152,6 +152,18 @@ def test_an_adapter_whose_weights_are_no_numbers_is_not_handed_on(to: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("to", ["merged", "gguf", "hub"])
+def test_an_adapter_that_changes_nothing_is_told(to: str, tmp_path: Path) -> None:
+    """It was said that 0.0% of its change was lost."""
+    shutil.copytree(RUN, tmp_path / "run")
+    held = load_file(tmp_path / "run" / ADAPTER_WEIGHTS)
+    unlearned = {name: weights * float("lora_B" not in name) for name, weights in held.items()}
+    save_file(unlearned, tmp_path / "run" / ADAPTER_WEIGHTS)
+    notes = export_run(tmp_path / "run", to, tmp_path / "out")
+    assert any("the adapter changes nothing" in note for note in notes)
+    assert not any("lost" in note for note in notes)
+
+
 def test_what_rounding_takes_is_measured() -> None:
     model, _, adapter = merged(RUN)
     change = sum(float((b @ a).square().sum()) for a, b in adapter.layers.values())

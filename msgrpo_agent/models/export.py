@@ -57,6 +57,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(out) as part:
+            changes = Adapter.of(run).changes  # what is damaged is not handed on
             *notes, command = WRITERS[to](Order(run, part, out, run.resolve().name, dtype))
             teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}
             taught = asked.model_dump(exclude_defaults=True) | teacher  # it is asked as the run was
@@ -67,7 +68,8 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
         fix = "choose another --out" if isinstance(error, OSError) else None
         raise ModelError(f"{run} could not be written to {out}: {reason}", fix=fix) from error
-    return [*notes, *_asked(asked), command]
+    unchanged = [] if changes else ["the adapter changes nothing: what is written plays as its base does"]
+    return [*notes, *unchanged, *_asked(asked), command]
 
 
 def _asked(asked: Asked) -> list[str]:
@@ -117,7 +119,6 @@ def _gguf(order: Order) -> list[str]:
 
 def _hub(order: Order) -> list[str]:
     """The adapter and its card; a path of this machine is left out of the adapter's config."""
-    Adapter.of(order.run)  # what is damaged is not handed on
     config = read_adapter_config(order.run)
     config["base_model_name_or_path"] = shown_base(config["base_model_name_or_path"])
     replace_text(order.folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")

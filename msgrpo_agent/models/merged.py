@@ -49,6 +49,11 @@ class Adapter:
         }
         return cls(config["base_model_name_or_path"], layers, whole)
 
+    @property
+    def changes(self) -> bool:
+        """Whether it is more than its base: a run that has learned nothing leaves B at zero."""
+        return not self.whole or self.squared_change() > 0
+
     def squared_change(self) -> float:
         """‖ΔW‖² of all layers: tr(BᵀB · AAᵀ), without making ΔW."""
         return sum(float(((b.T @ b) * (a @ a.T)).sum()) for a, b in self.layers.values())
@@ -87,18 +92,17 @@ def lost_in(model: Any, adapter: Adapter, dtype: torch.dtype) -> float:
         float((weights[layer].weight.to(dtype).float() - weights[layer].weight).square().sum())
         for layer in adapter.layers
     )
-    change = adapter.squared_change()
-    return float((error / change) ** 0.5) if change else 0.0
+    return float((error / adapter.squared_change()) ** 0.5)
 
 
 def write_merged(run: Path, out: Path, dtype: torch.dtype | None) -> tuple[torch.dtype, float | None]:
     """Write the merged model with its tokenizer to `out`; returns the weights' dtype and what its rounding has taken
-    (None where the change is more than B A, and so not known).
+    (None where there is no change, or one that is more than B A, and so not known).
 
     Without `dtype` that of the base's own files. W + ΔW is added up in float32 and rounded once.
     """
     model, tokenizer, adapter = merged(run)
     chosen = dtype or base_dtype(adapter.base)
-    lost = lost_in(model, adapter, chosen) if adapter.whole else None
+    lost = lost_in(model, adapter, chosen) if adapter.whole and adapter.changes else None
     save_base(model.to(chosen), tokenizer, out)
     return chosen, lost
