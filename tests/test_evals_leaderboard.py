@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import Series, keep_counted_prefix, load
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Price, changing_run, folder_name, records_in, seeds_of
+from msgrpo.evals.rows import pair_of
+from msgrpo.evals.stats import detectable_difference
 from msgrpo.evals.suites import episode_seeds, places_in_suite
 from msgrpo.evals.verify import first_difference, verify
 from msgrpo.game import Outcome
@@ -104,8 +107,11 @@ def test_pairs_are_over_shared_episodes_only() -> None:
     (pair,) = build([a, b]).pairs
     assert (pair.episodes, pair.difference) == (4, 0.5)
     assert pair.mcnemar_p == pytest.approx(2 * 0.25)
-    assert pair.detectable is not None
+    assert pair.detectable == pytest.approx(detectable_difference(4, math.sqrt(1 / 3)))  # of 1, 1, 0, 0
     assert any("different episodes" in note for note in build([a, b]).notes)
+    b.asked, b.interrupted = 100, 1  # its few episodes are the short ones
+    assert b.is_biased
+    assert pair_of(a, b) is pair_of(b, a) is None
 
 
 def test_a_score_above_the_exact_optimum_is_an_error() -> None:

@@ -286,6 +286,10 @@ def test_episodes_of_one_start_are_no_news_for_the_interval() -> None:
     assert pair is not None
     assert alone is not None
     assert (pair.low, pair.high, pair.mcnemar_p) == (alone.low, alone.high, None)
+    assert pair.detectable == alone.detectable
+    mixed = pair_of(repeated([[True]] * 20), repeated([[ok] * 10 for ok in [True, False] * 10], "b"))
+    assert mixed is not None
+    assert (mixed.episodes, mixed.mcnemar_p) == (20, None)
 
 
 def test_a_start_without_all_its_episodes_does_not_count(tmp_path: Path) -> None:

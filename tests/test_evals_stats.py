@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy.stats import binomtest, bootstrap
 from msgrpo.evals.stats import (
     FEW_EPISODES,
     FEW_SEEDS,
+    _studentised,
     bootstrap_mean,
     crossed_bootstrap,
     crossed_interval,
@@ -298,6 +300,20 @@ def test_the_correction_for_few_values_ends_at_fifty() -> None:
     assert bootstrap_mean(values, seed=0) == (low, high)
     low, high = np.quantile(resampled_means(values[None, :49], seed=0, resamples=10_000), ends(49))
     assert bootstrap_mean(values[:49], seed=0)[1] > high
+
+
+def test_the_studentised_interval_is_that_of_a_slow_loop() -> None:
+    """t* = (mean of a resample − mean) / (its s / √n), and the ends are the mean less t* · s / √n."""
+    values = [0.0, 0.5, 1.0, 4.0, 9.0]
+    n, average = len(values), fmean(values)
+    t = []
+    for drawn in np.random.default_rng(7).integers(n, size=(400, n)).tolist():
+        resample = [values[i] for i in drawn]
+        if len(set(resample)) > 1:
+            t.append((fmean(resample) - average) / (stdev(resample) / math.sqrt(n)))
+    low, high = np.quantile(t, [0.05, 0.95]) * stdev(values) / math.sqrt(n)
+    found = _studentised(np.array(values), 7, 0.9, 400)
+    assert found == pytest.approx((average - high, average - low))
 
 
 def test_from_eight_seeds_on_they_are_drawn_too() -> None:
