@@ -20,15 +20,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from msgrpo.agent import Agent, LanguageAgent, answer_in_turn, check_agent
+from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError, nearest
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, folder_name, seeds_of
+from msgrpo.evals.run import can_play
 from msgrpo.evals.stats import ends, share_interval
-from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, episode_seeds
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, episode_seeds
 from msgrpo.evals.verify import first_difference
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
+from msgrpo.specs import check_agents
 from msgrpo.text import as_json
 
 RESAMPLES = 1000
@@ -81,10 +83,11 @@ def play(
     RecordError for a record that another process writes to or that other rules or settings made; EndpointError for a
     fatal failure.
     """
+    check_scenario(scenario)
     if len(scenario.players) != 2:
         raise UsageError(f"{scenario.id} has {len(scenario.players)} players; a match is for two")
     check_counts(starts=starts, concurrency=concurrency)
-    _check_asked(agents, pairs)
+    _check_asked(scenario, agents, pairs)
     answer_in_turn(agent.model for agent in agents.values() if isinstance(agent, LanguageAgent))
     records = records_of(pairs, Path(out))
     with few_collections():
@@ -97,11 +100,12 @@ def records_of(pairs: Sequence[tuple[str, str]], out: Path) -> list[tuple[tuple[
     return [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
 
 
-def _check_asked(agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]]) -> None:
+def _check_asked(scenario: Scenario, agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]]) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no match can be."""
-    for agent in agents.values():
-        check_agent(agent)
-    if len({frozenset(pair) for pair in pairs}) < max(1, len(pairs)) or any(first == other for first, other in pairs):
+    check_agents(agents.values())
+    if unable := [agent.spec for agent in agents.values() if not can_play(agent, scenario)]:
+        raise UsageError(f"{unable[0]} cannot play {scenario.id}", fix="choose other agents for this game")
+    if len({frozenset(pair) for pair in pairs}) < max(1, len(pairs)) or any(len({*pair}) != 2 for pair in pairs):
         raise UsageError(f"a match is of pairs of two agents, each pair once, not of {list(pairs)}")
     known = [name for name, agent in agents.items() if agent.spec == name]
     if strange := next((name for pair in pairs for name in pair if name not in known), None):

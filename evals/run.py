@@ -13,18 +13,18 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol, get_args
 
-from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds, check_agent
+from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
 from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, nearest
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Command, Record, Run, changing_run, check_names, folder_name, holds_episodes
-from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, suite_seeds
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, check_scenario, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
-from msgrpo.specs import checked_names, imitates
+from msgrpo.specs import check_agents, checked_names
 
 ATTEMPTS = (
     3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
@@ -154,13 +154,11 @@ def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 def _check_asked(agents: Sequence[Agent], scenarios: Sequence[Scenario], split: HeldOut) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
-    for agent in agents:
-        check_agent(agent)
-        if imitates(agent.spec):
-            raise UsageError(f"{agent.spec!r} reads like another agent's name", fix='give it another, like "mine"')
+    if not agents or not scenarios:
+        raise UsageError(f"there are {len(agents)} agents and {len(scenarios)} scenarios: nothing can be played")
+    check_agents(agents)
     for scenario in scenarios:
-        if not isinstance(scenario, Scenario):
-            raise UsageError(f"{str(scenario)[:80]!r} is no scenario", fix="msgrpo.get_scenario(NAME) gives one")
+        check_scenario(scenario)
     for what, names in (("agents", [agent.spec for agent in agents]), ("scenarios", [one.id for one in scenarios])):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(
@@ -210,7 +208,7 @@ def _check_repeats(
             )
 
 
-def _check_names(run: Run, agents: Sequence[Agent], called: Mapping[str, str]) -> None:
+def _check_names(run: Run, agents: Sequence[Agent], called: dict[str, str]) -> None:
     """Refuse names that, with those of earlier evaluations in the folder, would make one agent another."""
     asked = run.asked | {agent.spec: {} for agent in agents}
     check_names(run.model_copy(update={"names": run.names | called, "asked": asked}))

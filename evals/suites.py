@@ -48,6 +48,26 @@ def check_counts(**counts: int) -> None:
             raise UsageError(f"{what} is {number}: {most} is the most")
 
 
+def check_scenario(scenario: Scenario) -> None:
+    """Raise UsageError for what is no scenario, as a caller from Python may give it, or one that its name does not
+    lead to: nothing could read its records.
+    """
+    if not isinstance(scenario, Scenario):
+        raise UsageError(f"{str(scenario)[:80]!r} is no scenario", fix="msgrpo.get_scenario(NAME) gives one")
+    for what, names in (("players", scenario.players), ("actions", scenario.actions)):
+        if not isinstance(names, tuple):
+            raise UsageError(f"the {what} of {scenario.id} are a {type(names).__name__}, not a tuple")
+    try:
+        same = get_scenario(scenario.id).rules_hash == scenario.rules_hash
+    except UsageError:
+        same = False
+    if not same:
+        raise UsageError(
+            f"the name {scenario.id!r} does not lead to this scenario, so nothing could read its records",
+            fix='put it into a file of its own: msgrpo.get_scenario("my_game.py:scenario") gives it such a name',
+        )
+
+
 def suite(name: str) -> list[Scenario]:
     """The scenarios of a suite, single-player ones: a leaderboard row is one agent alone.
 

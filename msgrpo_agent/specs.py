@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgrpo.agent import Agent, LanguageAgent, Sampling
+from msgrpo.agent import Agent, LanguageAgent, Sampling, check_agent
 from msgrpo.errors import UsageError, nearest
 from msgrpo.extras import needs
 from msgrpo.models.asked import taught_as, trained_as
@@ -64,6 +64,14 @@ def imitates(spec: str) -> bool:
     """Whether a recorded spec only reads like one of ours: `Random ` is no agent, and stands in a table like one."""
     kind, sign, _ = spec.partition(":")
     return kind not in (KINDS if sign else PLAIN) and names_an_agent(spec)
+
+
+def check_agents(agents: Iterable[Agent]) -> None:
+    """Raise UsageError for an agent that cannot play or be recorded, or whose spec reads like another agent's."""
+    for agent in agents:
+        check_agent(agent)
+        if imitates(agent.spec):
+            raise UsageError(f"{agent.spec!r} reads like another agent's name", fix='give it another, like "mine"')
 
 
 def is_anothers(name: str, spec: str, others: Iterable[str]) -> bool:

@@ -20,7 +20,8 @@ from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError
 from msgrpo.evals import command, match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
-from msgrpo.games import get_scenario
+from msgrpo.game import Scenario
+from msgrpo.games import SCENARIOS, get_scenario, outside
 from msgrpo.models.loading import nano
 from msgrpo.references import OptimalAgent, RandomAgent
 from tests.train_helpers import in_any_order, recorded_batches
@@ -163,11 +164,16 @@ def test_a_resample_without_an_agents_starts_still_rates_it() -> None:
     assert all(math.isfinite(value) for rating in rated for value in (rating.elo, rating.low, rating.high))
 
 
-def test_episodes_of_other_settings_or_rules_are_not_taken_for_these(tmp_path: Path) -> None:
+def test_episodes_of_other_settings_or_rules_are_not_taken_for_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scenario = get_scenario(NIM)
     ((_, file),) = match.play(scenario, AGENTS, [PAIR], 2, tmp_path)
-    with pytest.raises(RecordError, match="other rules"):
-        match.play(replace(scenario, rules="Other."), AGENTS, [PAIR], 2, tmp_path)
+    other = replace(scenario, rules="Other.")
+    with monkeypatch.context() as changed:
+        changed.setitem(outside._loaded, NIM, other)
+        with pytest.raises(RecordError, match="other rules"):
+            match.play(other, AGENTS, [PAIR], 2, tmp_path)
 
     class Colder(RandomAgent):
         def settings(self) -> dict[str, object]:
@@ -248,24 +254,40 @@ def test_a_failure_that_ends_a_match_hides_no_result(
     ]
 
 
+class Unable(RandomAgent):
+    """As a DQN, which plays the boards of its training only."""
+
+    def can_play(self, scenario: Scenario) -> bool:
+        return False
+
+
 @pytest.mark.parametrize(
-    ("pairs", "concurrency", "said"),
+    ("pairs", "given", "said"),
     [
-        ([], 8, "pairs of two agents"),
-        ([("random", "random")], 8, "pairs of two agents"),
-        ([PAIR, PAIR[::-1]], 8, "each pair once"),
-        ([("random", "optimla")], 8, "no agent of this match has the spec 'optimla'"),
-        ([("random", "best")], 8, "no agent of this match has the spec 'best'"),
-        ([PAIR], 0, "concurrency is 0"),
+        ([], {}, "pairs of two agents"),
+        ([("random", "random")], {}, "pairs of two agents"),
+        ([("random", "optimal", "best")], {}, "pairs of two agents"),
+        ([PAIR, PAIR[::-1]], {}, "each pair once"),
+        ([("random", "optimla")], {}, "no agent of this match has the spec 'optimla'"),
+        ([("random", "best")], {}, "no agent of this match has the spec 'best'"),
+        ([PAIR], {"concurrency": 0}, "concurrency is 0"),
+        ([PAIR], {"starts": 0}, "starts is 0"),
+        ([PAIR], {"starts": 1.5}, "starts is 1.5"),
+        ([PAIR], {"agents": {"Random ": RandomAgent("Random ")}}, "'Random ' reads like another agent's name"),
+        ([PAIR], {"agents": {"of-boards": Unable("of-boards")}}, "of-boards cannot play .*nim"),
+        ([PAIR], {"scenario": in_any_order()}, "'in-any-order' does not lead to this scenario"),
+        ([PAIR], {"scenario": "nim"}, "'nim' is no scenario"),
     ],
 )
 def test_what_no_match_can_be_is_refused_before_anything_is_written(
-    pairs: list[tuple[str, str]], concurrency: int, said: str, tmp_path: Path
+    pairs: list[tuple[str, str]], given: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    """Without a place for a game it waited for ever; games of an agent under another name counted for nobody."""
-    agents = AGENTS | {"best": OptimalAgent()}
+    """Without a place for a game it waited for ever; games of an agent under another name counted for nobody; of no
+    start, or by an agent that reads like another, it left a record that no command could read."""
+    arguments = {"scenario": get_scenario(NIM), "starts": 1} | given
+    arguments["agents"] = AGENTS | {"best": OptimalAgent()} | given.get("agents", {})
     with pytest.raises(UsageError, match=said):
-        match.play(get_scenario(NIM), agents, pairs, 1, tmp_path / "m", concurrency=concurrency)
+        match.play(pairs=pairs, out=tmp_path / "m", **arguments)
     assert not (tmp_path / "m").exists()
 
 
@@ -289,14 +311,19 @@ def test_a_rating_from_equal_results_has_no_interval() -> None:
     assert all(math.isnan(rating.low) and math.isnan(rating.high) for rating in rated)
 
 
-def test_who_is_faster_does_not_decide_which_turns_are_a_batch(tmp_path: Path) -> None:
+def test_who_is_faster_does_not_decide_which_turns_are_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each answered what waited by then: the rounding of a batch, and now and then an answer, was the clock's."""
     models = {name: nano() for name in ("one", "other")}
     agents = {name: LanguageAgent(name, model, Sampling(max_tokens=3)) for name, model in models.items()}
 
+    scenario = in_any_order()
+    monkeypatch.setitem(SCENARIOS, scenario.id, scenario)
+
     def played(slow: str) -> list[int]:
         with recorded_batches(models[slow]) as batches:
-            match.play(in_any_order(), agents, [("one", "other")], 12, tmp_path / slow)
+            match.play(scenario, agents, [("one", "other")], 12, tmp_path / slow)
         return batches
 
     assert played("one") == played("other")
