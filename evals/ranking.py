@@ -7,6 +7,7 @@ bootstrap draws the starts for all agents at once, so that the interval is that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from msgrpo.evals.plays import Series
-from msgrpo.evals.stats import ends, resampled_means
+from msgrpo.evals.stats import FEW_EPISODES, ends, resampled_means
 from msgrpo.games import recorded_scenario
 
 RESAMPLES, LEVEL, SEED = 4000, 0.95, 0
@@ -80,20 +81,30 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     if fewest < 2:
         notes.append("no overall score: from one start nothing says how far apart the agents are")
         return [], notes
-    quantiles = ends(fewest, LEVEL)
+    if 2 * len(draws) < RESAMPLES:
+        notes.append(f"no overall score: whether {HIGH} is better than {LOW} hangs on few starts")
+        return [], notes
+
+    def interval(draws_R: NDArray[np.float64], *, fixed: bool) -> list[float]:
+        """Of few starts that are all alike there is none, as in `stats.bootstrap_mean`, unless the scale says it."""
+        alike = fewest < FEW_EPISODES and not fixed and np.ptp(draws_R) < 1e-12
+        return [math.nan, math.nan] if alike else [float(end) for end in np.quantile(draws_R, ends(fewest, LEVEL))]
+
     rows = []
     for i, (label, prompt) in enumerate(agents):
-        apart = [np.quantile(draws[:, i] - draws[:, j], quantiles) for j in range(len(agents))]
-        worse_than = sum(high < 0 for _, high in apart)
-        better_than = sum(low > 0 for low, _ in apart)
-        low_end, high_end = np.quantile(draws[:, i], quantiles)
+        apart = [
+            interval(draws[:, i] - draws[:, j], fixed={i, j} <= {low, high} and i != j) for j in range(len(agents))
+        ]
+        worse_than = sum(upper < 0 for _, upper in apart)
+        better_than = sum(lower > 0 for lower, _ in apart)
+        low_end, high_end = interval(draws[:, i], fixed=i in (low, high))
         rows.append(
             Overall(
                 agent=label,
                 prompt=prompt,
                 share=float(share_A[i]),
-                low=float(low_end),
-                high=float(high_end),
+                low=low_end,
+                high=high_end,
                 rank=1 + worse_than,
                 last_rank=len(agents) - better_than,
                 scenarios=len(counted),

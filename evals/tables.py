@@ -67,7 +67,7 @@ def overall_cells(row: Overall) -> list[str]:
         rank,
         named(row.agent, row.prompt),
         f"{row.share:.3f}",
-        f"[{row.low:.3f}, {row.high:.3f}]",
+        interval_text(row.low, row.high, ".3f"),
         str(row.scenarios),
     ]
 
