@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -180,8 +179,6 @@ class Options(Given):
     def timeouts(self) -> Timeouts:
         if self.timeout_s is None:
             return Timeouts()
-        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise UsageError(f"--timeout {self.timeout_s:g} is no number of seconds", fix="--timeout 300")
         usual = Timeouts()
         return Timeouts(min(usual.connect_s, self.timeout_s), self.timeout_s, self.timeout_s)
 

@@ -182,7 +182,7 @@ def make_agent(
         url, _, model_name = rest.rpartition("#")
         given = dict(endpoint or {})
         if chat is not None:
-            given["body"] = {"chat_template_kwargs": dict(chat)} | given.get("body", {})
+            given["body"] = {"chat_template_kwargs": dict(chat)} | (given.get("body") or {})
         served = EndpointModel(url, model_name, **given)
         return LanguageAgent(spec, served, sampling, template or USUAL.prompt, show_probabilities)
     if kind == "dqn" and rest:

@@ -11,6 +11,7 @@ from msgrpo.agent import LanguageAgent, Sampling
 from msgrpo.errors import UsageError
 from msgrpo.models.endpoint import EndpointModel
 from msgrpo.models.endpoint_settings import key_of
+from msgrpo.specs import make_agent
 from tests.endpoint_helpers import GOOD, PROMPT, Client
 from tests.fake_server import FakeServer
 
@@ -151,3 +152,31 @@ def test_a_rate_that_limits_nothing_is_refused(rate: float) -> None:
     """From Python NaN passed, and every request went out at once."""
     with pytest.raises(UsageError, match="no number of requests a minute"):
         EndpointModel("http://127.0.0.1:9/v1", "m", rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"body": [1]}, r"the body is \[1\], not a dict"),
+        ({"body": {"stop": {1}}}, "cannot be sent as JSON.*set is not JSON"),
+        ({"body": {"seed": math.nan}}, "cannot be sent as JSON"),
+        ({"headers": ["x-a"]}, r"the header is \['x-a'\], not a dict"),
+        ({"headers": {"x-a": 5}}, "the header 'x-a' cannot be sent"),
+        ({"retries": "3"}, "'3' is no number of further tries"),
+        ({"retries": math.nan}, "nan is no number of further tries"),
+        ({"rate": "60"}, "'60' is no number of requests a minute"),
+        ({"timeouts": 5}, "timeouts is 5"),
+        ({"url": 5}, "the address 5"),
+        ({"model_name": None}, "the model None"),
+    ],
+)
+def test_what_no_request_can_hold_is_named_at_once(given: dict[str, Any], said: str) -> None:
+    """These were errors of Python's own, some of them only after the first failure of a server; of NaN tries there
+    was no end."""
+    with pytest.raises(UsageError, match=said):
+        EndpointModel(**{"url": "http://127.0.0.1:9/v1", "model_name": "m"} | given)
+
+
+def test_a_body_of_nothing_takes_the_chat_templates_arguments() -> None:
+    agent: Any = make_agent("endpoint:http://h/v1#m", endpoint={"body": None}, chat={"enable_thinking": False})
+    assert agent.model.body == {"chat_template_kwargs": {"enable_thinking": False}}

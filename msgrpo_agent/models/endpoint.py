@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from msgrpo.agent import Completion, OnText, Sampling
-from msgrpo.errors import EndpointError
+from msgrpo.errors import EndpointError, UsageError
 from msgrpo.models.bounded import BodyError, TooLongError
 from msgrpo.models.endpoint_answers import (
     LONGEST_NAME,
@@ -35,7 +35,9 @@ from msgrpo.models.endpoint_settings import (
     check_address,
     check_body,
     check_headers,
-    check_rate,
+    check_limits,
+    check_seconds,
+    given_fields,
     key_of,
     openais_headers,
 )
@@ -62,6 +64,11 @@ class Timeouts:
     connect_s: float = 10.0
     read_s: float = 180.0
     total_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what is no time limit."""
+        for seconds in (self.connect_s, self.read_s, self.total_s):
+            check_seconds(seconds)
 
 
 class EndpointModel:
@@ -91,12 +98,14 @@ class EndpointModel:
     ) -> None:
         check_address(url, model_name)
         key = key_of(url)
-        check_headers({"Authorization": key} | openais_headers(url) | dict(headers or {}))
-        check_body(body or {})
-        check_rate(rate)
+        own_headers, self.body = given_fields("header", headers or {}), given_fields("body", body or {})
+        check_headers({"Authorization": key} | openais_headers(url) | own_headers)
+        check_body(self.body)
+        check_limits(rate, retries)
+        if not isinstance(timeouts, Timeouts):
+            raise UsageError(f"timeouts is {timeouts!r}, not msgrpo.models.endpoint.Timeouts")
         self.name = model_name
         self.url = url
-        self.body = dict(body or {})
         self.retries = retries
         self.timeouts = timeouts
         self.retrying = 0
@@ -106,7 +115,7 @@ class EndpointModel:
         self._jitter = random.Random(0)
         self._gives_logprobs = True
         self._answered = False
-        sent = ({"Authorization": f"Bearer {key}"}, openais_headers(url), headers or {})  # the last of a name counts
+        sent = ({"Authorization": f"Bearer {key}"}, openais_headers(url), own_headers)  # the last of a name counts
         self.headers = {name.lower(): value for one in sent for name, value in one.items()}
         self._chat = self._address("/chat/completions")
         self._client = Client(

@@ -7,10 +7,13 @@ environment.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -49,6 +52,8 @@ def openais_headers(url: str) -> dict[str, str]:
 
 def check_address(url: str, model_name: str) -> None:
     """Raise UsageError for what no request can be made of, before the first one."""
+    if not isinstance(url, str) or not isinstance(model_name, str):
+        raise UsageError(f"the address {url!r} and the model {model_name!r} are not both text")
     if "@" in url:
         raise UsageError(
             "the endpoint's URL holds a user or a password, which would stand in folder names and tables",
@@ -71,16 +76,29 @@ def check_address(url: str, model_name: str) -> None:
         )
 
 
+def given_fields(what: str, given: Any) -> dict[str, Any]:
+    """The headers, or the fields of the body, that a person gives. Raises UsageError for what are none."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise UsageError(f"the {what} is {reprlib.repr(given)}, not a dict whose keys are text")
+    return dict(given)
+
+
 def check_headers(headers: Mapping[str, str]) -> None:
     """Raise UsageError for a header that HTTP cannot send, or that a request sets by itself."""
     for name, value in headers.items():
-        fits = value.isascii() and value.isprintable() and value == value.strip()
+        fits = isinstance(value, str) and value.isascii() and value.isprintable() and value == value.strip()
         if not fits or not _TOKEN.fullmatch(name) or name.lower() in _OURS:
             raise UsageError(f"the header {name!r} cannot be sent: its name or its value is not allowed in HTTP")
 
 
 def check_body(body: Mapping[str, Any]) -> None:
-    """Raise UsageError for fields that would change what is asked, or of whom, behind the record's back."""
+    """Raise UsageError for fields that cannot be sent, or would change what is asked, or of whom, behind the record's
+    back.
+    """
+    try:
+        json.dumps(body, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the body {reprlib.repr(body)} cannot be sent as JSON: {error}") from error
     secret = [name for name in _names(body) if _SECRET_FIELD.fullmatch(name)]
     if secret:
         raise UsageError(
@@ -95,10 +113,18 @@ def check_body(body: Mapping[str, Any]) -> None:
         )
 
 
-def check_rate(rate: float | None) -> None:
-    """Raise UsageError for what is no number of requests a minute: NaN would limit nothing."""
-    if rate is not None and not 0 < rate < math.inf:
-        raise UsageError(f"{rate:g} is no number of requests a minute", fix="--rate 60, or none for no limit")
+def check_limits(rate: float | None, retries: int) -> None:
+    """Raise UsageError for what is no number of requests a minute, or of further tries: NaN would limit nothing."""
+    if rate is not None and not (isinstance(rate, Real) and 0 < rate < math.inf):
+        raise UsageError(f"{rate!r} is no number of requests a minute", fix="--rate 60, or none for no limit")
+    if not isinstance(retries, Integral) or retries < 0:
+        raise UsageError(f"{retries!r} is no number of further tries", fix="--retries 10")
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise UsageError for what is no time limit."""
+    if not (isinstance(seconds, Real) and 0 < seconds < math.inf):
+        raise UsageError(f"{seconds!r} is no number of seconds", fix="--timeout 300")
 
 
 def _names(data: Any) -> Iterator[str]:
