@@ -88,7 +88,13 @@ def test_a_launcher_that_sets_nothing_of_ours_starts_one_process(monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("MASTER_ADDR", None), ("MASTER_PORT", None), ("MASTER_PORT", "70000"), ("MASTER_PORT", "0")),
+        *(
+            ("MASTER_ADDR", None),
+            ("MASTER_ADDR", ""),
+            ("MASTER_PORT", None),
+            ("MASTER_PORT", "70000"),
+            ("MASTER_PORT", "0"),
+        ),
         *(("WORLD_SIZE", "two"), ("WORLD_SIZE", "0"), ("RANK", "2"), ("RANK", "-1")),
     ],
 )
@@ -105,6 +111,17 @@ def test_a_launcher_that_sets_half_of_it_or_nonsense_is_one_error(
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")
     with pytest.raises(UsageError, match=name), open_ranks():
+        pass
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in a traceback of CUDA: invalid device ordinal."""
+    whole = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for variable, setting in whole.items():
+        monkeypatch.setenv(variable, setting)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UsageError, match="this machine has 1 GPU, none for its process 1"), open_ranks():
         pass
 
 

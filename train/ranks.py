@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch import nn
 
 from msgrpo.errors import RunError, UsageError
+from msgrpo.text import counted
 from msgrpo.train import peers
 from msgrpo.train.launched import launched
 from msgrpo.train.peers import Peers
@@ -138,14 +139,20 @@ def open_ranks() -> Iterator[Ranks]:
         yield ALONE
         return
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
+        if not os.environ.get(name):
             raise UsageError(
                 f"RANK and WORLD_SIZE ({count}) are set, and {name} is not",
                 fix=f"torchrun --nproc-per-node {count} -m msgrpo.cli train …, or unset RANK",
             )
     launched("RANK", 0, range(count))
     if torch.cuda.is_available():
-        torch.cuda.set_device(launched("LOCAL_RANK", 0))
+        gpus, place = torch.cuda.device_count(), launched("LOCAL_RANK", 0)
+        if place >= gpus:
+            raise UsageError(
+                f"this machine has {counted(gpus, 'GPU')}, none for its process {place} (LOCAL_RANK)",
+                fix=f"a process for each GPU: torchrun --nproc-per-node {gpus} -m msgrpo.cli train …",
+            )
+        torch.cuda.set_device(place)
     before = peers.connections().keys()
     host, port = os.environ["MASTER_ADDR"], launched("MASTER_PORT", 0, range(1, 2**16))
     peers.use_network_towards(host, one_machine=launched("LOCAL_WORLD_SIZE", 0) == count)
