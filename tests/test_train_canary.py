@@ -182,16 +182,20 @@ def test_an_engine_that_reports_another_temperature_is_seen(dtype: str) -> None:
 
 
 def test_a_mismatch_on_fresh_rollouts_stops_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The canary has passed, and then the engine reports other numbers: the first minibatch shows it."""
+    """The canary has passed, and then the engine reports other numbers: the first minibatch shows it. The update
+    before is saved; it was lost.
+    """
     complete = local.LocalModel.complete
 
     async def off(self: Any, *arguments: Any, **named: Any) -> Completion:
         found = await complete(self, *arguments, **named)
-        return Completion(**vars(found) | {"logprobs": tuple(value - 0.01 for value in found.logprobs)})
+        by = 0.01 if self.name == "policy-v000001" else 0.0
+        return Completion(**vars(found) | {"logprobs": tuple(value - by for value in found.logprobs)})
 
     monkeypatch.setattr(local.LocalModel, "complete", off)
     with pytest.raises(RunError, match=r"engine and trainer differ by 0\.01 nats a token"):
-        loop.train(tiny(), tmp_path / "run", report=Quiet())
+        loop.train(tiny(checkpoint_every=100), tmp_path / "run", report=Quiet())
+    assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000001"]
     (finding, *_) = examine(tmp_path / "run").findings  # its row was written before
     assert finding.cause == "engine mismatch"
     assert "0.01 nats a token on fresh rollouts; a run stops at 0.001" in finding.evidence

@@ -113,6 +113,10 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                         rollouts = source.next(step, first_start, model, sampling, ended)
                         picked, stats = trainer.learn(rollouts, step)
                         model = engine.load(step + 1)
+                    seconds = time.perf_counter() - began
+                    total = {"time/total": run.progress.seconds + seconds}
+                    sinks.update(step + 1, describe(rollouts) | stats | total)
+                    check_mismatch(stats)  # after its row is written: `msgrpo doctor` shows it
                 except StopRequested:
                     break
                 except Exception:  # of servers, of the disk, of games, of a choice of one's own
@@ -121,15 +125,12 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                         if run.step and cluster.stopping is None:  # on a cluster the ranks begin again
                             report.note(f"kept: {counted(run.step, 'update')}; --resume goes on")
                     raise
-                seconds = time.perf_counter() - began
                 run.advance(rollouts, seconds)
                 if rollouts.lost:
                     report.note(f"update {run.step}: {left_out(rollouts.lost)}")
                 if run.step == first_update + 1:
                     lasting = rollouts.pace(seconds, stats["time/update"], ahead=config.ahead, here=config.plays_here)
                     report.note(evaluations.forecast(run.step, lasting))
-                sinks.update(run.step, describe(rollouts) | stats | {"time/total": run.progress.seconds})
-                check_mismatch(stats)  # after its row is written: `msgrpo doctor` shows it
                 if ranks.first:
                     run_log.write_update(out, watched(run.step, rollouts, picked))
                 if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
