@@ -36,7 +36,7 @@ from msgrpo.tui.theme import DAY, NIGHT
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
 from msgrpo.tui.widgets.learning import Groups, turns
-from tests.tui_helpers import NARROWEST, ManualClock, press, settle, until
+from tests.tui_helpers import NARROWEST, ManualClock, keys_of, press, settle, until
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -279,6 +279,24 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
         clock.tick(1.0)
         await settle(pilot)
         assert screen.session.cursor != before
+
+
+async def test_before_the_first_update_the_foot_names_only_keys_that_do_something(film: Learning) -> None:
+    """It named six that did nothing."""
+    run = film.folder
+    shutil.rmtree(run / run_log.UPDATES)
+    (run / run_log.METRICS).write_text("")
+    for step in run_log.scenes(run)[1:]:
+        (run / run_log.FILM / f"{step:06d}.json").unlink()
+    for named in ("space film ", ""):
+        app = PlayApp(lambda spec: pytest.fail(spec), run=Learning.of(run), clock=ManualClock())
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settle(pilot)
+            assert keys_of(app) == f"{named}e save ? help q leave"
+            if named:
+                await press(pilot, "space")
+                assert keys_of(app).startswith("space pause tab other start g groups n step")
+        shutil.rmtree(run / run_log.FILM, ignore_errors=True)
 
 
 async def test_evaluations_without_an_interval_are_shown_all_the_same(run: Path) -> None:

@@ -181,15 +181,24 @@ class LearnScreen(Screen[None]):
 
     def hints(self) -> list[Hint]:
         """The keys that do something now, the most important ones first."""
-        film, playing = self.run.filming, self.pace.playing
-        if film:
-            shown = [Hint("space", "pause" if playing else "play", "pause"), Hint("← →", "update", "update(1)")]
-            shown += [Hint("tab", "other start", "sample"), Hint("g", "groups", "group(0)")]
+        run, film, plays = self.run, self.run.film, isinstance(self.session, Session)
+        on = "pause" if self.pace.playing else "play"
+        if run.filming:
+            keys = [
+                (True, Hint("space", on, "pause")),
+                (len(film) > 1, Hint("← →", "update", "update(1)")),
+                (film.starts > 1, Hint("tab", "other start", "sample")),
+                (True, Hint("g", "groups", "group(0)")),
+            ]
         else:
-            first = "film" if len(self.run.film) else "pause" if playing else "play"
-            shown = [Hint("space", first, "pause"), Hint("← →", "update", "update(1)")]
-            shown += [Hint("↑ ↓", "group", "group(1)"), Hint("tab", "episode", "sample")]
-        shown += [Hint("n", "step", "step(1)"), Hint("+ −", "speed", "speed(1)"), Hint("e", "save", "export")]
+            keys = [
+                (len(film) > 0 or plays, Hint("space", "film" if len(film) else on, "pause")),
+                (len(run.steps) > 1, Hint("← →", "update", "update(1)")),
+                (run.update is not None and len(run.update.groups) > 1, Hint("↑ ↓", "group", "group(1)")),
+                (len(run.samples()) > 1, Hint("tab", "episode", "sample")),
+            ]
+        keys += [(plays, Hint("n", "step", "step(1)")), (plays, Hint("+ −", "speed", "speed(1)"))]
+        shown = [hint for does, hint in [*keys, (True, Hint("e", "save", "export"))] if does]
         return [*shown, Hint("?", "help", "help"), Hint("q", "leave", "leave")]
 
     def show_episode(self) -> None:
