@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import warnings
@@ -21,7 +22,7 @@ from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.contract import Engine
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.tinker import service
+from msgrpo.train.tinker import download, service
 from msgrpo.train.tinker.cost import LimitReachedError, Meter, ServicePrice, price_of
 from msgrpo.train.tinker.estimate import estimate
 from msgrpo.train.update import update
@@ -226,6 +227,26 @@ def test_an_adapter_of_fewer_updates_is_not_left_in_the_place_of_one_that_cannot
     train(settings(steps=2), out, resume=True, report=Told())
     assert not weights.exists()
     assert not (out / "adapter_config.json").exists()
+
+
+@pytest.mark.usefixtures("near")
+def test_a_full_disk_does_not_take_the_summary_of_a_run_that_was_paid_for(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The adapter's files were written after the check of what the service offers, and their error ended the run."""
+    written = download.replace_bytes
+
+    def full(file: Path, data: bytes) -> None:
+        if file.name == "adapter_config.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(file, data)
+
+    monkeypatch.setattr(download, "replace_bytes", full)
+    told = Told()
+    summary = train(settings(), tmp_path / "run", report=told)
+    assert summary["adapter_here"] is None
+    assert any("No space left on device" in note for note in told.said)
+    assert not list((tmp_path / "run").glob("*adapter*"))
 
 
 @pytest.mark.usefixtures("near")

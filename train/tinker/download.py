@@ -15,7 +15,7 @@ import httpx
 from pydantic_core import from_json
 
 from msgrpo.errors import RunError
-from msgrpo.files import replace_bytes
+from msgrpo.files import PART, replace_bytes
 from msgrpo.models.headers import tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, by_layer
 from msgrpo.models.paths import absolute
@@ -33,18 +33,18 @@ def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> Non
         config = from_json(members[ADAPTER_CONFIG])
         if not isinstance(config, dict):
             raise ValueError(f"{ADAPTER_CONFIG} holds no JSON object")
-        part = out / f"{ADAPTER_WEIGHTS}.part"
+        part = out / f".{ADAPTER_WEIGHTS}{PART}"
         replace_bytes(part, members[ADAPTER_WEIGHTS])
         try:
             layers = {layer.rpartition(".")[2] for layer in by_layer(tensor_shapes(part)) if layer}
+            config |= {"base_model_name_or_path": absolute(base), "target_modules": sorted(layers)}  # some name none
+            config |= {"task_type": "CAUSAL_LM", "inference_mode": True}
+            replace_bytes(out / ADAPTER_CONFIG, (as_json(config, indent=2) + "\n").encode())
+            part.replace(out / ADAPTER_WEIGHTS)
         finally:
-            part.unlink()
-        config |= {"base_model_name_or_path": absolute(base), "target_modules": sorted(layers)}  # some name none
-        config |= {"task_type": "CAUSAL_LM", "inference_mode": True}
+            part.unlink(missing_ok=True)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, tarfile.TarError, EOFError, OSError) as error:
         raise RunError(f"the service's adapter cannot be taken over: {str(error)[:300]}") from error
-    replace_bytes(out / ADAPTER_WEIGHTS, members[ADAPTER_WEIGHTS])
-    replace_bytes(out / ADAPTER_CONFIG, (as_json(config, indent=2) + "\n").encode())
 
 
 def _members(urls: Mapping[str, str], service: str) -> dict[str, bytes]:
