@@ -218,11 +218,13 @@ def crossed_interval(
 def few_seeds_interval(values_SN: NDArray[np.float64], *, level: float = 0.95) -> Interval:
     """Student's interval of the mean of V, shape (S seeds, n episodes), for two-way random effects.
 
-        mean ± √((t²_{S−1} · MS_seeds + t²_{n−1} · max(0, MS_starts − MS_rest)) / (S · n))
+        mean ± √(max(t²_{S−1} · MS_seeds + t²_{n−1} · max(0, MS_starts − MS_rest), t²_{n−1} · MS_rest) / (S · n))
 
     MS are the mean squares of the two-way table without replication, whose expectations give Var(mean) =
     (E MS_seeds + E MS_starts − E MS_rest) / (S n). Each part has the quantile of its own degrees of freedom: the few
     seeds that there are do not pretend to know how far seeds lie apart. `docs/results/intervals.md` has its coverage.
+    It is never narrower than where neither seed nor start matters: two seeds with the same mean, which failed at
+    different starts, would otherwise have an interval of width zero.
     """
     seeds, n = values_SN.shape
     mean = float(values_SN.mean())
@@ -234,7 +236,7 @@ def few_seeds_interval(values_SN: NDArray[np.float64], *, level: float = 0.95) -
     rest_SN = values_SN - rows_S[:, None] - columns_N + mean
     ms_rest = float((rest_SN**2).sum()) / ((seeds - 1) * (n - 1))
     t_seeds, t_starts = (student_quantile(0.5 + level / 2, count - 1) for count in (seeds, n))
-    spread = t_seeds**2 * ms_seeds + t_starts**2 * max(0.0, ms_starts - ms_rest)
+    spread = max(t_seeds**2 * ms_seeds + t_starts**2 * max(0.0, ms_starts - ms_rest), t_starts**2 * ms_rest)
     half = math.sqrt(spread / (seeds * n))
     return mean - half, mean + half
 

@@ -514,6 +514,16 @@ def test_seeds_and_starts_have_each_their_own_part_of_the_interval() -> None:
     assert (low, high) == pytest.approx((2 / 3 - half, 2 / 3 + half), rel=1e-4)
 
 
+def test_seeds_with_the_same_mean_are_not_certain() -> None:
+    """Two seeds of 0.95 that failed at different starts said 0.95 [0.95, 0.95]: MS_seeds is 0, and MS_starts is below
+    MS_rest = 10/199, whose t with 199 degrees of freedom is 1.972.
+    """
+    values = np.ones((2, 200))
+    values[0, :10] = values[1, 10:20] = 0
+    half = 1.97196 * math.sqrt(10 / 199 / 400)
+    assert crossed_interval(list(values), seed=0) == pytest.approx((0.95 - half, 0.95 + half), abs=1e-6)
+
+
 def coverage(seeds: int, starts: int, spread: float, experiments: int = 250) -> float:
     """How often the interval holds the mean over all seeds and starts: successes with a logit of start and seed."""
     generator = np.random.default_rng([seeds, int(10 * spread)])
