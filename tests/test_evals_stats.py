@@ -316,6 +316,19 @@ def test_the_studentised_interval_is_that_of_a_slow_loop() -> None:
     assert found == pytest.approx((average - high, average - low))
 
 
+def test_the_p_of_alike_seeds_counts_the_data_itself_and_ties() -> None:
+    """No order of 100 draws is as far apart as the one given: 1 of 101. Every order of one start is as far apart as
+    any other, though their sums differ in the last digit.
+    """
+    assert seeds_alike([[1.0] * 30, [0.0] * 30], seed=0, draws=100) == 1 / 101
+    for last in range(3, 10):
+        assert seeds_alike([[0.1], [0.2], [last / 10]], seed=0, draws=30) == 1
+
+
+def test_one_start_says_nothing_of_others() -> None:
+    assert all(map(math.isnan, crossed_bootstrap([[float(seed % 2)] for seed in range(9)], seed=0)))
+
+
 def test_from_eight_seeds_on_they_are_drawn_too() -> None:
     values = [[float((row * column) % 3) for column in range(60)] for row in range(1, 9)]
     assert crossed_interval(values, seed=0) == crossed_bootstrap(values, seed=0)
