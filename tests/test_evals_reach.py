@@ -260,6 +260,7 @@ def repeated(results: list[list[bool]], agent: str = "a") -> Series:
 def test_pass_at_k_and_pass_hat_k_by_hand() -> None:
     row = row_of(repeated([[True, True], [True, False], [False, False], [False, True]]))
     assert (row.success_rate, row.pass_at_k, row.pass_hat_k) == (0.5, 0.75, 0.25)
+    assert (row.episodes, row.steps_mean) == (8, 1.0)
     assert row.spread_within == pytest.approx((2 * 0.25 / 4) ** 0.5)
     assert row.spread_between == pytest.approx(np.std([1, 0.5, 0, 0.5]))
 

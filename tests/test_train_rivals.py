@@ -350,6 +350,15 @@ def test_objectives_are_normalised_each_by_itself() -> None:
     assert fixed == [[-0.5], [0.5]]
     assert fixed != [[-1 + 0.5 * -10], [1 + 0.5 * -30]]  # wrong: the raw numbers are added
     assert Fixed().combined(credit, pair) == credit
+    # var = ¼ of the return and 100 of the tokens at c = 0.01: shares ⅕ and ⅘
+    assert Variance(brevity=0.01).combined(credit, pair) == [[pytest.approx(0.6)], [pytest.approx(-0.6)]]
+
+
+def test_each_episodes_words_are_held_against_its_own_beginning() -> None:
+    lakes = [LAKE.new(1, 0), LAKE.new(2, 0)]
+    said = turns((look(lakes[0], "player") + "<action>up</action>", 9))
+    both = replace(group([0.0, 0.0], said, said), origin=lambda j: lakes[j])
+    assert Fixed(words=1).combined([[0.0], [0.0]], both) == [[1.0], [-1.0]]
 
 
 def test_weights_by_variance() -> None:
@@ -628,8 +637,9 @@ def test_a_seat_that_never_moved_is_compared_with_nothing(settings: list[str], t
 
 
 def test_names_of_a_mixture_keep_their_own_commas() -> None:
-    from msgrpo.train.mixture import names_of
+    from msgrpo.train.mixture import names_of, weights_of
 
+    assert weights_of("snake, frozen-lake@0.5") == [1, 0.5]
     assert names_of("snake, frozen-lake") == ["snake", "frozen-lake"]
     name = "spiel:goofspiel(imp_info=True,num_cards=4)"
     assert names_of(f"{name}@0.3,snake@0.7") == [name, "snake"]
