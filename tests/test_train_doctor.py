@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,15 @@ def test_a_run_that_has_hardly_begun_is_not_called_healthy(tmp_path: Path, updat
     kept = [row for row in rows if row["step"] <= updates]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
     assert said in shown(str(folder))
+
+
+def test_a_run_that_was_cut_off_is_said_to_have_stopped(tmp_path: Path) -> None:
+    """Of a killed run it said only that there are no two evaluations to compare yet."""
+    folder = folder_of(next(run for run in RUNS if run["name"] == "frozen-lake-seed-0"), tmp_path / "run")
+    (folder / ".lock").write_text(socket.gethostname())  # nobody holds it
+    assert "(stopped before its end)" in shown(str(folder))
+    (folder / "summary.json").write_text("{}")
+    assert "stopped" not in shown(str(folder))
 
 
 def test_healthy_runs_are_of_the_same_size() -> None:

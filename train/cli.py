@@ -38,6 +38,7 @@ def show_examination(run: Path, as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from msgrpo.run_log import SUMMARY
     from msgrpo.text import counted
     from msgrpo.train.diagnosis import RECENT
     from msgrpo.train.doctor import examine, table
@@ -46,7 +47,8 @@ def show_examination(run: Path, as_json: bool) -> None:
     if as_json:
         print_json(exam.as_data())
         return
-    state = " (goes on)" if exam.goes_on else ""
+    stopped = exam.goes_on is False and not (run / SUMMARY).is_file()
+    state = " (goes on)" if exam.goes_on else " (stopped before its end)" if stopped else ""
     out.print(
         f"{exam.base} on {exam.scenario}, {exam.updates} of {exam.planned} updates{state}; {exam.verdict}",
         markup=False,
