@@ -130,6 +130,9 @@ def test_a_run_says_what_it_does_from_its_first_moment_on(tmp_path: Path) -> Non
     told = Heard()
     loop.train(tiny(steps=1, group_size=8), tmp_path / "run", report=told)
     assert told.said[0] == "loading nano"
+    assert (
+        told.said.index("evaluation after 0 updates: no episode has ended yet") == told.said.index("loading nano") + 1
+    )
     said = "\n".join(told.said)
     assert "evaluation after 0 updates: 6 of 6 episodes played" in said
     assert re.search(r"update 1 of 1: 16 of 16 episodes played, [\d,]+ tokens/s", said)

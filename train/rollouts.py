@@ -50,6 +50,7 @@ def silent(done: int, planned: int, tokens: int) -> None:
 def counter(report: Reporter, what: str) -> Ended:
     """A callback that says how many episodes of `what` have been played, and how fast."""
     began = time.monotonic()
+    report.doing(f"{what}: no episode has ended yet")  # the first may take minutes
 
     def ended(done: int, planned: int, tokens: int) -> None:
         rate = tokens / max(time.monotonic() - began, 1e-3)
