@@ -19,9 +19,7 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, pre_tokenizers  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
 
-from msgrpo.cli import make_app  # noqa: E402
 from msgrpo.errors import ModelError, UsageError  # noqa: E402
 from msgrpo.models import gguf_writer  # noqa: E402
 from msgrpo.models.asked import Taught, taught_as, trained_as  # noqa: E402
@@ -34,6 +32,7 @@ from msgrpo.models.paths import NANO_DIR, shipped_adapters  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
 from msgrpo.prompt import PromptTemplate, as_given  # noqa: E402
 from msgrpo.specs import make_agent  # noqa: E402
+from tests.command_line import invoked  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
 PROMPTS = [list(gguf_writer.probes())[i] for i in (0, 25, 90)]
@@ -468,7 +467,7 @@ def test_of_a_path_a_card_shows_its_last_part_and_nothing_else_is_cut(value: str
     ],
 )
 def test_wrong_options_are_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(make_app(), ["export", str(RUN), *arguments, "--out", str(tmp_path / "out")])
+    done = invoked("export", str(RUN), *arguments, "--out", str(tmp_path / "out"))
     assert isinstance(done.exception, UsageError)
     assert message in done.exception.message
     assert not list(tmp_path.iterdir())
@@ -476,7 +475,7 @@ def test_wrong_options_are_one_sentence(arguments: list[str], message: str, tmp_
 
 def test_an_unknown_tool_is_told_with_all_that_are_known(tmp_path: Path) -> None:
     for named, fix in (("onnx", "known: gguf, hub, huggingface, inspect, merged"), ("mergd", "did you mean merged?")):
-        done = CliRunner().invoke(make_app(), ["export", str(RUN), "--to", named, "--out", str(tmp_path / "out")])
+        done = invoked("export", str(RUN), "--to", named, "--out", str(tmp_path / "out"))
         assert isinstance(done.exception, UsageError)
         assert done.exception.fix == fix
 

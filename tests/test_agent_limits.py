@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from msgrpo import contract, limits, outside_code, prompt
-from msgrpo.cli import make_app
 from msgrpo.contract import examine
 from msgrpo.episode import GAME_FAULT, play_episode
 from msgrpo.errors import GameFaultError, ModelError, TookTooLongError, UsageError
@@ -33,6 +31,7 @@ from msgrpo.prompt import ChatFormat
 from msgrpo.references import RandomAgent
 from msgrpo.train.engines.contract import canary_prompts
 from msgrpo.tui.launch import keeps_direction
+from tests.command_line import invoked
 from tests.hostile_games import Walk, played, scenario
 
 pytestmark = pytest.mark.usefixtures("nothing_has_hung")
@@ -92,7 +91,7 @@ async def test_a_game_that_cannot_be_looked_at_is_one_clear_error(monkeypatch: p
     """`games show`, `play --live`, the beginning of a run and an export of its record ended in tracebacks."""
     blind = scenario(Blind)
     monkeypatch.setattr("msgrpo.games.get_scenario", lambda name: blind)
-    shown = CliRunner().invoke(make_app(), ["games", "show", "hostile"])
+    shown = invoked("games", "show", "hostile")
     assert isinstance(shown.exception, GameFaultError)
     for look in (keeps_direction, canary_prompts):
         with pytest.raises(GameFaultError, match="the game hostile failed"):

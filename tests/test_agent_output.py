@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
-from typer.testing import CliRunner
 
 from msgrpo import output
 from msgrpo.agent import Sampling
-from msgrpo.cli import main, make_app
+from msgrpo.cli import main
 from msgrpo.evals.cli import evaluate
 from msgrpo.text import ANSWER_TOKENS
 from msgrpo.train.curve import draw_curve
 from msgrpo.tui.cli import play
+from tests.command_line import run
 
 MESSAGE = "steps is 'many', which is no whole number of [bold red]updates"
 
@@ -64,15 +64,12 @@ def test_a_folders_name_in_brackets_is_no_markup(tmp_path: Path, monkeypatch: py
     """
     folder = tmp_path / "[/b]"
     monkeypatch.chdir(tmp_path)
-    run = CliRunner().invoke
-    assert run(make_app(), ["games", "new", "game.py"]).exit_code == 0
+    run("games", "new", "game.py")
     folder.mkdir(parents=True)
     (tmp_path / "game.py").rename(folder / "game.py")
     played = ["eval", "random", "--scenario", "[/b]/game.py:scenario", "--episodes", "2", "--out", "[/b]/out"]
     for command in (played, ["view", "[/b]", "--plain"]):
-        ended = run(make_app(), command)
-        assert ended.exit_code == 0, ended.exception
-        assert "[/b]" in ended.output
+        assert "[/b]" in run(*command).output
     (folder / "metrics.jsonl").write_text("")
     assert draw_curve(folder, "nano on $x_{/game.py:scenario$", "return").is_file()
 

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from msgrpo.agent import Completion, LanguageAgent, OnText, Sampling
-from msgrpo.cli import make_app
 from msgrpo.episode import Episode, play_episode
-from msgrpo.errors import ModelError, UsageError
+from msgrpo.errors import ModelError, RecordError, UsageError
 from msgrpo.games import get_scenario
 from msgrpo.prompt import (
     PRESETS,
@@ -29,6 +27,7 @@ from msgrpo.prompt import (
 )
 from msgrpo.specs import make_agent
 from msgrpo.train.config import TrainConfig, make_config
+from tests.command_line import run
 
 LAKE = get_scenario("frozen-lake")
 
@@ -221,10 +220,9 @@ def test_the_command_plays_with_a_file_and_the_table_does_not_mix_prompts(tmp_pa
     file.write_text("Rules: {rules}\nActions: {actions}\nState: ")
     arguments = ["eval", "nano", "--scenario", "frozen-lake", "--episodes", "2", "--max-tokens", "48"]
     for out, extra in (("a", []), ("b", ["--prompt", str(file)])):
-        done = CliRunner().invoke(make_app(), [*arguments, "--out", str(tmp_path / out), *extra])
-        assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(make_app(), ["leaderboard", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert "template" in str(done.exception)
+        run(*arguments, "--out", str(tmp_path / out), *extra)
+    with pytest.raises(RecordError, match="template"):
+        run("leaderboard", str(tmp_path / "a"), str(tmp_path / "b"))
 
 
 def test_an_endpoint_gets_the_chat_templates_arguments_in_every_request() -> None:

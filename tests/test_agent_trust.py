@@ -20,10 +20,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from msgrpo import doctor
-from msgrpo.cli import main, make_app
+from msgrpo.cli import main
 from msgrpo.contract import _in_another_process
 from msgrpo.episode import play_episode
 from msgrpo.errors import ModelError, UsageError
@@ -42,6 +41,7 @@ from msgrpo.trust import allow
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.choices import run_choices
 from msgrpo.tui.records import Records
+from tests.command_line import invoked
 from tests.tui_helpers import ManualClock, play_screen, press, settle
 
 LAKE = get_scenario("frozen-lake")
@@ -150,7 +150,7 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_that_a_file_names_is_asked_or_run(way: str, trap: Trap) -> None:
     spread(trap)
-    result = CliRunner().invoke(make_app(), way.split())
+    result = invoked(*way.split())
     assert trap.is_untouched(), (way, trap.asked, result.output)
     if way.startswith(("train", "lab")):
         assert isinstance(result.exception, UsageError), result.output
@@ -204,7 +204,7 @@ def test_what_a_person_names_goes_on(trap: Trap) -> None:
     config = make_config(settings=["gate=evil:gate"]).model_dump(mode="json")
     (run / "config.json").write_text(json.dumps(config))
     assert resume_command(run) == f"msgrpo --allow evil:gate train --resume --out {run}"
-    result = CliRunner().invoke(make_app(), ["--allow", "evil:gate", "train", "--resume", "--out", str(run)])
+    result = invoked("--allow", "evil:gate", "train", "--resume", "--out", str(run))
     assert "it ran" in str(result.exception)  # a person has named it, so it was imported
     assert trap.marker.exists()
 

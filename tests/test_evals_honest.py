@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
-from typer.testing import CliRunner
 
 from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.cli import make_app
 from msgrpo.episode import play_episode, read_episodes
 from msgrpo.errors import EndpointError, MsgrpoError, RecordError
 from msgrpo.evals import command, match, plays
@@ -36,6 +34,8 @@ from msgrpo.models.paths import NANO_DIR, shipped_adapters
 from msgrpo.prompt import Example, PromptTemplate, make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.specs import cut_short
+from tests.command_line import invoked as cli
+from tests.evals_helpers import rewritten
 from tests.tui_helpers import answer, scripted
 
 LAKE, SNAKE, DUEL = (get_scenario(name) for name in ("frozen-lake", "snake", "snake-duel"))
@@ -44,15 +44,6 @@ LAKE, SNAKE, DUEL = (get_scenario(name) for name in ("frozen-lake", "snake", "sn
 def played(out: Path, *agents: Agent, scenario: Scenario = LAKE, episodes: int = 8, **more: Any) -> Path:
     asyncio.run(evaluate(list(agents), [scenario], episodes, out, **more))
     return out
-
-
-def rewritten(file: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
-    rows = change([json.loads(line) for line in file.read_text().splitlines()])
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def cli(*arguments: str) -> Any:
-    return CliRunner().invoke(make_app(), list(arguments))
 
 
 # ── a goal with a cost for each step (4) ─────────────────────────────────────────────────────────────────────────
@@ -80,16 +71,24 @@ class Errand(Game):
         return {"player": -0.2}
 
 
+MakeErrand = Callable[..., Scenario]
+
+
 @pytest.fixture
-def errand(monkeypatch: pytest.MonkeyPatch) -> Scenario:
-    found = Scenario("errand", "errand", "Go on.", 6, "[test]", Errand, actions=Errand.actions, goal=True)
-    monkeypatch.setitem(SCENARIOS, "errand", found)
-    return found
+def errand(monkeypatch: pytest.MonkeyPatch) -> MakeErrand:
+    """Registers the errand, or one that goes otherwise."""
+
+    def make(game: type[Game] = Errand, **more: Any) -> Scenario:
+        found = Scenario("errand", "errand", "Go on.", 6, "[test]", game, actions=Errand.actions, goal=True, **more)
+        monkeypatch.setitem(SCENARIOS, "errand", found)
+        return found
+
+    return make
 
 
-def test_a_goal_that_costs_is_played_told_and_verified(errand: Scenario, tmp_path: Path) -> None:
+def test_a_goal_that_costs_is_played_told_and_verified(errand: MakeErrand, tmp_path: Path) -> None:
     """`games check` and `verify` passed it, and the leaderboard called its record damaged."""
-    played(tmp_path, RandomAgent(), scenario=errand)
+    played(tmp_path, RandomAgent(), scenario=errand())
     (file,) = tmp_path.glob("*/*.jsonl")
     assert verify(file).is_complete
     assert any(episode.success and sum(episode.returns.values()) < 0 for episode in read_episodes(file))
@@ -126,12 +125,10 @@ def test_random_and_optimal_are_played_again_by_their_seeds(tmp_path: Path) -> N
     played(tmp_path, RandomAgent(), OptimalAgent(), episodes=12)
     random, optimal = tmp_path / "random" / "frozen-lake.jsonl", tmp_path / "optimal" / "frozen-lake.jsonl"
     assert "moves of random and optimal were played again" in verify(random).summary
-    names = {"random": [{"player": "random"}, random], "optimal": [{"player": "optimal"}, optimal]}
-    for name, other in (("random", optimal), ("optimal", random)):
-        agents, file = names[name]
+    for name, file, other in (("random", random, optimal), ("optimal", optimal, random)):
         whole = file.read_text()
-        rows = [json.loads(line) | {"agents": agents} for line in other.read_text().splitlines()]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file.write_text(other.read_text())
+        rewritten(file, lambda rows, name=name: [row | {"agents": {"player": name}} for row in rows])
         with pytest.raises(RecordError, match=f"{name} would have played"):
             verify(file)
         with pytest.raises(RecordError, match=f"{name} would have played"):
@@ -613,7 +610,7 @@ def test_no_escape_code_and_no_formula_gets_into_the_files(tmp_path: Path) -> No
 
 
 def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    errand: MakeErrand, tmp_path: Path
 ) -> None:
     class Seldom(Errand):
         def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
@@ -625,19 +622,14 @@ def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_ma
         def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
             raise ZeroDivisionError("always")
 
-    def of(game: type[Game]) -> Scenario:
-        found = Scenario("errand", "errand", "Go on.", 6, "[test]", game, actions=Errand.actions, goal=True)
-        monkeypatch.setitem(SCENARIOS, "errand", found)
-        return found
-
-    played(tmp_path / "a", RandomAgent(), scenario=of(Seldom), episodes=20)
+    played(tmp_path / "a", RandomAgent(), scenario=errand(Seldom), episodes=20)
     board = command.merge([tmp_path / "a"], None)
     assert 0 < board.rows[0].failures["game_fault"] < 20
     assert re.search(
         r"have no result.*ZeroDivisionError: seldom \(.*test_evals_honest.py:\d+\)", " ".join(board.notes)
     )
     with pytest.raises(EndpointError, match=r"ZeroDivisionError: always \(.*test_evals_honest.py:"):
-        played(tmp_path / "b", RandomAgent(), scenario=of(Always), episodes=40)
+        played(tmp_path / "b", RandomAgent(), scenario=errand(Always), episodes=40)
 
 
 async def test_a_game_without_an_end_is_no_result() -> None:
@@ -683,37 +675,26 @@ def test_what_is_no_number_is_null_in_every_file(tmp_path: Path) -> None:
     "reference",
     [lambda game, player: None, lambda game, player: [], lambda game, player: ["x"], lambda game, player: 1 // 0],
 )
-def test_a_reference_that_fails_costs_its_episodes(
-    reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = Scenario("errand", "e", "Go.", 6, "[t]", Errand, actions=Errand.actions, goal=True, reference=reference)
-    monkeypatch.setitem(SCENARIOS, "errand", found)
-    played(tmp_path, OptimalAgent(), scenario=found, episodes=4)
+def test_a_reference_that_fails_costs_its_episodes(reference: Any, errand: MakeErrand, tmp_path: Path) -> None:
+    played(tmp_path, OptimalAgent(), scenario=errand(reference=reference), episodes=4)
     (file,) = tmp_path.glob("*/*.jsonl")
     assert {episode.error for episode in read_episodes(file)} == {"game_fault"}
 
 
-def test_a_judge_that_fails_costs_no_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge(game: Any, player: str) -> Any:
-        raise ZeroDivisionError
-
-    found = Scenario("errand", "e", "Go.", 6, "[t]", Errand, actions=Errand.actions, goal=True, judge=judge)
-    monkeypatch.setitem(SCENARIOS, "errand", found)
-    played(tmp_path, RandomAgent(), scenario=found, episodes=3, regret=True)
+def test_a_judge_that_fails_costs_no_episode(errand: MakeErrand, tmp_path: Path) -> None:
+    played(tmp_path, RandomAgent(), scenario=errand(judge=lambda game, player: 1 // 0), episodes=3, regret=True)
     (file,) = tmp_path.glob("*/*.jsonl")
     assert {episode.error for episode in read_episodes(file)} == {None}
 
 
-def test_a_start_that_fails_is_a_line_of_its_own_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_is_a_line_of_its_own_and_replays(errand: MakeErrand, tmp_path: Path) -> None:
     class Unlucky(Errand):
         def __init__(self, start_seed: int, chance_seed: int) -> None:
             if chance_seed % 5 == 0 and chance_seed:
                 raise ValueError("no such luck")
             super().__init__(start_seed, chance_seed)
 
-    found = Scenario("errand", "e", "Go.", 6, "[t]", Unlucky, actions=Errand.actions, goal=True)
-    monkeypatch.setitem(SCENARIOS, "errand", found)
-    played(tmp_path, RandomAgent(), scenario=found, episodes=30)
+    played(tmp_path, RandomAgent(), scenario=errand(Unlucky), episodes=30)
     (file,) = tmp_path.glob("*/*.jsonl")
     lost = [episode for episode in read_episodes(file) if episode.error is not None]
     assert 0 < len(lost) < 30

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from msgrpo.agent import ParseFailure
-from msgrpo.cli import main, make_app
 from msgrpo.episode import Episode, Turn
 from msgrpo.errors import MissingExtraError, RecordError, UsageError
 from msgrpo.evals import huggingface, inspect_log, interchange
@@ -24,8 +22,9 @@ from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.install import install_command
 from msgrpo.prompt import PromptTemplate
+from tests.command_line import run, run_here
+from tests.evals_helpers import SCENARIO, eval_here, seeded, suite_episode, write
 
-SCENARIO = "frozen-lake"
 SEEDS = episode_seeds(get_scenario(SCENARIO), 8)
 SETTINGS = {"model": "m", "template": "t", "sampling": {"temperature": 0.5, "top_p": 0.9, "max_tokens": 64}}
 FIRST = Turn(
@@ -39,34 +38,13 @@ LAST = Turn(
 
 
 def episode(i: int, turns: list[Turn], **fields: Any) -> Episode:
-    total = sum(turn.reward for turn in turns)
-    given: dict[str, Any] = {
-        "scenario": SCENARIO,
-        "start_seed": SEEDS[i].start,
-        "chance_seed": SEEDS[i].chance,
-        "sampling_seed": SEEDS[i].sampling,
-        "agents": {"player": "a"},
-        "settings": {"player": SETTINGS},
-        "prefix": {"player": "rules: "},
-        "turns": turns,
-        "outcome": Outcome.TERMINATED,
-        "success": total > 0,
-        "returns": {"player": total},
-        "versions": {"msgrpo": "9"},
-    }
-    return Episode(**(given | fields))
+    given = {"settings": {"player": SETTINGS}, "prefix": {"player": "rules: "}, "versions": {"msgrpo": "9"}}
+    return suite_episode(i, turns, **(given | fields))
 
 
 def failed(i: int, kind: str, turns: list[Turn], **fields: Any) -> Episode:
     said = {"error": kind, "error_message": f"the server said {kind}", "outcome": Outcome.PLAYING, "success": None}
     return episode(i, turns, **(said | fields))
-
-
-def write(folder: Path, episodes: list[Episode]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "r.jsonl").open("a") as file:
-        file.writelines(e.model_dump_json() + "\n" for e in episodes)
-    return folder
 
 
 @pytest.fixture
@@ -190,8 +168,7 @@ def test_an_agent_that_an_endpoint_always_failed_is_a_log_of_errors(tmp_path: Pa
 
 
 def test_agents_without_words_show_their_actions(tmp_path: Path, logs: Any) -> None:
-    run("eval", "random", "optimal", "--episodes", "2", "--scenario", SCENARIO, "--scenario", "snake",
-        "--out", str(tmp_path / "eval"))  # fmt: skip
+    eval_here(tmp_path / "eval", agents=["random", "optimal"], episodes=2, scenarios=[SCENARIO, "snake"])
     result = run("export", str(tmp_path / "eval"), "--to", "inspect", "--out", str(tmp_path / "out"))
     assert "4 files: 8 episodes with a result, 0 with an error instead" in result.stderr
     paths = sorted(p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file())
@@ -265,11 +242,8 @@ def test_a_card_says_of_each_split_what_it_is_by_itself() -> None:
 def test_the_card_names_files_that_are_there_and_every_column(records: Path, tmp_path: Path, parquet: Any) -> None:
     yaml = pytest.importorskip("yaml", reason="inspect-ai brings it")
     slippery = "frozen-lake-slippery"
-    start = episode_seeds(get_scenario(slippery), 1)[0]
-    write(records, [episode(0, [LAST], scenario=slippery, start_seed=start.start, chance_seed=start.chance,
-                            sampling_seed=start.sampling)])  # fmt: skip
-    write(records, [episode(0, [LAST], agents={"player": "</b>|[x](y)"}, chance_seed=5)])
-    done = interchange.export([records], "huggingface", tmp_path / "out")
+    write(records, [episode(0, [LAST], scenario=slippery), episode(0, [LAST], agent="</b>|[x](y)", chance_seed=5)])
+    exported = interchange.export([records], "huggingface", tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
     _, front, body = text.split("---\n", 2)
     read = yaml.safe_load(front)
@@ -289,7 +263,7 @@ def test_the_card_names_files_that_are_there_and_every_column(records: Path, tmp
     }
     (foreign,) = parquet.read_table(tmp_path / "out" / other).to_pylist()
     assert (foreign["place"], foreign["suite_version"], foreign["chance_seed"]) == (None, None, "5")
-    assert any("seeds that belong to no suite" in note for note in done.notes)
+    assert any("seeds that belong to no suite" in note for note in exported.notes)
     assert "2 agents played 2 text games: 4 episodes with a result, and 3 attempts that an endpoint failed." in body
     for name, (_, what) in [*huggingface.COLUMNS.items(), *huggingface.TURN_COLUMNS.items()]:
         assert f"| `{name}` |" in body
@@ -316,14 +290,6 @@ def test_sizes_are_named_as_the_hub_names_them(rows: int, name: str) -> None:
 # ── what is refused, and what is left behind ──
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(make_app(), arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -334,10 +300,7 @@ def test_a_folder_that_holds_something_else_is_not_touched(
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("mine")
-    monkeypatch.setattr(sys, "argv", ["msgrpo", "export", str(records), "--to", "huggingface", "--out", str(out)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert run_here(monkeypatch, "export", str(records), "--to", "huggingface", "--out", str(out)) == 2
     told = capsys.readouterr().err
     assert f"{out} holds something else: thesis.tex" in told
     assert "give another --out" in told
@@ -396,9 +359,7 @@ def test_files_are_whole_or_as_they_were(
 
 
 def test_what_does_not_mix_is_refused_with_its_reason(records: Path, tmp_path: Path) -> None:
-    other = write(
-        tmp_path / "b", [episode(0, [LAST], agents={"player": "b"}, settings={"player": {"template": "u"}})]
-    )
+    other = write(tmp_path / "b", [episode(0, [LAST], agent="b", settings={"player": {"template": "u"}})])
     with pytest.raises(RecordError, match="template differs between agents") as refused:
         interchange.export([records, other], "inspect", tmp_path / "out")
     assert refused.value.fix == "compare them apart"  # there is no --mix here
@@ -440,13 +401,7 @@ def test_a_missing_package_is_told_with_its_extra(
 
 def test_repeats_belong_to_the_suite() -> None:
     seeds = episode_seeds(get_scenario("frozen-lake"), 3, repeats=2)
-    found = {
-        s: Episode(
-            scenario="frozen-lake", start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling,
-            agents={"player": "a"}, settings={},
-        )
-        for s in seeds
-    }  # fmt: skip
+    found = {s: episode(0, [], **seeded(s)) for s in seeds}
     assert [one.place for one in played(Series("a", "frozen-lake", {}, found, repeats=2))] == [1, 2, 3, 4, 5, 6]
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,17 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
-from typer.testing import CliRunner
 
 from msgrpo.agent import ParseFailure
-from msgrpo.cli import make_app
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, page, tables
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import Series, keep_counted_prefix, load
 from msgrpo.evals.progress import EvalProgress
-from msgrpo.evals.record import Price, changing_run, folder_name, records_in, seeds_of
+from msgrpo.evals.record import Price, changing_run, folder_name, seeds_of
 from msgrpo.evals.rows import pair_of
 from msgrpo.evals.stats import detectable_difference
 from msgrpo.evals.suites import episode_seeds, places_in_suite
@@ -40,42 +37,26 @@ from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.prompt import PromptTemplate
+from tests.command_line import PROGRAM, invoked, run
+from tests.evals_helpers import SCENARIO, eval_aside, eval_here, suite_episode, write
+from tests.fake_server import FakeServer
 
-SCENARIO = "frozen-lake"
 SEEDS = episode_seeds(get_scenario(SCENARIO), 8)
 THIS = PromptTemplate().hash
 SETTINGS = {"model": "m", "template": "t", "sampling": {"temperature": 1.0}}
 
 
-def episode(i: int, success: bool, *, agent: str = "a", scenario: str = SCENARIO, **fields: Any) -> Episode:
+def episode(i: int, success: bool, **fields: Any) -> Episode:
     turn = Turn(
         step=0, player="player", state="s", answer="<action>up</action>", action="up", prompt_tokens=1000,
         completion_tokens=50, latency_s=0.5, finish_reason="stop", reward=float(success),
     )  # fmt: skip
-    given: dict[str, Any] = {
-        "scenario": scenario,
-        "start_seed": SEEDS[i].start,
-        "chance_seed": SEEDS[i].chance,
-        "sampling_seed": SEEDS[i].sampling,
-        "agents": {"player": agent},
-        "settings": {"player": SETTINGS},
-        "turns": [turn],
-        "outcome": Outcome.TERMINATED,
-        "success": success,
-        "returns": {"player": float(success)},
-    }
-    return Episode(**(given | fields))
+    return suite_episode(i, [turn], **({"settings": {"player": SETTINGS}} | fields))
 
 
 def play(successes: list[bool], agent: str = "a", **fields: Any) -> Series:
     found = [episode(i, success, agent=agent, **fields) for i, success in enumerate(successes)]
     return Series(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found})
-
-
-def write(folder: Path, episodes: list[Episode]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "r.jsonl").open("a") as file:
-        file.writelines(e.model_dump_json() + "\n" for e in episodes)
 
 
 def test_a_row_by_hand() -> None:
@@ -115,8 +96,7 @@ def test_pairs_are_over_shared_episodes_only() -> None:
 
 
 def test_a_score_above_the_exact_optimum_is_an_error() -> None:
-    lakes = [s.start for s in episode_seeds(get_scenario("frozen-lake-slippery"), 8)]
-    too_good = [episode(i, True, scenario="frozen-lake-slippery", start_seed=start) for i, start in enumerate(lakes)]
+    too_good = [episode(i, True, scenario="frozen-lake-slippery") for i in range(8)]
     two = Series("a", "frozen-lake-slippery", SETTINGS, {seeds_of(e): e for e in too_good[:2]})
     build([two])  # two of two may be luck
     hundred = {seeds_of(e)._replace(chance=k): e for e in too_good for k in range(100)}
@@ -142,11 +122,11 @@ def test_results_with_other_prompts_or_settings_do_not_mix(change: dict[str, Any
 
 
 def test_one_agent_with_two_settings_becomes_two_rows(tmp_path: Path) -> None:
-    write(tmp_path / "x", [episode(0, True)])
-    write(tmp_path / "y", [episode(0, True, settings={"player": SETTINGS | {"model": "n"}})])
+    for model in ("m", "n"):
+        write(tmp_path, [episode(0, True, settings={"player": SETTINGS | {"model": model}})])
     with pytest.raises(RecordError, match="with settings"):
-        load([tmp_path / "x", tmp_path / "y"])
-    plays, _ = load([tmp_path / "x", tmp_path / "y"], mix=True)
+        load([tmp_path])
+    plays, _ = load([tmp_path], mix=True)
     assert [p.agent for p in plays] == ["a", "a (2)"]
 
 
@@ -204,29 +184,10 @@ def test_texts_say_the_same() -> None:
 # ── the commands ──
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(make_app(), arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result
-
-
 @pytest.fixture
 def evaluated(tmp_path: Path) -> Path:
-    run(
-        "eval",
-        "random",
-        "optimal",
-        "--episodes",
-        "3",
-        "--scenario",
-        SCENARIO,
-        "--scenario",
-        "snake",
-        "--out",
-        str(tmp_path),
-    )
+    """Both references, three episodes of two games each."""
+    eval_here(tmp_path, agents=["random", "optimal"], episodes=3, scenarios=[SCENARIO, "snake"])
     return tmp_path
 
 
@@ -253,7 +214,7 @@ def test_another_agents_settings_in_the_folder_do_not_matter(evaluated: Path) ->
         write(evaluated / name, [episode(0, True, agent=name, settings={"player": {"sampling": temperature}})])
     with pytest.raises(RecordError, match="sampling differs"):
         run("leaderboard", str(evaluated))
-    run("eval", "random", "--episodes", "2", "--scenario", SCENARIO, "--out", str(evaluated))
+    eval_here(evaluated, agents=["random"], episodes=2)
 
 
 def test_progress_on_a_terminal_and_in_a_log() -> None:
@@ -339,7 +300,7 @@ def test_a_body_that_changes_the_sampling_does_not_mix(tmp_path: Path) -> None:
 def test_a_failure_that_ends_everything_is_told_in_the_servers_words(tmp_path: Path) -> None:
     write(tmp_path, [episode(0, True, error="bad_request", error_message="no such parameter", turns=[])])
     with pytest.raises(RecordError, match="no such parameter"):
-        command.merge([tmp_path], None, mix=False, check=False)
+        command.merge([tmp_path], None)
 
 
 def test_tables_are_whole_or_as_they_were(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +382,7 @@ def test_verify_says_which_prompts_it_cannot_check(tmp_path: Path, evaluated: Pa
         turn.answer = f"<action>{turn.action}</action>"
     write(tmp_path, [other])
     assert verify(tmp_path / "r.jsonl").unchecked_prompts == 1
-    told = CliRunner().invoke(make_app(), ["verify", str(tmp_path)])
+    told = invoked("verify", str(tmp_path))
     assert "could not be checked" in told.stdout
     assert (told.exit_code, "1 episodes of frozen-lake were asked for" in told.stdout) == (1, True)
     other.turns[0].answer = "<action>none</action>"
@@ -483,7 +444,7 @@ def unfinished_run(out: Path, ended: Sequence[int], asked: int, **fields: Any) -
 
 def test_only_the_keep_counted_prefix_of_the_suite_counts(tmp_path: Path) -> None:
     """Short episodes end first: what an interruption leaves is no fair sample."""
-    board = command.merge([unfinished_run(tmp_path, [0, 1, 2, 5, 7], 8)], None, mix=False, check=False)
+    board = command.merge([unfinished_run(tmp_path, [0, 1, 2, 5, 7], 8)], None)
     (row,) = board.rows
     assert (row.episodes, row.asked, row.left_out, row.successes) == (3, 8, 2, 2)
     assert "5 episodes have ended, and the first 3 of the suite count" in board.notes[0]
@@ -495,25 +456,21 @@ def test_what_is_left_out_is_paid_for_and_what_has_a_result_is_not_unfinished(tm
     out = unfinished_run(tmp_path, [0, 1, 4, 5], 8)
     write(out / "a", [episode(5, False, error="server_error"), episode(2, False, error="server_error")])
     write(out / "a", [episode(7, False, error="server_error")])
-    (row,) = command.merge([out], None, mix=False, check=False).rows
+    (row,) = command.merge([out], None).rows
     assert (row.episodes, row.left_out, row.unfinished) == (2, 2, 1)  # 2 failed; 5 was played again; 7 is beyond
     assert row.prompt_tokens == 7 * 1000
 
 
 def test_folders_of_one_agent_merge_in_any_order(tmp_path: Path) -> None:
     one, other = unfinished_run(tmp_path / "x", [0, 1], 2), unfinished_run(tmp_path / "y", [0, 1, 2, 3], 8)
-    boards = [command.merge(folders, None, mix=False, check=False) for folders in ([one, other], [other, one])]
+    boards = [command.merge(folders, None) for folders in ([one, other], [other, one])]
     assert [row.asked for board in boards for row in board.rows] == [8, 8]
 
 
 def test_an_interruption_is_told_once_for_all_scenarios(tmp_path: Path) -> None:
     out = unfinished_run(tmp_path, [0], 1)
     write(out / "b", [episode(0, True, scenario="frozen-lake-slippery")])
-    seeds = episode_seeds(get_scenario("frozen-lake-slippery"), 1)[0]
-    (out / "b" / "r.jsonl").unlink()
-    same = {"start_seed": seeds.start, "chance_seed": seeds.chance, "sampling_seed": seeds.sampling}
-    write(out / "b", [episode(0, True, scenario="frozen-lake-slippery", **same)])
-    board = command.merge([out], None, mix=False, check=False)
+    board = command.merge([out], None)
     assert len(board.rows) == 2
     assert sum("were interrupted" in note for note in board.notes) == 1
 
@@ -522,7 +479,7 @@ def test_chosen_episodes_are_no_result(tmp_path: Path) -> None:
     """Four wins of a whole record: neither verify nor the leaderboard takes them for a score."""
     out = unfinished_run(tmp_path, [2, 4, 6], 8)
     with pytest.raises(RecordError, match="3 ended, but not the first of the suite"):
-        command.merge([out], None, mix=False, check=False)
+        command.merge([out], None)
 
 
 def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path: Path) -> None:
@@ -625,9 +582,8 @@ def test_the_page_counts_episodes_as_replay_does(evaluated: Path) -> None:
 
 
 def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "msgrpo.cli", "eval", "random", "--scenario", SCENARIO]
-    command += ["--episodes", "1000000", "--out", str(tmp_path), "--concurrency", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+    arguments = ["eval", "random", "--scenario", SCENARIO, "--episodes", "1000000", "--out", str(tmp_path)]
+    with subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True) as child:
         record = tmp_path / "random" / f"{SCENARIO}.jsonl"
         while not record.is_file() or record.stat().st_size < 1000:
             time.sleep(0.05)
@@ -635,12 +591,6 @@ def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
         _, said = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "start the same command again" in said
-
-
-def test_records_that_are_not_there(evaluated: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RecordError, match="no records"):
-        records_in([tmp_path / "empty"])
 
 
 @pytest.mark.parametrize(
@@ -668,9 +618,8 @@ def test_records_that_are_not_there(evaluated: Path, tmp_path: Path) -> None:
 def test_wrong_options_are_named_before_anything_is_written(
     fields: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    options = command.Options(**({"agents": ["random"]} | fields), out=tmp_path / "out")
     with pytest.raises(UsageError, match=says):
-        command.run(options, Console(file=io.StringIO()))
+        eval_here(tmp_path / "out", **({"agents": ["random"], "scenarios": []} | fields))
     assert not (tmp_path / "out").exists()
 
 
@@ -682,16 +631,11 @@ def test_who_plays_without_agents() -> None:
 
 
 async def test_an_endpoint_has_a_price_and_a_cost(tmp_path: Path) -> None:
-    import asyncio
-
-    from tests.fake_server import FakeServer
-
     async with FakeServer() as server:
-        options = command.Options(
-            agents=["random"], endpoint=server.url, model="fake", price="1,2", scenarios=[SCENARIO], episodes=2,
-            out=tmp_path, body='{"min_p": 0.1}', headers=["x-a=b"],
+        board = await eval_aside(
+            tmp_path, agents=["random"], endpoint=server.url, model="fake", price="1,2", episodes=2,
+            body='{"min_p": 0.1}', headers=["x-a=b"],
         )  # fmt: skip
-        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
     row = next(row for row in board.rows if row.agent.startswith("endpoint:"))
     assert row.cost_usd == pytest.approx((row.prompt_tokens + 2 * row.completion_tokens) / 1e6)
     assert row.prompt_tokens == 100 * row.turns > 0
@@ -704,16 +648,13 @@ def test_another_nano_is_another_agent(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("torch")
     from msgrpo.models import loading
 
-    run("eval", "nano", "--episodes", "2", "--scenario", SCENARIO, "--out", str(tmp_path))
+    eval_here(tmp_path, agents=["nano"], episodes=2)
     monkeypatch.setattr(loading, "_digest", lambda file: "other weights")
     with pytest.raises(RecordError, match="other weights"):
-        run("eval", "nano", "--episodes", "3", "--scenario", SCENARIO, "--out", str(tmp_path))
+        eval_here(tmp_path, agents=["nano"], episodes=3)
 
 
 def test_an_episode_that_failed_before_its_first_step_has_no_score() -> None:
     """It was a division by zero, for who takes means over a record."""
-    episode = Episode(
-        scenario="snake", start_seed=3, chance_seed=0, sampling_seed=0, agents={}, settings={}, error="game_fault"
-    )
-    with pytest.raises(RecordError, match="snake from start 3 has no score: game_fault"):
-        _ = episode.score
+    with pytest.raises(RecordError, match=r"frozen-lake from start \d+ has no score: game_fault"):
+        _ = suite_episode(0, [], error="game_fault", success=None, returns={}).score

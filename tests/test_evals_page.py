@@ -20,36 +20,20 @@ from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import Series
 from msgrpo.evals.record import seeds_of
 from msgrpo.evals.rows import Row
-from msgrpo.evals.suites import episode_seeds
-from msgrpo.game import Outcome
-from msgrpo.games import get_scenario
 from tests.browser import CHROMIUM, Ask, opened
+from tests.evals_helpers import suite_episode
 
 LAKE, SNAKE = "frozen-lake", "snake"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=\"document.title='run'\"><!--\u2028&amp;"
 
 
-def episode(i: int, *rewards: float, scenario: str = LAKE, agent: str = "a", **fields: Any) -> Episode:
+def episode(i: int, *rewards: float, **fields: Any) -> Episode:
     """The i-th episode of the suite, one turn for each reward."""
-    seeds = episode_seeds(get_scenario(scenario), i + 1)[i]
     turns = [
         Turn(step=step, player="player", state=f"state {i}.{step}", action="up", reward=reward)
         for step, reward in enumerate(rewards)
     ]
-    total = sum(rewards)
-    given: dict[str, Any] = {
-        "scenario": scenario,
-        "start_seed": seeds.start,
-        "chance_seed": seeds.chance,
-        "sampling_seed": seeds.sampling,
-        "agents": {"player": agent},
-        "settings": {},
-        "turns": turns,
-        "outcome": Outcome.TERMINATED,
-        "success": total > 0 if scenario == LAKE else None,
-        "returns": {"player": total},
-    }
-    return Episode(**(given | fields))
+    return suite_episode(i, turns, **fields)
 
 
 def series(*episodes: Episode) -> Series:

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +25,7 @@ from msgrpo.agent import Agent, Completion, Decision, OnText, View
 from msgrpo.episode import Episode, new_episode, play_on, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, tables
-from msgrpo.evals.leaderboard import build
+from msgrpo.evals.leaderboard import Leaderboard, build
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.plays import Series, load
 from msgrpo.evals.progress import EvalProgress
@@ -38,22 +37,13 @@ from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
 from msgrpo.prompt import PromptTemplate
 from msgrpo.references import RandomAgent
+from tests.command_line import PROGRAM
+from tests.evals_helpers import SCENARIO, eval_aside, eval_here, seeded, write
 from tests.fake_server import FakeServer, Request, chat, reply
-from tests.test_evals_leaderboard import SCENARIO, SETTINGS, episode, write
-from tests.test_evals_run import LAKE, Counting, evaluate, lines, no_wait, served
+from tests.test_evals_leaderboard import SETTINGS, episode
+from tests.test_evals_leaderboard import play as outcomes
+from tests.test_evals_run import LAKE, Counting, evaluate, lines, served
 from tests.train_helpers import InAnyOrder, in_any_order
-
-MANY = episode_seeds(LAKE, 40)
-
-
-def outcomes(successes: list[bool], agent: str, **fields: object) -> Series:
-    """A play of the first starts of the suite with these results."""
-    found = [
-        episode(0, ok, agent=agent, start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling)
-        for ok, s in zip(successes, MANY, strict=False)
-    ]
-    return Series(agent, SCENARIO, dict(fields), {seeds_of(e): e for e in found})
-
 
 # ── ranking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -250,10 +240,7 @@ async def test_repeats_that_would_leave_results_out_are_refused(
 def repeated(results: list[list[bool]], agent: str = "a") -> Series:
     seeds = episode_seeds(LAKE, len(results), repeats=len(results[0]))
     flat = [ok for group in results for ok in group]
-    found = [
-        episode(0, ok, agent=agent, start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling)
-        for ok, s in zip(flat, seeds, strict=True)
-    ]
+    found = [episode(0, ok, agent=agent, **seeded(s)) for ok, s in zip(flat, seeds, strict=True)]
     return Series(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found}, repeats=len(results[0]))
 
 
@@ -297,9 +284,7 @@ def test_a_start_without_all_its_episodes_does_not_count(tmp_path: Path) -> None
     with changing_run(tmp_path) as run:
         run.asked["a"], run.repeats["a"] = {SCENARIO: 6}, {SCENARIO: 2}
     seeds = episode_seeds(LAKE, 3, repeats=2)[:5]  # the third start was played once
-    write(tmp_path / "a", [
-        episode(0, True, start_seed=s.start, chance_seed=s.chance, sampling_seed=s.sampling) for s in seeds
-    ])  # fmt: skip
+    write(tmp_path / "a", [episode(0, True, **seeded(s)) for s in seeds])
     (play,), _ = load([tmp_path])
     assert (len(play.finished), len(play.left_out)) == (4, 1)
 
@@ -311,26 +296,20 @@ async def test_a_run_ends_before_it_costs_more_than_its_budget(tmp_path: Path) -
     """110 tokens an answer: the records stay below the limit, and the beginning of the suite is complete."""
     async with FakeServer() as server:
 
-        def start(limit: int) -> object:
-            return asyncio.to_thread(
-                command.run,
-                command.Options(
-                    endpoint=server.url, model="fake", agents=["random"], scenarios=[SCENARIO], episodes=60,
-                    out=tmp_path, concurrency=8, max_tokens_total=limit,
-                ),
-                Console(file=io.StringIO()),
-            )  # fmt: skip
+        async def start(limit: int) -> Leaderboard:
+            served = {"endpoint": server.url, "model": "fake", "max_tokens_total": limit}
+            return await eval_aside(tmp_path, agents=["random"], episodes=60, concurrency=8, **served)
 
-        board = await start(15_000)  # type: ignore[misc]
+        board = await start(15_000)
         spent = 110 * len(server.requests)
         assert 10_000 < spent <= 15_000
         assert any("--max-tokens-total 15000: no further episode begins" in note for note in board.notes)
         row = next(row for row in board.rows if row.spec.startswith("endpoint:"))
-        assert row.episodes + row.left_out == len([*read_run_episodes(tmp_path, row.spec)]) > 0
+        assert row.episodes + row.left_out == len(lines(tmp_path, row.spec)) > 0
         assert row.left_out == 0
-        await start(15_000)  # type: ignore[misc]
+        await start(15_000)
         assert 110 * len(server.requests) <= 15_000  # earlier starts count
-        await start(30_000)  # type: ignore[misc]
+        await start(30_000)
         assert 15_000 < 110 * len(server.requests) <= 30_000
 
 
@@ -349,6 +328,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
             return True
 
     begun: list[int] = []
+    first = episode_seeds(LAKE, 6)
 
     class Record:
         tokens = [(0, 0)]  # noqa: RUF012
@@ -358,7 +338,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
 
     class Begun:
         def take_up(self, seeds: EpisodeSeeds, game: object, episode: Episode) -> None:
-            begun.append(MANY.index(seeds))
+            begun.append(first.index(seeds))
 
         def add(self, seeds: EpisodeSeeds, episode: Episode) -> None:
             """Kept nowhere."""
@@ -366,7 +346,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
     async with FakeServer() as server:
         agent, progress = served(server), EvalProgress()
         progress.planned = 6
-        jobs = iter([_Job(LAKE, seeds, Record(), Begun()) for seeds in MANY[:6]])  # type: ignore[arg-type]
+        jobs = iter([_Job(LAKE, seeds, Record(), Begun()) for seeds in first])  # type: ignore[arg-type]
         await _play_all(agent, jobs, 6, progress, None, False, Slow())  # type: ignore[arg-type]
         await agent.close()
     assert begun == list(range(6))
@@ -379,28 +359,18 @@ async def test_a_budget_that_nobody_can_keep_ends_the_run(tmp_path: Path) -> Non
         await reply(200, chat("<action>down</action>") | {"usage": None})(request, writer)
 
     async with FakeServer(then=silent) as server:
-        options = command.Options(
-            endpoint=server.url, model="fake", agents=["random"], scenarios=[SCENARIO], episodes=20, out=tmp_path,
-            max_tokens_total=50,
-        )  # fmt: skip
-        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+        served = {"endpoint": server.url, "model": "fake", "max_tokens_total": 50}
+        board = await eval_aside(tmp_path, agents=["random"], episodes=20, **served)
     assert len(server.requests) <= LAKE.step_limit
     assert any("does not count its tokens" in note for note in board.notes)
-
-
-def read_run_episodes(out: Path, spec: str) -> list[Episode]:
-    return [e for file in out.rglob("*.jsonl") for e in read_episodes(file) if spec in e.agents.values()]
 
 
 @pytest.mark.parametrize(("scenario", "limit"), [("frozen-lake", 1), ("snake", 12_000), ("frozen-lake", 3000)])
 async def test_long_episodes_do_not_go_beyond_the_budget(tmp_path: Path, scenario: str, limit: int) -> None:
     """Short episodes end first, and what they took says nothing about the long ones."""
     async with FakeServer() as server:
-        options = command.Options(
-            endpoint=server.url, model="fake", scenarios=[scenario], episodes=40, out=tmp_path,
-            max_tokens_total=limit,
-        )  # fmt: skip
-        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+        served = {"endpoint": server.url, "model": "fake", "max_tokens_total": limit}
+        board = await eval_aside(tmp_path, scenarios=[scenario], episodes=40, **served)
     steps = get_scenario(scenario).step_limit
     assert 0 < 110 * len(server.requests) <= max(limit, steps * 110)  # the first episode is let through
     assert {row.agent for row in board.rows} >= {"random", "optimal"}  # who costs nothing plays on
@@ -409,11 +379,8 @@ async def test_long_episodes_do_not_go_beyond_the_budget(tmp_path: Path, scenari
 async def test_a_finished_run_says_nothing_of_its_budget(tmp_path: Path) -> None:
     async with FakeServer() as server:
         for limit in (None, 1):
-            options = command.Options(
-                endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=3, out=tmp_path,
-                max_tokens_total=limit,
-            )  # fmt: skip
-            board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+            served = {"endpoint": server.url, "model": "fake", "max_tokens_total": limit}
+            board = await eval_aside(tmp_path, episodes=3, **served)
     assert not any("no further episode" in note for note in board.notes)
 
 
@@ -458,7 +425,7 @@ async def test_a_killed_evaluation_asks_for_no_answer_twice(tmp_path: Path) -> N
     uninterrupted one's."""
     async with FakeServer() as server:
         arguments = ["--scenario", "snake", "--episodes", "6", "--concurrency", "6"]
-        program = [sys.executable, "-m", "msgrpo.cli", "eval", "--endpoint", server.url, "--model", "fake"]
+        program = [*PROGRAM, "eval", "--endpoint", server.url, "--model", "fake"]
         program += ["--name", f"endpoint:{server.url}#fake=served", *arguments, "--out"]
 
         async def finish(out: Path) -> None:
@@ -558,13 +525,9 @@ async def test_turns_under_other_settings_and_damaged_lines_are_not_taken_up(tmp
 
 
 async def test_a_server_on_another_port_is_the_same_agent(tmp_path: Path) -> None:
-    for name in ("x", "y"):
+    for name, episodes in (("x", 3), ("y", 5)):
         async with FakeServer() as server:
-            options = command.Options(
-                endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=3 if name == "x" else 5,
-                out=tmp_path / name,
-            )  # fmt: skip
-            await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+            await eval_aside(tmp_path / name, endpoint=server.url, model="fake", episodes=episodes)
     board = command.merge([tmp_path / "x", tmp_path / "y"], None)
     row = next(row for row in board.rows if row.spec.startswith("endpoint:"))
     assert (row.agent, row.episodes) == ("endpoint:http://127.0.0.1/v1#fake", 5)
@@ -578,11 +541,8 @@ async def test_what_each_port_was_asked_counts(tmp_path: Path) -> None:
     for name, episodes, repeats in (("x", 2, 1), ("y", 3, 2)):
         async with FakeServer() as server:
             spec = f"endpoint:{server.url}#fake"
-            options = command.Options(
-                agents=[spec], scenarios=[SCENARIO], episodes=episodes, repeats=repeats, out=tmp_path / name,
-                names=[f"{spec}=Named"] if name == "y" else [], price="1,1" if name == "y" else None,
-            )  # fmt: skip
-            await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+            said = {"names": [f"{spec}=Named"], "price": "1,1"} if name == "y" else {}
+            await eval_aside(tmp_path / name, agents=[spec], episodes=episodes, repeats=repeats, **said)
     for order in ("xy", "yx"):
         (play,), _ = load([tmp_path / name for name in order])
         assert (play.label, play.asked, play.repeats, len(play.finished)) == ("Named", 6, 2, 6)
@@ -592,20 +552,16 @@ async def test_what_each_port_was_asked_counts(tmp_path: Path) -> None:
 async def test_a_refused_command_leaves_nothing(tmp_path: Path) -> None:
     async with FakeServer() as server:
         spec = f"endpoint:{server.url}#fake"
-        for more in ({}, {"temperature": 0.3, "price": "500,500", "names": [f"{spec}=Cool"]}):
-            options = command.Options(agents=[spec], scenarios=[SCENARIO], episodes=2, out=tmp_path, **more)
-            if more:
-                before = read_run(tmp_path)
-                with pytest.raises(RecordError, match="other settings"):
-                    await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
-                assert read_run(tmp_path) == before
-            else:
-                await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+        await eval_aside(tmp_path, agents=[spec], episodes=2)
+        before, more = read_run(tmp_path), {"temperature": 0.3, "price": "500,500", "names": [f"{spec}=Cool"]}
+        with pytest.raises(RecordError, match="other settings"):
+            await eval_aside(tmp_path, agents=[spec], episodes=2, **more)
+        assert read_run(tmp_path) == before
 
 
 def test_an_evaluation_that_is_refused_for_its_last_agent_says_nothing_of_progress(tmp_path: Path) -> None:
     """Those before it counted as planned, so "0/2 episodes" stood above the error."""
-    command.run(command.Options(agents=["nano"], scenarios=[SCENARIO], episodes=2, out=tmp_path), Console(quiet=True))
+    eval_here(tmp_path, agents=["nano"], episodes=2)
     written = io.StringIO()
     options = command.Options(
         agents=["random", "nano"], scenarios=[SCENARIO], episodes=2, out=tmp_path, temperature=0.5
@@ -630,16 +586,14 @@ async def test_an_agent_that_can_play_nothing_is_refused_before_anything_is_writ
 async def test_an_agent_without_an_episode_is_named(tmp_path: Path) -> None:
     async with FakeServer() as server:
         agents = [f"endpoint:{server.url}#{model}" for model in ("a", "b")]
-        options = command.Options(agents=agents, scenarios=[SCENARIO], episodes=2, out=tmp_path, max_tokens_total=1)
-        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+        board = await eval_aside(tmp_path, agents=agents, episodes=2, max_tokens_total=1)
     assert f"{agents[1]} has ended none of 2 episodes of {SCENARIO}" in board.notes
     assert board.silent == [f"{agents[1]} in {SCENARIO}"]  # with which msgrpo eval ends with 2: it ended with 0
 
 
 def test_repeats_are_each_agents_own(tmp_path: Path) -> None:
     for agent, repeats in (("random", 1), ("optimal", 2)):
-        options = command.Options(agents=[agent], scenarios=[SCENARIO], episodes=3, repeats=repeats, out=tmp_path)
-        command.run(options, Console(file=io.StringIO()))
+        eval_here(tmp_path, agents=[agent], episodes=3, repeats=repeats)
     assert [verify(file).missing for file in sorted(tmp_path.rglob("*.jsonl"))] == [{}, {}]
 
 
@@ -652,8 +606,7 @@ def test_repeats_are_each_agents_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_record_that_cannot_be_true_is_refused(tmp_path: Path, was: str, now: str, says: str) -> None:
-    options = command.Options(agents=["random"], scenarios=[SCENARIO], episodes=4, out=tmp_path)
-    command.run(options, Console(file=io.StringIO()))
+    eval_here(tmp_path, agents=["random"], episodes=4)
     (file,) = tmp_path.rglob("*.jsonl")
     text = file.read_text()
     assert was in text
@@ -665,8 +618,7 @@ def test_a_record_that_cannot_be_true_is_refused(tmp_path: Path, was: str, now: 
 async def test_two_servers_of_one_evaluation_stay_two(tmp_path: Path) -> None:
     async with FakeServer() as one, FakeServer() as other:
         agents = [f"endpoint:{server.url}#fake" for server in (one, other)]
-        options = command.Options(agents=agents, scenarios=[SCENARIO], episodes=2, out=tmp_path)
-        board = await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+        board = await eval_aside(tmp_path, agents=agents, episodes=2)
     assert sorted(row.agent for row in board.rows) == sorted(agents)
 
 
@@ -689,18 +641,17 @@ def test_names_are_checked() -> None:
 
 
 def test_prompts_stand_in_a_column_where_that_is_asked_for(tmp_path: Path) -> None:
-    none = PromptTemplate(name="none", instructions="{rules}{state}")
-    for name, template in (("usual", PromptTemplate()), ("other", none)):
-        write(
-            tmp_path / name,
-            [episode(i, True, settings={"player": {"model": "m", **template.settings}}) for i in (0, 1)],
-        )
+    templates = [PromptTemplate(), PromptTemplate(name="none", instructions="{rules}{state}")]
+    for template in templates:
+        settings = {"player": {"model": "m", **template.settings}}
+        write(tmp_path / template.name, [episode(i, True, settings=settings) for i in (0, 1)])
     with pytest.raises(RecordError, match="--by prompt"):
         command.merge([tmp_path], None)
     board = command.merge([tmp_path], None, by_prompt=True)
     assert sorted((row.agent, row.prompt) for row in board.rows) == [("a", "brief"), ("a", "none")]
     assert {tables.cells(row)[0] for row in board.rows} == {"a", "a [none]"}
     assert {board.pairs[0].a, board.pairs[0].b} == {"a, brief", "a, none"}
+    assert all(template.hash in " ".join(board.made) for template in templates)  # every prompt is told
 
 
 def test_one_name_for_two_agents_is_no_name(tmp_path: Path) -> None:
@@ -710,15 +661,6 @@ def test_one_name_for_two_agents_is_no_name(tmp_path: Path) -> None:
         write(tmp_path / folder / agent, [episode(i, True, agent=agent) for i in (0, 1)])
     board = command.merge([tmp_path], None)
     assert sorted(row.agent for row in board.rows) == ["mine (a)", "mine (b)"]
-
-
-def test_every_prompt_of_a_table_is_told(tmp_path: Path) -> None:
-    templates = [PromptTemplate(), PromptTemplate(name="none", instructions="{rules}{state}")]
-    for i, template in enumerate(templates):
-        settings = {"player": {"model": "m", **template.settings}}
-        write(tmp_path / str(i), [episode(0, True, settings=settings)])
-    told = " ".join(command.merge([tmp_path], None, by_prompt=True).made)
-    assert all(template.hash in told for template in templates)
 
 
 @pytest.mark.parametrize("query", ["?api_key=x", "?sig=x&a=b", "?accessToken=x"])
@@ -754,11 +696,8 @@ async def test_a_card_says_how_the_table_came_about_and_keeps_secrets(tmp_path: 
     assert line == "msgrpo eval --header 'authorization=…' '--header=x-key=…' --out 'a b'"
     async with FakeServer() as server:
         spec = f"endpoint:{server.url}#fake"
-        options = command.Options(
-            endpoint=server.url, model="fake", scenarios=[SCENARIO], episodes=3, out=tmp_path, line=line,
-            names=[f"{spec}=mine"], prompt="none",
-        )  # fmt: skip
-        await asyncio.to_thread(command.run, options, Console(file=io.StringIO()))
+        said = {"line": line, "names": [f"{spec}=mine"], "prompt": "none"}
+        await eval_aside(tmp_path, endpoint=server.url, model="fake", episodes=3, **said)
     card = (tmp_path / "card.md").read_text().replace("\\", "")
     rows = json.loads((tmp_path / "leaderboard.json").read_text())["rows"]
     mine = next(row for row in rows if row["agent"] == "mine")
@@ -776,7 +715,6 @@ async def test_a_card_says_how_the_table_came_about_and_keeps_secrets(tmp_path: 
 
 def test_an_endpoint_says_which_model_answered() -> None:
     from msgrpo.models.endpoint_answers import checked, completion
-    from tests.fake_server import chat
 
     body = chat("hello") | {"model": "gpt\x1b[31m-x", "system_fingerprint": "fp_1"}
     found: Completion = completion(checked(body), 0.0, 0, ())
@@ -794,6 +732,3 @@ async def test_a_retelling_is_compared_with_the_plain_game(tmp_path: Path) -> No
     assert (row.scenario, row.telling, row.starts, row.difference) == (SCENARIO, "stones", 8, 0)
     assert all(map(math.isnan, (row.low, row.high)))  # the same dice: of eight equal differences there is none
     assert "frozen-lake~stones" in tables.markdown(board).replace("\\", "")
-
-
-assert no_wait

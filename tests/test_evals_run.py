@@ -38,7 +38,9 @@ from msgrpo.models.endpoint import EndpointModel
 from msgrpo.models.generation import Row
 from msgrpo.models.loading import nano
 from msgrpo.models.local import LocalModel
-from msgrpo.references import RandomAgent
+from msgrpo.references import OptimalAgent, RandomAgent
+from tests.command_line import PROGRAM
+from tests.evals_helpers import eval_here
 from tests.fake_server import Behaviour, FakeServer, Request, answer, hang, player, reply, reset
 from tests.train_helpers import recorded_batches
 
@@ -124,13 +126,15 @@ async def test_the_rate_is_the_present_agents(tmp_path: Path) -> None:
     assert before > 0 == progress.rate
 
 
-async def test_an_episode_that_always_fails_is_given_up(tmp_path: Path) -> None:
+async def test_an_episode_that_always_fails_is_given_up_and_played_again_when_asked(tmp_path: Path) -> None:
     for _ in range(ATTEMPTS):
         await evaluate([Counting(fails=1, kind="context_length")], [LAKE], 1, tmp_path)
     progress, agent = EvalProgress(), Counting()
     await evaluate([agent], [LAKE], 1, tmp_path, progress=progress)
     assert agent.begun == []
     assert progress.given_up == 1
+    await evaluate([agent], [LAKE], 1, tmp_path, retry_failed=True)
+    assert len(agent.begun) == 1
 
 
 async def test_a_fatal_failure_stops_at_once_and_keeps_what_is_finished(tmp_path: Path) -> None:
@@ -244,14 +248,6 @@ async def test_a_run_that_stopped_as_hopeless_uses_no_attempts_up(tmp_path: Path
     assert len(agent.begun) == 12
 
 
-async def test_given_up_episodes_are_played_again_when_asked(tmp_path: Path) -> None:
-    for _ in range(ATTEMPTS):
-        await evaluate([Counting(fails=1, kind="context_length")], [LAKE], 1, tmp_path)
-    agent = Counting()
-    await evaluate([agent], [LAKE], 1, tmp_path, retry_failed=True)
-    assert len(agent.begun) == 1
-
-
 async def test_the_most_failures_can_be_set(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="1 of 1 episodes failed"):
         await evaluate([Counting(fails=1000)], [LAKE], 100, tmp_path, concurrency=1, max_failures=0)
@@ -332,10 +328,8 @@ async def test_an_agent_plays_what_it_can(tmp_path: Path) -> None:
 def test_what_an_agent_cannot_play_is_said_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A DQN stood in one table of two, and nothing said why not in the other."""
     monkeypatch.setattr(command, "make_agent", lambda spec, *given, **more: Picky())
-    options = command.Options(
-        agents=["counting"], scenarios=["frozen-lake", "snake"], episodes=1, out=tmp_path, names=["counting=Mine"]
-    )
-    board = command.run(options, Console(file=io.StringIO()))
+    scenarios = ["frozen-lake", "snake"]
+    board = eval_here(tmp_path, agents=["counting"], scenarios=scenarios, episodes=1, names=["counting=Mine"])
     assert [row.scenario for row in board.rows] == ["frozen-lake"]
     assert [note for note in board.notes if "snake" in note] == [
         "Mine is not in snake: it plays the boards of its training only."
@@ -437,42 +431,33 @@ def test_folder_names_differ_where_specs_do() -> None:
     assert "/" not in folder_name("endpoint:http://h:1/v1#m")
 
 
-def start(*arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    command = [*before, sys.executable, "-m", "msgrpo.cli", "eval", *arguments]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def start(server: FakeServer, out: Path, *more: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    arguments = [f"endpoint:{server.url}#fake", "--scenario", LAKE.id, "--episodes", "2", "--out", str(out), *more]
+    program = [*before, *PROGRAM, "eval", *arguments]
+    return subprocess.Popen(program, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-async def test_sigterm_ends_what_a_shell_started_in_the_background(tmp_path: Path) -> None:
-    """There SIGINT is ignored, and SIGTERM, which is passed on as SIGINT, once did nothing; later it was raised in
-    whichever task ran, and left a traceback in one run of four.
+@pytest.mark.parametrize(
+    ("signal_sent", "before"), [(signal.SIGINT, ()), (signal.SIGTERM, ("env", "--ignore-signal=INT"))]
+)
+async def test_a_signal_stops_cleanly(signal_sent: signal.Signals, before: Sequence[str], tmp_path: Path) -> None:
+    """Where a shell started it in the background, SIGINT is ignored, and SIGTERM, which is passed on as SIGINT, once
+    did nothing; later it was raised in whichever task ran, and left a traceback in one run of four.
     """
     async with FakeServer(then=hang) as server:
-        spec = f"endpoint:{server.url}#fake"
-        ignoring = ("env", "--ignore-signal=INT")
-        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path), before=ignoring)
+        child = start(server, tmp_path, before=before)
         while not server.requests:
             await asyncio.sleep(0.01)
-        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal_sent)
         _, said = await asyncio.to_thread(child.communicate)
     assert child.returncode == 130
     assert "start the same command again" in said
     assert "Traceback" not in said
 
 
-async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) -> None:
-    async with FakeServer(then=hang) as server:
-        spec = f"endpoint:{server.url}#fake"
-        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path))
-        while not server.requests:
-            await asyncio.sleep(0.01)
-        child.send_signal(signal.SIGINT)
-        _, said = await asyncio.to_thread(child.communicate)
-    assert child.returncode == 130
-    assert "start the same command again" in said
-    assert "Traceback" not in said
+async def test_a_wrong_key_ends_with_2(tmp_path: Path) -> None:
     async with FakeServer(then=reply(401, {"error": "wrong key"})) as server:
-        spec = f"endpoint:{server.url}#fake"
-        child = start(spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path / "b"))
+        child = start(server, tmp_path)
         _, said = await asyncio.to_thread(child.communicate)
     assert child.returncode == 2
     assert "MSGRPO_API_KEY" in said
@@ -482,8 +467,7 @@ async def test_ctrl_c_stops_cleanly_and_a_wrong_key_ends_with_2(tmp_path: Path) 
 async def test_an_agent_that_answered_nothing_is_no_success(tmp_path: Path) -> None:
     """The other agents' rows stood there, and the exit code was 0."""
     async with FakeServer(then=reply(400, {"error": {"message": "no such template"}})) as server:
-        spec = f"endpoint:{server.url}#fake"
-        child = start("random", spec, "--scenario", LAKE.id, "--episodes", "2", "--out", str(tmp_path), "--json")
+        child = start(server, tmp_path, "random", "--json")
         out, said = await asyncio.to_thread(child.communicate)
     board = json.loads(out)
     assert [row["agent"] for row in board["rows"]] == ["random"]
@@ -496,14 +480,10 @@ async def test_an_agent_that_answered_nothing_is_no_success(tmp_path: Path) -> N
 
 async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
     """Only where asked for; the optimum's are 0, and what a later start adds is judged, too."""
-    from msgrpo.evals.leaderboard import build
-    from msgrpo.evals.plays import load
-    from msgrpo.references import OptimalAgent, RandomAgent
-
     agents = [OptimalAgent(), RandomAgent()]
     await evaluate(agents, [LAKE], 4, tmp_path)
     await evaluate(agents, [LAKE], 20, tmp_path, regret=True)
-    rows = {row.agent: row for row in build(*load([tmp_path])).rows}
+    rows = {row.agent: row for row in leaderboard.build(*plays.load([tmp_path])).rows}
     assert rows["optimal"].regret_mean == 0
     assert rows["random"].regret_mean is not None
     assert rows["random"].regret_mean > 0.1
@@ -537,10 +517,13 @@ async def test_how_long_a_game_is_judged_does_not_decide_which_turns_are_a_batch
 
 
 class Named(RandomAgent):
-    """An agent of somebody's own, which may answer with something that is no Decision."""
+    """An agent of somebody's own, which may answer with something that is no Decision, and have any settings."""
 
     def __init__(self, spec: str, answer: Any = None) -> None:
-        self.spec, self.answer = spec, answer
+        self.spec, self.answer, self.given = spec, answer, dict[str, Any]()
+
+    def settings(self) -> Any:
+        return self.given
 
     async def act(self, view: View, *, on_text: OnText | None = None) -> Any:
         return self.answer
@@ -615,14 +598,10 @@ async def test_an_answer_that_no_file_can_hold_is_marked_in_the_record(tmp_path:
     assert lines(tmp_path, "mine")[0].turns[0].answer == "\ufffd"
 
 
-class Odd(RandomAgent):
-    spec = "odd"
-
-    def __init__(self, settings: Any) -> None:
-        self.given = settings
-
-    def settings(self) -> Any:
-        return self.given
+def odd(settings: Any) -> Named:
+    agent = Named("odd")
+    agent.given = settings
+    return agent
 
 
 @pytest.mark.parametrize(
@@ -631,11 +610,14 @@ class Odd(RandomAgent):
         ("random", "'random' is the name of an agent"),
         (RandomAgent, "RandomAgent is a class"),
         (object(), "object has no spec and no settings and no act and no close"),
-        (Odd({"seen": {1, 2}}), r"settings of the agent odd gave \{'seen': \{1, 2\}\}.*set is not JSON"),
-        (Odd({"seen": Path("x")}), "PosixPath is not JSON"),
-        (Odd({"seen": float("nan")}), "not JSON compliant"),
-        (Odd({1: 2}), "no dict whose keys are text"),
-        (Odd(None), "gave None"),
+        (
+            odd({"seen": {1, 2}}),
+            r"settings of the agent odd gave \{'seen': \{1, 2\}\}.*set is not JSON",
+        ),
+        (odd({"seen": Path("x")}), "PosixPath is not JSON"),
+        (odd({"seen": math.nan}), "not JSON compliant"),
+        (odd({1: 2}), "no dict whose keys are text"),
+        (odd(None), "gave None"),
         (Named("x\x1by"), "the spec of the agent Named is"),
         (Named(""), "the spec of the agent Named is ''"),
         (Named("x" * 5000), "the spec of the agent Named is 'xxx"),

@@ -33,6 +33,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
 from msgrpo.serve.env_session import GAME_OVER, NO_GAME, TASKS, Catalogue, Move, Seen, Session
 from msgrpo.serve.preflight import free_port
+from tests.command_line import invoked
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = (
@@ -228,14 +229,10 @@ def test_a_games_own_fault_ends_the_episode_without_a_result(tmp_path: Path) -> 
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
-    from msgrpo.cli import make_app
-
     monkeypatch.setitem(sys.modules, "openenv", None)
     for name in [name for name in sys.modules if name.startswith(("openenv.", "msgrpo.serve.env_server"))]:
         monkeypatch.delitem(sys.modules, name)
-    done = CliRunner().invoke(make_app(), ["env", "serve", "frozen-lake"])
+    done = invoked("env", "serve", "frozen-lake")
     assert isinstance(done.exception, MissingExtraError)
     assert done.exception.fix is not None
     assert "[openenv]" in done.exception.fix

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from msgrpo import cli, output
 from msgrpo.errors import UsageError
@@ -30,6 +29,7 @@ from msgrpo.train.presets import CHOSEN, PRESETS
 from msgrpo.train.rivals import RIVALS
 from msgrpo.train.run_folder import check_folder
 from msgrpo.train.settings import settings_of
+from tests.command_line import run
 
 ADAPTERS = shipped_adapters()
 
@@ -81,10 +81,8 @@ def test_what_a_file_says_in_parentheses_stays_where_a_setting_says_less(tmp_pat
 
 
 def test_every_setting_is_listed_with_its_choices_and_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = CliRunner().invoke
-    listed = run(cli.make_app(), ["train", "snake", "--settings", "--json", "--set", "steps=7"])
-    assert listed.exit_code == 0, listed.output
-    settings = {setting["name"]: setting for setting in json.loads(listed.stdout)}
+    listed = run("train", "snake", "--settings", "--json", "--set", "steps=7").stdout
+    settings = {setting["name"]: setting for setting in json.loads(listed)}
     assert list(settings) == list(TrainConfig.model_fields)
     assert settings["steps"]["value"] == "7"
     assert settings["select"]["value"] == "aaw(keep=12)"  # the preset's for Snake
@@ -96,7 +94,7 @@ def test_every_setting_is_listed_with_its_choices_and_what_they_take(monkeypatch
     (branch,) = [option for option in settings["explore"]["options"] if option["name"] == "branch"]
     assert [(part["name"], part["default"]) for part in branch["takes"]] == [("episodes", None), ("gamma", "1.0")]
     monkeypatch.setattr(output.out, "_width", 200)
-    shown = run(cli.make_app(), ["train", "--settings"]).stdout
+    shown = run("train", "--settings").stdout
     assert "to-go(scale=group, words=1.0, gamma=1.0)" in shown
     assert "200(every=15, film=3, film_share=0.018)" in shown
     # all losses take β; the bound `high` is of the ratio, but icepop's of an importance weight

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from msgrpo.cli import make_app
 from msgrpo.episode import Turn
 from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.prompt import make_template
 from msgrpo.train import doctor
 from msgrpo.train.diagnosis import CAUSES, Adviser, History, diagnose, fast_learning
 from msgrpo.train.information import state_information
+from tests.command_line import run
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 RUNS = json.loads((RESULTS / "doctor-runs.json").read_text())["runs"]
@@ -200,10 +199,7 @@ def folder_of(run: dict[str, Any], folder: Path) -> Path:
 
 
 def shown(*arguments: str) -> str:
-    done = CliRunner().invoke(make_app(), ["doctor", *arguments], env={"COLUMNS": "200"})
-    if done.exception is not None:
-        raise done.exception
-    return done.output
+    return str(run("doctor", *arguments, env={"COLUMNS": "200"}).output)
 
 
 def test_the_command_names_the_cause_and_shows_a_healthy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +243,9 @@ def test_healthy_runs_are_of_the_same_size() -> None:
     assert doctor.beside("frozen-lake", "nano") is not None
     assert doctor.beside("frozen-lake", "no/such-model") is None
     assert doctor.beside("frozen-lake-8x8", "nano") is None
-    for run in doctor.healthy_runs():
-        assert run.at(0) == run.curve[0][1]
-        assert run.at(run.curve[-1][0] + 1) is None
+    for one in doctor.healthy_runs():
+        assert one.at(0) == one.curve[0][1]
+        assert one.at(one.curve[-1][0] + 1) is None
 
 
 def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from msgrpo.agent import Agent
-from msgrpo.cli import make_app
 from msgrpo.episode import play_episode
 from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.evals.run import evaluate
@@ -27,6 +25,7 @@ from msgrpo.models.dqn import DQNAgent, read_card
 from msgrpo.references import RandomAgent
 from msgrpo.specs import make_agent
 from msgrpo.train.dqn import CHECKPOINTS, Tuning, newest_checkpoint, train, tuning_for
+from tests import command_line
 
 LAKE = get_scenario("frozen-lake")
 TINY = Tuning(steps=240, environments=2, buffer=500, batch=16, learning_starts=40, target_update=50, hidden=(16, 16))
@@ -227,10 +226,7 @@ def test_several_players_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        make_app(), ["train-dqn", "frozen-lake", "--out", str(tmp_path / "d"), "--steps", "8"]
-    )
-    assert result.exit_code == 0, result.output
+    command_line.run("train-dqn", "frozen-lake", "--out", str(tmp_path / "d"), "--steps", "8")
     assert DQNAgent("d", tmp_path / "d").card["steps"] == 8
 
 

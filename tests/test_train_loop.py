@@ -28,7 +28,8 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.film import Film
 from msgrpo.train.rollouts import Players
 from tests import forked
-from tests.train_helpers import NO_FILM, TINY, WEIGHTS, Told, run_here, tiny
+from tests.command_line import run_here
+from tests.train_helpers import NO_FILM, TINY, WEIGHTS, Told, tiny
 
 ROOT = Path(__file__).parents[1]
 LAKE = get_scenario("frozen-lake")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from msgrpo.cli import make_app
 from msgrpo.errors import MissingExtraError, UsageError
@@ -20,6 +19,7 @@ from msgrpo.train import sinks
 from msgrpo.train.config import make_config
 from msgrpo.train.display import LiveDisplay
 from msgrpo.train.loop import train
+from tests.command_line import invoked
 from tests.train_helpers import Told
 
 CONFIG = make_config()
@@ -136,7 +136,7 @@ def test_the_record_that_cannot_be_written_does_end_the_run(tmp_path: Path) -> N
 def test_an_unknown_logger_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such logger"):
         sinks.check_logs(["wandbb"])
-    found = CliRunner().invoke(make_app(), ["train", "--log", "mlflow", "--out", str(tmp_path / "run")])
+    found = invoked("train", "--log", "mlflow", "--out", str(tmp_path / "run"))
     assert isinstance(found.exception, UsageError)
     with pytest.raises(UsageError, match="no such logger"):  # from Python the folder was written, then a KeyError
         train(CONFIG, tmp_path / "run", report=Told(), logs=["wandbb"])

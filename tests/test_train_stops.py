@@ -19,7 +19,8 @@ from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import MicroBatching, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.memory import enough_memory
-from tests.train_helpers import WEIGHTS, Told, run_here, tiny
+from tests.command_line import run_here
+from tests.train_helpers import WEIGHTS, Told, tiny
 
 pytestmark = pytest.mark.usefixtures("near")
 

@@ -16,10 +16,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from msgrpo.agent import Completion, LanguageAgent, Sampling, parse_action
-from msgrpo.cli import make_app
 from msgrpo.errors import GameFaultError, ModelError, RunError, UsageError
 from msgrpo.game import Outcome, Scenario
 from msgrpo.games import get_scenario
@@ -42,6 +40,7 @@ from msgrpo.train.nano.sampled import own_rows
 from msgrpo.train.nano.teach import ANSWERS, BEGUN, Teaching, rows_of, teach
 from msgrpo.train.nano.words import Words
 from msgrpo.train.presets import PRESETS, preset_for
+from tests.command_line import run
 
 LAKE = get_scenario("frozen-lake")
 ROOT = Path(__file__).parents[1]
@@ -499,8 +498,7 @@ def test_the_chat_templates_arguments_of_a_teaching_are_kept(tmp_path: Path) -> 
         assert not (tmp_path / "silent").exists()
     quick = ["--base", str(base), "--steps", "1", "--out", str(out)]
     given = ["--prompt", "none", "--chat", json.dumps(chat)]
-    done = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *quick, *given])
-    assert done.exit_code == 0, done.output
+    run("teach", "frozen-lake", *quick, *given)
     taught = Taught(prompt=make_template("none"), chat=chat)
     assert taught_as(str(out)) == taught
     config = make_config(given={"base": str(out)})
@@ -512,15 +510,15 @@ def test_the_chat_templates_arguments_of_a_teaching_are_kept(tmp_path: Path) -> 
         assert isinstance(agent.model, LocalModel)
         assert agent.model.chat.arguments == agent.settings()["chat"] == (told or chat)
     again = ["--base", str(out), "--steps", "1", "--out", str(tmp_path / "again")]
-    done = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *again])
-    assert f"asked with {taught.said}, as its base was when it was taught" in done.output
+    told = run("teach", "frozen-lake", *again).output
+    assert f"asked with {taught.said}, as its base was when it was taught" in told
     assert taught_as(str(tmp_path / "again")) == taught
     small = ["groups=1", "group_size=2", "select=all", "evaluation=1(film=0)"]
     trained = ["--base", str(out), "--steps", "1", "--out", str(tmp_path / "run"), *(f"--set={one}" for one in small)]
-    done = CliRunner().invoke(make_app(), ["train", "frozen-lake", *trained])
-    assert f"asked with {taught.said}, as its base was when it was taught" in re.sub(r"\s+", " ", done.output)
-    refused = CliRunner().invoke(make_app(), ["teach", "frozen-lake", *quick, "--chat", "no"])
-    assert str(refused.exception).startswith("--chat is no JSON")
+    told = run("train", "frozen-lake", *trained).output
+    assert f"asked with {taught.said}, as its base was when it was taught" in re.sub(r"\s+", " ", told)
+    with pytest.raises(UsageError, match=r"^--chat is no JSON"):
+        run("teach", "frozen-lake", *quick, "--chat", "no")
 
 
 def test_a_teaching_goes_on_with_the_same_arguments_of_the_chat_template_alone(tmp_path: Path) -> None:
@@ -553,8 +551,8 @@ def test_a_base_without_a_legal_answer_is_told_so(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sampled, "MOST_TOKENS", 3)
     with pytest.raises(UsageError, match="gave no legal action in 16 episodes of frozen-lake"):
         teach(get_scenario("frozen-lake"), tmp_path, steps=1, answers="own")
-    ended = CliRunner().invoke(make_app(), ["teach", "frozen-lake", "--out", "x", "--from", "own", "--no-words"])
-    assert "--from own takes the base's own" in str(ended.exception)
+    with pytest.raises(UsageError, match="--from own takes the base's own"):
+        run("teach", "frozen-lake", "--out", "x", "--from", "own", "--no-words")
 
 
 def test_a_damaged_beginning_is_named_and_kept(tmp_path: Path) -> None:

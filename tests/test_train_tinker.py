@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from msgrpo.cli import make_app
 from msgrpo.errors import MsgrpoError, RunError, UsageError
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig, make_config
@@ -26,6 +24,7 @@ from msgrpo.train.tinker import download, service
 from msgrpo.train.tinker.cost import LimitReachedError, Meter, ServicePrice, price_of
 from msgrpo.train.tinker.estimate import estimate
 from msgrpo.train.update import update
+from tests.command_line import run
 from tests.train_helpers import Told, learner, taught
 
 pytest.importorskip("tinker", reason="needs the extra `tinker`")
@@ -374,22 +373,8 @@ def test_an_estimate_counts_what_may_be_played_again_for_flat_groups() -> None:
 
 
 def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [
-        "train",
-        "frozen-lake",
-        "--backend",
-        PRICED,
-        "--dry-run",
-        "--base",
-        "nano",
-        "--json",
-        "--steps",
-        "2",
-    ]
-    command += [part for one in SMALL for part in ("--set", one)]
-    shown = CliRunner().invoke(make_app(), command)
-    assert shown.exit_code == 0, shown.output
-    found = json.loads(shown.stdout)
+    command = ["train", "frozen-lake", "--backend", PRICED, "--dry-run", "--base", "nano", "--json", "--steps", "2"]
+    found = json.loads(run(*command, *(part for one in SMALL for part in ("--set", one))).stdout)
     rollouts, update = found["parts"]["rollouts"], found["parts"]["update"]
     turns = rollouts["sample"] / 24  # of 12 episodes, each of at most 8 steps
     assert 12 < turns < 96
@@ -399,13 +384,12 @@ def test_a_dry_run_says_what_it_costs_and_sends_nothing(fake: Fake, monkeypatch:
         sum(found["tokens"][k] * p for k, p in zip(("prefill", "sample", "train"), (1, 2, 3), strict=True)) / 1e6
     )
     assert fake.asked == []
-    told = CliRunner().invoke(make_app(), ["train", "--backend", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])
-    assert "nothing was sent" in told.stdout
+    dry = ("train", "--backend", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run")
+    assert "nothing was sent" in run(*dry).stdout
     monkeypatch.delenv("TINKER_BASE_URL")
-    told = CliRunner().invoke(make_app(), ["train", "--backend", "tinker", "--base", "Qwen/Qwen3-8B", "--dry-run"])
-    assert "2026-10-07" in told.stdout
+    assert "2026-10-07" in run(*dry).stdout
     with pytest.raises(MsgrpoError, match="costs at a service"):
-        CliRunner().invoke(make_app(), ["train", "--dry-run"], catch_exceptions=False)
+        run("train", "--dry-run")
 
 
 def test_a_runs_folder_sends_nothing_anywhere_unless_a_person_says_so(fake: Fake, tmp_path: Path) -> None:

@@ -9,17 +9,14 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from msgrpo.agent import LanguageAgent
-from msgrpo.cli import make_app
 from msgrpo.episode import read_episodes
 from msgrpo.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo.install import install_command
@@ -34,19 +31,17 @@ from msgrpo.tui.keys import bindings, is_key, read_keys
 from msgrpo.tui.plain import meant, play_plain
 from msgrpo.tui.session import Setup
 from msgrpo.tui.theme import NIGHT
+from tests import command_line
 from tests.browser import CHROMIUM, opened, wait_for
 from tests.tui_helpers import answer, scripted
 
 ROOT = Path(__file__).parent.parent
-COMMAND = [sys.executable, "-m", "msgrpo.cli", "play"]
+COMMAND = [*command_line.PROGRAM, "play"]
 AGENTS = {"random": RandomAgent, "optimal": OptimalAgent}
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(make_app(), ["play", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
+    return str(command_line.run("play", *arguments).output)
 
 
 @pytest.mark.parametrize(

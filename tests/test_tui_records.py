@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from textual.widgets import DataTable, DirectoryTree, Static
-from typer.testing import CliRunner
 
-from msgrpo.cli import make_app
 from msgrpo.errors import MsgrpoError, RecordError, UsageError
 from msgrpo.evals.record import records_in
 from msgrpo.evals.run import evaluate
@@ -24,6 +22,7 @@ from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import RecordTree
 from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.widgets.keyline import KeyLine
+from tests.command_line import run
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, until
 
 LAKE = get_scenario("frozen-lake")
@@ -246,10 +245,7 @@ async def test_a_record_is_looked_for_where_records_are_kept(
 
 
 def listed(*arguments: str) -> str:
-    result = CliRunner().invoke(make_app(), ["view", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
+    return str(run("view", *arguments).output)
 
 
 async def test_without_a_terminal_the_list_is_text(evaluated: Path) -> None:

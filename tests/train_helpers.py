@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from msgrpo import cli
 from msgrpo.agent import Completion
 from msgrpo.episode import Episode
 from msgrpo.game import Game, Scenario, stream
@@ -45,15 +43,6 @@ WEIGHTS = "adapter_model.safetensors"
 def tiny(**given: Any) -> TrainConfig:
     """The settings of a run of four updates, as small as they can be."""
     return make_config(settings=[*TINY, NO_FILM], given={"steps": 4, **given})
-
-
-def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of the command line in this process."""
-    monkeypatch.setattr(sys, "argv", ["msgrpo", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 def engine_of(policy: Policy, config: TrainConfig | None = None) -> HfEngine:
