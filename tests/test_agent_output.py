@@ -13,7 +13,7 @@ from rich.console import Console
 
 from msgrpo import output
 from msgrpo.agent import Sampling
-from msgrpo.cli import main
+from msgrpo.cli import main, make_app
 from msgrpo.evals.cli import evaluate
 from msgrpo.text import ANSWER_TOKENS
 from msgrpo.train.curve import draw_curve
