@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ from msgrpo.train.rivals.branch import Branch, disputed
 from msgrpo.train.rivals.critic import critic_values, hidden_states, left_out_values, sums_of
 from msgrpo.train.rivals.entropy import Entropy
 from msgrpo.train.rivals.objectives import OBJECTIVES, Fixed, Variance
-from msgrpo.train.rivals.skip import key_of
+from msgrpo.train.rivals.skip import Skip, key_of
 from msgrpo.train.rivals.widest import Widest
 from msgrpo.train.rollouts import LostError, Players, Rollouts, RolloutSource
 from msgrpo.train.sinks import Measured
@@ -463,6 +464,26 @@ def test_a_start_that_was_flat_is_played_less_often_and_never_given_up() -> None
     assert 0 < share_of_those(after) < 0.75 * share_of_those(plain)
     source = RolloutSource(Players(config("groups=40", "group_size=2")), memory)
     assert [start for _, start in source.next_starts(0, 2_000)[0]] == plain
+
+
+def test_flat_groups_are_counted_in_a_row_and_lost_ones_are_no_sign() -> None:
+    memory: dict[str, torch.Tensor] = {}
+    lost, ended = SimpleNamespace(error="timeout"), SimpleNamespace(error=None)
+    for flat, episodes, in_a_row in (
+        (True, [ended, ended], 1),
+        (True, [lost, ended], 2),
+        (True, [lost, lost], 2),
+        (False, [ended, ended], 0),
+        (True, [ended, ended], 1),
+    ):
+        playing: Any = SimpleNamespace(
+            memory=memory,
+            flat=lambda _, flat=flat: [flat],
+            by_start=lambda _, of_start=episodes: [(LAKE, 5, ("player",), of_start)],
+        )
+        Skip().further(playing, [])
+        assert memory["skip"].tolist() == [[key_of(LAKE, 5), in_a_row]]
+    assert key_of(replace(LAKE, id="another"), 5) != key_of(LAKE, 5)  # the same board in another game
 
 
 def test_a_server_is_not_asked_which_starts_are_worth_playing(monkeypatch: pytest.MonkeyPatch) -> None:
