@@ -9,7 +9,6 @@ interval over seeds and starts (Student's quantiles, as for a study), and the di
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections import defaultdict
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import facts
+from machine import options, write
 
 from msgrpo.episode import read_episodes
 from msgrpo.evals.stats import few_seeds_interval
@@ -39,12 +38,11 @@ def scores(records: Sequence[Path]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("records", nargs="+", type=Path, help="the --out of msgrpo eval")
     parser.add_argument("--first", required=True, help="the arm from which the others differ")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    result: dict[str, Any] = {"machine": facts(), "scenarios": {}}
+    result: dict[str, Any] = {"scenarios": {}}
     for scenario, arms in scores(given.records).items():
         of_arms: dict[str, Any] = {}
         for arm, values_SN in arms.items():
@@ -61,7 +59,7 @@ def main() -> None:
                 }
         result["scenarios"][scenario] = of_arms
         print(scenario, json.dumps(of_arms))
-    given.result.write_text(json.dumps(result, indent=2) + "\n")
+    write(given.result, result)
 
 
 if __name__ == "__main__":

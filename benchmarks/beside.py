@@ -11,7 +11,6 @@ the load average before each run is in the result.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from machine import facts
+from machine import write
 
 WAYS = {"passive": {"OMP_WAIT_POLICY": "PASSIVE"}, "default": {}}
 SETTINGS = {"steps": 1, "groups": 2, "group_size": 4, "keep": 2, "minibatches": 1}
@@ -85,8 +84,7 @@ def main(
         one["ended"].append(ended)
         one["load_average"].append(round(load, 1))
         one["median_s"] = statistics.median(one["seconds"])
-        told = {"machine": facts(), "limit_s": limit_s, "settings": SETTINGS, "found": found}
-        result.write_text(json.dumps(told, indent=2) + "\n")
+        write(result, {"limit_s": limit_s, "settings": SETTINGS, "found": found})
         print(f"{place}, {way}: {seconds:.1f} s{'' if ended else ', not at its end'}, load {load:.1f} before")
 
 

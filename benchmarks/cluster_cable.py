@@ -11,7 +11,6 @@ needs root and the command `ip`. The disk is one: what a network file system doe
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -27,7 +26,7 @@ from typing import Any
 
 import psutil
 from cluster_faults import HURT_AFTER, SETTINGS, saved, title, wait_for
-from machine import facts
+from machine import options, write
 
 NODES = 4
 NET = "10.77.0.1"  # and the number of the node
@@ -44,7 +43,7 @@ GONE = "nothing has been heard of process"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--faults", default="none,cable,first-cable,slow,torchrun-cable")
     parser.add_argument("--result", type=Path)
@@ -65,9 +64,7 @@ def main() -> None:
             whole = next((row["adapter"] for row in rows if row["fault"] == "none"), None)
             for row in rows:
                 row["same bytes"] = row["adapter"] == whole if whole and row.get("adapter") else None
-            given.result.write_text(
-                json.dumps({"machine": facts(), "settings": SETTINGS, "faults": rows}, indent=1) + "\n"
-            )
+            write(given.result, {"settings": SETTINGS, "faults": rows})
 
 
 @contextmanager

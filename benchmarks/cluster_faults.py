@@ -11,7 +11,6 @@ to compare.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from machine import facts
+from machine import options, write
 
 SETTINGS = [
     "minibatches=2", "groups=4", "group_size=6", "select=aaw(keep=3)", "evaluation=5(every=100)",
@@ -35,7 +34,7 @@ PATIENCE_S = 900.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--result", type=Path)
@@ -58,8 +57,7 @@ def main() -> None:
                 undisturbed = next((row["adapter"] for row in rows if row["fault"] == "none"), None)
                 for row in rows:
                     row["same bytes"] = None if row["fault"] in SERVED else row["adapter"] == undisturbed
-                found = {"machine": facts(), "settings": SETTINGS, "faults": rows}
-                given.result.write_text(json.dumps(found, indent=1) + "\n")
+                write(given.result, {"settings": SETTINGS, "faults": rows})
     finally:
         cluster.shutdown()
 

@@ -11,12 +11,11 @@ have.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
-from machine import facts
+from machine import facts, options
 
 from msgrpo.evals.stats import crossed_interval
 
@@ -27,7 +26,7 @@ def arm_values(file: Path, arm: str) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("arm")
     parser.add_argument("other")

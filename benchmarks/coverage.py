@@ -10,15 +10,13 @@ and of paired differences of success. Beside each stands the percentile bootstra
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import facts
+from machine import options, write
 from numpy.typing import NDArray
 
 from msgrpo.evals.stats import bootstrap_mean, crossed_bootstrap, crossed_interval, resampled_means
@@ -62,7 +60,7 @@ def of_a_mean(name: str, draw: Callable[[int], Values], truth: float, n: int, ex
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--experiments", type=int, default=1000)
     parser.add_argument("--result", type=Path)
     chosen = parser.parse_args()
@@ -74,7 +72,6 @@ def main() -> None:
     }
     found = {
         "command": "python benchmarks/coverage.py --result benchmarks/results/coverage.json",
-        "machine": facts(),
         "experiments": chosen.experiments,
         "over seeds": [
             over_seeds(seeds, 200, spread, chosen.experiments)
@@ -94,7 +91,7 @@ def main() -> None:
             )
         )
     if chosen.result:
-        chosen.result.write_text(json.dumps(found, indent=2) + "\n")
+        write(chosen.result, found)
 
 
 if __name__ == "__main__":

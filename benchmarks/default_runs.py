@@ -9,13 +9,11 @@ as well, up to the scenario's limit of steps: `turns` beside `limit` shows how f
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from machine import facts
+from machine import options, write
 
 from msgrpo.game import Scenario
 from msgrpo.games import SCENARIOS
@@ -56,15 +54,14 @@ def measured(scenario: Scenario) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--scenario", action="append", default=[], help="default: all")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    result: dict[str, Any] = {"machine": facts(), "runs": []}
+    result: dict[str, Any] = {"runs": []}
     for name in given.scenario or SCENARIOS:
         found = measured(SCENARIOS[name])
         result["runs"].append(found)
-        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        write(given.result, result)
         print(
             f"{name:30} {found['minutes']:5.0f} minutes: {found['updates']} updates of {found['update_s']:.1f} s, "
             f"{found['evaluations']} evaluations of {found['eval_s']:.1f} s; {found['turns']:.1f} turns of at most "

@@ -9,7 +9,6 @@ there already is not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from machine import facts
+from machine import facts, options
 
 from msgrpo import run_log
 from msgrpo.errors import RunError
@@ -148,9 +147,8 @@ def _short(value: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/doctor"))
-    parser.add_argument("--result", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.runs.mkdir(parents=True, exist_ok=True)
     runs = [*map(from_before, BEFORE), *(recorded(name, arguments.runs) for name in RUNS)]

@@ -8,16 +8,14 @@ over the tokens of what is seen next, as `loss="clip(echo=…)"` puts it behind 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import facts
+from machine import options, write
 
 from msgrpo.episode import observation_of
 from msgrpo.game import Outcome, Scenario, stream
@@ -57,11 +55,10 @@ def cross_entropies(base: str, scenario: Scenario, count: int) -> list[list[floa
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("bases", nargs="+", help="nano, a folder, or a GGUF file")
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     found = {}
     for base in given.bases:
@@ -74,6 +71,4 @@ if __name__ == "__main__":
             "nats_a_token": math.fsum(tokens) / len(tokens),
         }
         print(Path(base).name, found[Path(base).name])
-    given.result.write_text(
-        json.dumps({"machine": facts(), "scenario": given.scenario, "models": found}, indent=1) + "\n"
-    )
+    write(given.result, {"scenario": given.scenario, "models": found})

@@ -11,14 +11,13 @@ Prints the mean difference of success with its 95 % interval (over seeds and sta
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from compare_arms import arm_values
-from machine import facts
+from machine import facts, options
 
 from msgrpo.episode import read_episodes
 from msgrpo.evals.stats import crossed_interval
@@ -40,7 +39,7 @@ def of_records(records: Sequence[Path]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("record", type=Path)
     of = parser.add_mutually_exclusive_group(required=True)
     of.add_argument("--study", nargs=2, metavar=("REPORT", "ARM"))

@@ -8,7 +8,6 @@ that difference as a share of the fastest answer in `serve-overhead.json`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from machine import facts
+from machine import options, write
 
 from msgrpo.serve.guard import App, Guard, Message, Receive, Scope, Send
 
@@ -56,22 +55,20 @@ async def measure(rounds: int, requests: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--served", type=Path, default=Path("benchmarks/results/serve-overhead.json"))
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     guarded, bare = asyncio.run(measure(given.rounds, given.requests))
     fastest = min(row["total_ms"] for row in json.loads(given.served.read_text())["summary"])
     result = {
-        "machine": facts(),
         "guarded_us": guarded,
         "bare_us": bare,
         "fastest_answer_ms": fastest,
         "share_of_it": (guarded - bare) / (1000 * fastest),
     }
-    given.result.write_text(json.dumps(result, indent=2) + "\n")
+    write(given.result, result)
     print(json.dumps(result, indent=2))
 
 

@@ -13,7 +13,6 @@ Of a run: how often its rollouts won on boards that it had trained on before, an
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections import Counter
@@ -21,7 +20,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from machine import facts
+from machine import options, write
 
 from msgrpo.episode import Episode, read_episodes
 from msgrpo.games import get_scenario
@@ -94,15 +93,14 @@ def boards(run: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--run", type=Path, help="folder of a training")
     parser.add_argument("records", nargs="*", type=Path, help="frozen-lake.jsonl of an evaluation")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     found: dict[str, Any] = {record.parent.name: looks(list(read_episodes(record))) for record in given.records}
     if given.run is not None:
         found["boards"] = boards(given.run)
-    given.result.write_text(json.dumps({"machine": facts(), "agents": found}, indent=1) + "\n")
+    write(given.result, {"agents": found})
     print(json.dumps(found, indent=1))
 
 

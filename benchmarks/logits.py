@@ -9,7 +9,6 @@ float32. `all at once` is the same code with a bound that no batch reaches.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import facts
+from machine import options, write
 
 VOCABULARY, TOKENS = 151_936, 64
 
@@ -64,7 +63,7 @@ def once(rows: int, whole: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--result", type=Path)
     parser.add_argument(
         "--once", nargs=2, metavar=("ROWS", "WHOLE"), help="in this process; used by the script itself"
@@ -82,7 +81,7 @@ def main() -> None:
                 done.stdout.splitlines()[-1]
             )
     if given.result is not None:
-        given.result.write_text(json.dumps({"machine": facts(), "peak": found}, indent=2) + "\n")
+        write(given.result, {"peak": found})
     print(json.dumps(found, indent=2))
 
 

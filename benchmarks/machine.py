@@ -1,10 +1,13 @@
-"""What a result file says about where it was measured."""
+"""What all scripts here share: their options, and the result file, which says where it was measured."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,3 +41,17 @@ def facts() -> dict[str, Any]:
         "transformers": _version("transformers"),
         "command": " ".join(["python", *sys.argv]),
     }
+
+
+def options(about: str | None, *, result: bool = False) -> argparse.ArgumentParser:
+    """The options of a script, whose first lines are its help; with `result` also where its figures go."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if result:
+        parser.add_argument("--result", type=Path, required=True)
+    return parser
+
+
+def write(file: Path, found: Mapping[str, Any]) -> None:
+    """Write a result; where it does not say itself on which machine, the facts of this one are added."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"machine": facts(), **found}, indent=2) + "\n")

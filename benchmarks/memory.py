@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from machine import facts
+from machine import write
 
 
 def measured(command: list[str]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def main(
             record = sum(file.stat().st_size for file in Path(folder).rglob("*.jsonl"))
             tabled = measured([msgrpo, "leaderboard", folder, "--out", f"{folder}/table"])
         found[str(number)] = {"record_mib": round(record / 2**20), "eval": evaluated, "leaderboard": tabled}
-        result.write_text(json.dumps({"machine": facts(), "episodes": found}, indent=2) + "\n")
+        write(result, {"episodes": found})
         print(number, json.dumps(found[str(number)]))
 
 

@@ -8,13 +8,13 @@ episodes are kept.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from itertools import islice
 from pathlib import Path
 
 import matplotlib
 import torch
+from machine import options
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -135,7 +135,7 @@ def draw(axes: Axes, episodes: list[Episode], board: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--start", type=int, default=2, help="which training start of the scenario")
     given = parser.parse_args()

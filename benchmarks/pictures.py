@@ -11,9 +11,10 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from pathlib import Path
+
+from machine import options
 
 from msgrpo.specs import make_agent
 from msgrpo.tui.app import PlayApp
@@ -47,7 +48,7 @@ async def learned(run: Learning) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--agent", default="nano:frozen-lake")
     parser.add_argument("--seed", type=int, default=3)

@@ -8,12 +8,10 @@ prompts begin with (computed once), and the mean of what is left.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 from pathlib import Path
 
-from machine import facts
+from machine import options, write
 
 from msgrpo.games import get_scenario
 from msgrpo.models.loading import load_base
@@ -22,12 +20,11 @@ from msgrpo.prompt import ChatFormat, make_template
 from msgrpo.train.nano.teach import rows_of
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("prompts", nargs="+", help="brief, none, free, or a file")
     parser.add_argument("--base", default="nano")
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--turns", type=int, default=400)
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     chat, scenario, found = ChatFormat(load_base(given.base)[1]), get_scenario(given.scenario), {}
     for name in given.prompts:
@@ -36,4 +33,4 @@ if __name__ == "__main__":
         shared, mean = common_prefix_length(prompts), sum(map(len, prompts)) / len(prompts)
         found[Path(name).stem] = {"turns": len(prompts), "tokens": mean, "shared": shared, "own": mean - shared}
         print(name, found[Path(name).stem])
-    given.result.write_text(json.dumps({"machine": facts(), "base": given.base, "prompts": found}, indent=1) + "\n")
+    write(given.result, {"base": given.base, "prompts": found})

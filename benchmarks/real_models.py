@@ -10,7 +10,6 @@ joined, and a file whose SHA-256 is not the one that stands here is refused.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import subprocess
 import sys
@@ -19,6 +18,8 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from machine import options
 
 from msgrpo.files import digest
 
@@ -105,7 +106,7 @@ def check(file: Path, checksum: str, source: Source) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("models", nargs="+", choices=[*SOURCES], metavar="MODEL", help=", ".join(SOURCES))
     parser.add_argument("--out", type=Path, required=True, help="folder for the GGUF files")
     given = parser.parse_args()

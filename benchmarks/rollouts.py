@@ -15,7 +15,6 @@ Needs the extras train and serve-cpu (or serve). Nano plays; the figures are thi
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -35,7 +34,7 @@ from statistics import median
 from typing import Any
 
 import httpx
-from machine import facts
+from machine import options, write
 
 from msgrpo.episode import Episode
 from msgrpo.games import get_scenario
@@ -408,11 +407,10 @@ def lagging(source: Path, target: Path, seconds: float) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("part", choices=["speed", "learning", "pace", "faults"])
     parser.add_argument("--rounds", type=int, default=5, help="of speed")
     parser.add_argument("--seeds", type=int, default=3, help="of learning and pace")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -422,9 +420,8 @@ def main() -> None:
             "pace": lambda: pace(work, given.seeds),
             "faults": lambda: faults(work),
         }
-        found = {"machine": facts(), given.part: parts[given.part]()}
-    given.result.parent.mkdir(parents=True, exist_ok=True)
-    given.result.write_text(json.dumps(found, indent=2) + "\n")
+        found = {given.part: parts[given.part]()}
+    write(given.result, found)
     print(json.dumps(found[given.part], indent=2))
 
 

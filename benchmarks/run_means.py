@@ -8,13 +8,12 @@ its seeds.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
 
 import typer
-from machine import facts
+from machine import write
 
 from msgrpo.run_log import read_rows
 
@@ -40,7 +39,7 @@ def main(
     arms = {folder.name: means([folder / seed for seed in seeds]) for folder in folders}
     for arm, found in arms.items():
         print(arm, *(f"{key} {value:.4g}" for key, value in found.items()))
-    result.write_text(json.dumps({"machine": facts(), "study": study.name, "arms": arms}, indent=2) + "\n")
+    write(result, {"study": study.name, "arms": arms})
 
 
 if __name__ == "__main__":

@@ -8,16 +8,16 @@ equal quality would lie as far apart (`msgrpo.evals.stats.seeds_alike`).
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
+from machine import options
 
 RESULTS = Path(__file__).parent / "results"
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    options(__doc__).parse_args()
     for file in sorted(RESULTS.glob("lab-*.json")):
         for arm, scores in json.loads(file.read_text())["arms"].items():
             seeds = scores["by_seed"]

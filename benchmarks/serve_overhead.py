@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import math
 import os
 import secrets
@@ -27,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
-from machine import facts
+from machine import facts, write
 from openai import AsyncOpenAI, AsyncStream
 from rich.console import Console
 from rich.table import Table
@@ -254,8 +253,7 @@ def main() -> None:
             "summary": rows,
             "rounds": [asdict(found) for found in loads],
         }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        write(arguments.out, result)
 
 
 if __name__ == "__main__":

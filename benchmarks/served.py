@@ -13,13 +13,12 @@ log-probabilities, in float32, of the two tokens where the answers part. Where t
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import facts
+from machine import options, write
 
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.evals.exported import prompt_of
@@ -88,16 +87,15 @@ def compared(here: dict[Start, Episode], there: dict[Start, Episode], parted: Se
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("here", type=Path)
     parser.add_argument("there", type=Path)
     parser.add_argument("--adapter", type=Path, help="whose answers they are: explains where they part")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     here, there = by_start(given.here), by_start(given.there)
     parted = where_they_part(here, there)
-    result = {"machine": facts()} | compared(here, there, parted)
+    result = compared(here, there, parted)
     if given.adapter is not None:
         result["tokens where they part, log-probabilities in float32"] = explained(parted, given.adapter)
-    given.result.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in result.items() if name != "machine"}, indent=1))
+    write(given.result, result)
+    print(json.dumps(result, indent=1))

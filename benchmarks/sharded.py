@@ -11,7 +11,6 @@ frozen weights. Seconds assume 400 TFLOP/s (40 % of an H100's bfloat16) and noth
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import psutil
 import torch
-from machine import facts
+from machine import options, write
 from torch import distributed
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
@@ -91,7 +90,7 @@ def measured(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
     with open_ranks() as ranks, tempfile.TemporaryDirectory() as scratch:
@@ -106,12 +105,12 @@ def main() -> None:
             AutoModelForCausalLM.from_config(config).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
         distributed.barrier()
-        found = {"machine": facts(), "measured": measured(folder), "counted": [counted(name) for name in BASES]}
+        found = {"measured": measured(folder), "counted": [counted(name) for name in BASES]}
         distributed.barrier()
         if ranks.first:
             print(json.dumps(found, indent=1))
             if given.result is not None:
-                given.result.write_text(json.dumps(found, indent=1) + "\n")
+                write(given.result, found)
 
 
 if __name__ == "__main__":

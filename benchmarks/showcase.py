@@ -9,11 +9,12 @@ person who plays the same start in the app has the same luck.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gzip
 import itertools
 from pathlib import Path
+
+from machine import options
 
 from msgrpo.episode import play_episode
 from msgrpo.games import get_scenario
@@ -49,5 +50,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    options(__doc__).parse_args()
     asyncio.run(main())

@@ -12,17 +12,15 @@ Ratios are medians over rounds that alternate the two sides. The operations of a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from machine import facts
+from machine import facts, options, write
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -125,14 +123,13 @@ def operations(policy: Policy, part: MicroBatch) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--scenario", default="frozen-lake")
     parser.add_argument("--base", default="nano")
     parser.add_argument("--preset", default="nano")
     parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak-tflops", type=float, help="of the processor, dense, in the dtype of the weights")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     config = make_config(
         given.preset, settings=given.settings, given={"scenario": given.scenario, "base": given.base}
@@ -197,12 +194,11 @@ def main() -> None:
         },
         "peak_gpu_gib": memory,
     }
-    given.result.parent.mkdir(parents=True, exist_ok=True)
-    given.result.write_text(json.dumps(result, indent=2) + "\n")
+    write(given.result, result)
     tflop = sum(operations(policy, part) for part in parts) / 1e12
     share = tflop / whole / given.peak_tflops if given.peak_tflops else None
     result["update"] |= {"tflop": tflop, "share_of_peak": share}
-    given.result.write_text(json.dumps(result, indent=2) + "\n")
+    write(given.result, result)
     print(json.dumps({key: result[key] for key in ("an_update", "rollout", "update")}, indent=2))
 
 

@@ -8,11 +8,11 @@ frequent board.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from itertools import islice
 
 import numpy as np
+from machine import options
 
 from msgrpo.game import Split
 from msgrpo.games import get_scenario
@@ -20,7 +20,7 @@ from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.search import optimal_success
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("scenario")
     scenario = get_scenario(parser.parse_args().scenario)
     counts: dict[Split, int] = {"train": 2000, "val": 200, "test": 200}

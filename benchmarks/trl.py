@@ -24,7 +24,6 @@ which suits msgrpo's engine; in episodes of several turns fewer prompts are equa
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -41,7 +40,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from machine import facts
+from machine import facts, options, write
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
@@ -348,7 +347,7 @@ def find_trl() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--base", default="nano", help="nano, or a folder")
     parser.add_argument("--rounds", type=int, default=10, help="updates of each side that count")
     parser.add_argument("--groups", type=int, default=8, help="prompts an update")
@@ -387,8 +386,7 @@ def main() -> None:
         "rounds": {name: [one.row() for one in side] for name, side in rounds.items()},
     }
     if given.result:
-        given.result.parent.mkdir(parents=True, exist_ok=True)
-        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        write(given.result, result)
     print(json.dumps(result["summary"], indent=2))
 
 

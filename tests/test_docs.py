@@ -225,9 +225,9 @@ def test_every_script_in_the_documents_has_these_options() -> None:
     for page, script, options in scripts():
         assert script.is_file(), f"{page}: {script}"
         source = script.read_text()
-        for option in options:  # as argparse names it, or as the parameter of a typer function
+        for option in options:  # as argparse names it, as the parameter of a typer function, or asked of `machine.py`
             parameter = re.escape(option.removeprefix("--").replace("-", "_"))
-            assert f'"{option}"' in source or re.search(rf"\b{parameter}: ", source), (
+            assert f'"{option}"' in source or re.search(rf"\b{parameter}(: |=True)", source), (
                 f"{page}: {script.name} {option}"
             )
             checked += 1

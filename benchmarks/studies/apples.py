@@ -15,14 +15,13 @@ apples pay minus eaten where they cost, from the same starts: what somebody has 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import facts
+from machine import options, write
 
 from msgrpo.episode import Episode
 from msgrpo.errors import UsageError
@@ -81,10 +80,9 @@ def read(records: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--against", action="append", required=True, help="an agent or an arm; may repeat")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     try:
         apples = read(given.records)
@@ -108,7 +106,7 @@ def main() -> None:
         }
         rows.append(row)
         print(json.dumps(row), flush=True)
-    given.result.write_text(json.dumps({"machine": facts(), "rows": rows}, indent=2) + "\n")
+    write(given.result, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -34,9 +34,7 @@ than these.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -48,7 +46,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import facts
+from machine import options, write
 from words import load
 
 from msgrpo.agent import Sampling, parse_action
@@ -371,17 +369,15 @@ def draw(found: list[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--model", action="append", required=True, help="nano, adapter:DIR, or a folder with a base")
     parser.add_argument("--scenario", action="append", default=[], help="default: both 4x4 lakes")
     parser.add_argument("--starts", type=int, default=16, help="validation starts")
     parser.add_argument("--answers", type=int, default=64, help="sampled in every state")
     parser.add_argument("--episodes", type=int, default=2400, help="of each start, for each size of the group")
-    parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     result: dict[str, Any] = {
-        "machine": facts(),
         **{k: v for k, v in vars(given).items() if k not in ("result", "picture")},
     }
     result["found"] = []
@@ -413,8 +409,7 @@ def main() -> None:
             for credit, scores in row.items():
                 numbers = {key: value for key, value in scores.items() if key != "directions"}
                 print(f"  G={size:<4} {credit:13}", *(f"{key} {value:.3f}" for key, value in numbers.items()))
-        given.result.parent.mkdir(parents=True, exist_ok=True)
-        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        write(given.result, result)
     if given.picture:
         draw(result["found"], given.picture)
 

@@ -9,11 +9,9 @@ says of that state. The game is simulated again from the record. A game from a f
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
-from machine import facts
+from machine import options, write
 
 from msgrpo.agent import thought
 from msgrpo.episode import read_episodes, replay
@@ -37,7 +35,7 @@ def share(file: Path) -> tuple[str, str, float, int] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("folder", type=Path, help="an evaluation's folder")
     parser.add_argument("--game", action="append", default=[], help="a game from outside that records may name")
     parser.add_argument("--result", type=Path)
@@ -49,7 +47,7 @@ def main() -> None:
         print(f"{agent} in {name}: {true:.1%} of {turns} turns")
     if given.result:
         found = [dict(zip(("agent", "scenario", "true", "turns"), row, strict=True)) for row in rows]
-        given.result.write_text(json.dumps({"machine": facts(), "rows": found}, indent=2) + "\n")
+        write(given.result, {"rows": found})
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ sure of its action it was.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import facts
+from machine import options, write
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 from words import load
@@ -131,16 +129,15 @@ def measured(adapter: str | None, scenario: Scenario, starts: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--adapter", action="append", default=[], help="an adapter of nano; nano itself comes first")
     parser.add_argument("--starts", type=int, default=12)
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    result: dict[str, Any] = {"machine": facts(), "found": []}
+    result: dict[str, Any] = {"found": []}
     for adapter in (None, *given.adapter):
         found = measured(adapter, get_scenario("snake"), given.starts)
         result["found"].append(found)
-        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        write(given.result, result)
         print(found["model"], *(f"{key} {found[key]:.3f}" for key in ("return", "died", "said_so", "sureness")))
         for one in found["credits"]:
             name = f"{one['credit']} γ={one['gamma']}" + ("" if one["lam"] is None else f" λ={one['lam']}")

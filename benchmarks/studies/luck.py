@@ -19,15 +19,13 @@ there is luck, it is nearly the first answer's worth alone. The intervals are bo
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import facts
+from machine import options, write
 from words import SAMPLING, load
 
 from msgrpo.episode import derive_seed
@@ -91,21 +89,20 @@ def measured(squares: list[np.ndarray]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--model", action="append", required=True, help="nano, adapter:DIR or a folder; may repeat")
     parser.add_argument("--scenario", action="append", required=True, help="may repeat")
     parser.add_argument("--starts", type=int, default=40)
     parser.add_argument("--size", type=int, default=12, help="K: episodes of a group")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    result: dict[str, Any] = {"machine": facts(), "found": []}
+    result: dict[str, Any] = {"found": []}
     for name in given.model:
         model = load(name)
         for scenario in map(get_scenario, given.scenario):
             starts = list(islice(scenario.starts("train"), given.starts))
             squares = [asyncio.run(square(model, scenario, start, given.size)) for start in starts]
             result["found"].append({"model": name, "scenario": scenario.id} | measured(squares))
-            given.result.write_text(json.dumps(result, indent=2) + "\n")
+            write(given.result, result)
             print(name, scenario.id, json.dumps(result["found"][-1]["share"]), flush=True)
 
 

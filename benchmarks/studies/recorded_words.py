@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from machine import facts
+from machine import write
 from words import truths
 
 from msgrpo.episode import read_episodes
@@ -25,11 +25,11 @@ def main() -> None:
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    report = {"machine": facts(), "agents": {}}
+    report = {"agents": {}}
     for file in given.records:
         episodes = list(read_episodes(file))
         report["agents"][file.parent.name] = truths(get_scenario(episodes[0].scenario), episodes)
-    given.result.write_text(json.dumps(report, indent=1) + "\n")
+    write(given.result, report)
     print(json.dumps(report["agents"], indent=1))
 
 

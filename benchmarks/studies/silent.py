@@ -12,7 +12,6 @@ advantage is 0, over all runs of a study, by the number of the turn.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import facts
+from machine import options, write
 
 from msgrpo.run_log import UPDATES, read_update, steps
 
@@ -48,16 +47,15 @@ def silent(episodes: list[list[float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("study", type=Path, help="the folder of a study")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     arms: dict[str, Any] = {}
     for arm in json.loads((given.study / "study.json").read_text())["arms"]:
         runs = sorted(folder.parent for folder in given.study.glob(f"{arm}/seed-*/{UPDATES}"))
         arms[arm] = {"runs": len(runs)} | silent(list(credits_of(runs)))
         print(arm, f"{arms[arm]['silent']:.2f}", [round(share, 2) for share in arms[arm]["by_turn"]])
-    given.result.write_text(json.dumps({"machine": facts(), "arms": arms}, indent=2) + "\n")
+    write(given.result, {"arms": arms})
 
 
 if __name__ == "__main__":

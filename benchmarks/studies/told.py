@@ -26,18 +26,15 @@ without success.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from machine import facts
+from machine import options, write
 from torch.nn.utils import clip_grad_norm_
 from words import load
 
@@ -151,17 +148,15 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, result=True)
     parser.add_argument("--scenario", default="snake", help="of which nano's words say something")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="of the run, as of msgrpo train")
     parser.add_argument("--adapter", action="append", default=[], help="adapters of nano to stand beside it")
     parser.add_argument("--only-adapters", action="store_true", help="train nothing")
-    parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
     config = make_config(settings=given.settings, given={"scenario": given.scenario, "seed": 0})
     scenario = get_scenario(given.scenario)
     result: dict[str, Any] = {
-        "machine": facts(),
         "scenario": scenario.id,
         "settings": given.settings,
         "told": [],
@@ -169,7 +164,7 @@ def main() -> None:
     }
 
     def keep(row: dict[str, Any]) -> None:
-        given.result.write_text(json.dumps(result, indent=2) + "\n")
+        write(given.result, result)
         print(*(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
 
     if not given.only_adapters:

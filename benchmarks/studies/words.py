@@ -12,15 +12,13 @@ only teaches the model to act on what it says; it stands next to every result of
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from machine import facts
+from machine import options, write
 
 from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import Episode, play_episode
@@ -163,7 +161,7 @@ def measured(model: Continued, scenario: Scenario, episodes: int, split: HeldOut
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("model", help="nano, adapter:DIR, or a folder with a base model")
     parser.add_argument("--scenario", action="append", default=[], help="default: all")
     parser.add_argument("--episodes", type=int, default=200)
@@ -172,7 +170,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path)
     given = parser.parse_args()
     model = Continued(given.model, as_given(given.prompt, None)["template"])
-    result: dict[str, Any] = {"machine": facts(), "model": given.model, "episodes": given.episodes}
+    result: dict[str, Any] = {"model": given.model, "episodes": given.episodes}
     result |= {"split": given.split, "prompt": model.template.written, "scenarios": {}}
     for name in given.scenario or SCENARIOS:
         found = measured(model, SCENARIOS[name], given.episodes, given.split)
@@ -185,8 +183,7 @@ def main() -> None:
         )
         print(f"{name:30}", *scores, "|", *parts, f"ahead {found['truth']['looks_ahead']:.2f}", flush=True)
         if given.result:
-            given.result.parent.mkdir(parents=True, exist_ok=True)
-            given.result.write_text(json.dumps(result, indent=2) + "\n")
+            write(given.result, result)
 
 
 if __name__ == "__main__":
