@@ -14,7 +14,7 @@ from rich.text import Text
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.options import Given
 from msgrpo.output import Chat, Json, out, print_json, say, takes
-from msgrpo.text import interval_text, printable
+from msgrpo.text import counted, interval_text, printable
 
 commands = typer.Typer()
 
@@ -154,9 +154,7 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
         out.print(line, markup=False, highlight=False)
     left_out = sum(pairing.failed for pairing in results)
     if left_out:
-        say(
-            f"{left_out} starts are left out, since a game of theirs has no result; the same command plays them again"
-        )
+        say(f"{counted(left_out, 'start', 'is', 'are')} left out: a game has no result; the same command goes on")
         for pairing in filter(lambda pairing: pairing.failed, results):
             low, high = pairing.bounds
             names = f"{pairing.first} against {pairing.second}"

@@ -41,7 +41,7 @@ from msgrpo.prompt import as_given, json_object
 from msgrpo.ray_cluster import connected
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.specs import checked_names, cut_short, make_agent
-from msgrpo.text import printable
+from msgrpo.text import counted, printable
 
 REFERENCES = ["random", "optimal"]
 ENDING = (EndpointError, GameFaultError, RunError)  # what ends an evaluation or a match that has begun
@@ -193,7 +193,8 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     agents = [options.agent(spec) for spec in specs]
     prices, budget, called = options.prices(), options.budget(), options.called()
     planned = f"{', '.join(map(printable, specs))} on {', '.join(scenario.id for scenario in scenarios)}"
-    console.print(f"{planned}, {episodes} starts each → {options.out}", soft_wrap=True, markup=False, highlight=False)
+    begun = f"{planned}, {counted(episodes, 'start')} each → {options.out}"
+    console.print(begun, soft_wrap=True, markup=False, highlight=False)
     short = cut_short(specs, options.max_tokens)
     for sentence in short:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
@@ -225,7 +226,8 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     if progress.given_up:
         notes = [
             *notes,
-            f"{progress.given_up} episodes were given up after three failures: --retry-failed plays them.",
+            f"{counted(progress.given_up, 'episode', 'was', 'were')} given up after three failures: --retry-failed "
+            "plays on.",
         ]
     if progress.stopped:
         notes = [*notes, f"{progress.stopped}; the same command with a larger budget goes on."]

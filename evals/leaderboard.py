@@ -10,10 +10,11 @@ from pydantic import BaseModel
 from msgrpo.evals.plays import SOUND_FROM, Series
 from msgrpo.evals.provenance import made
 from msgrpo.evals.ranking import Overall, ranking
+from msgrpo.evals.record import failure_of
 from msgrpo.evals.rows import Pair, Retelling, Row, failures, pair_of, retellings, row_of
 from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION
 from msgrpo.games import recorded_scenario
-from msgrpo.text import printable
+from msgrpo.text import counted, printable
 
 
 class Leaderboard(BaseModel):
@@ -69,14 +70,14 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
         )
     for play in plays:
         if not play.finished:
-            last = f"; the last: {play.failed[-1].error_message}" if play.failed else ""
+            last = f"; the last: {failure_of(play.failed[-1])}" if play.failed else ""
             listed = ", ".join(f"{kind} {number}" for kind, number in failures(play).items())
             short = f"{len(play.left_out)} ended, but not the first of the suite" if play.left_out else listed
             yield f"{play.label} has no result that counts in {play.scenario}: {short}{last}"
         elif play.left_out:
-            counted, others = len(play.finished), len(play.left_out)
+            first, others = len(play.finished), len(play.left_out)
             yield (
-                f"{play.label} in {play.scenario}: {counted + others} episodes have ended, and the first {counted} "
+                f"{play.label} in {play.scenario}: {first + others} episodes have ended, and the first {first} "
                 f"of the suite count; short episodes end first, so the other {others} do not."
             )
         if play.is_biased:
@@ -95,7 +96,8 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
     for agent, starts in interrupted.items():
         if starts:
             yield (
-                f"{agent}: {starts} starts were interrupted; tokens and cost lack the answers that were on their way."
+                f"{agent}: {counted(starts, 'start', 'was', 'were')} interrupted; tokens and cost lack the answers "
+                "that were on their way."
             )
     for scenario in sorted({play.scenario for play in plays}):
         sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
@@ -106,7 +108,8 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
         if not drawn.holds_out and not drawn.one_start:
             yield f"{scenario}: nothing is held out, because a start is a deal: training draws from the same starts"
         elif len(boards) < len(seeds) and not drawn.one_start:
-            yield f"{scenario}: the {len(seeds)} starts hold {len(boards)} different boards; the others are repeats"
+            held = counted(len(boards), "board") if len(boards) == 1 else f"{len(boards)} different boards"
+            yield f"{scenario}: the {len(seeds)} starts hold {held}; the others are repeats"
 
 
 def _with_unfinished(play: Series) -> str:
@@ -114,8 +117,8 @@ def _with_unfinished(play: Series) -> str:
     unfinished = len(play.unfinished)
     why = "the endpoint or the game failed"
     if play.failed:
-        why += f", the last time with {play.failed[-1].error}: {play.failed[-1].error_message}"
-    text = f"{unfinished} episodes have no result, because {why}"
+        why += f", the last time with {failure_of(play.failed[-1])}"
+    text = f"{counted(unfinished, 'episode', 'has', 'have')} no result, because {why}"
     if not recorded_scenario(play.scenario).goal:
         return f"{text}; the return leaves them out."
     won, total = sum(bool(e.success) for e in play.finished.values()), len(play.finished) + unfinished

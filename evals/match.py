@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError, nearest
-from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, folder_name, seeds_of
+from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, failure_of, folder_name, seeds_of
 from msgrpo.evals.run import can_play
 from msgrpo.evals.stats import ends, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, episode_seeds
@@ -328,7 +328,7 @@ def no_result(records: Sequence[tuple[tuple[str, str], Path]]) -> str:
     sentences = []
     for (first, second), file in records:
         failures = [episode for episode in read_episodes(file) if episode.error is not None]
-        why = f"; the last failure: {failures[-1].error}: {failures[-1].error_message}" if failures else ""
+        why = f"; the last failure: {failure_of(failures[-1])}" if failures else ""
         sentences.append(f"no start of {first} against {second} was finished{why}")
     return "\n".join(sentences)
 

@@ -26,12 +26,12 @@ from msgrpo.evals.record import (
     taken_out,
 )
 from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, HeldOut, places_in_suite
-from msgrpo.evals.verify import COMPUTED, game_steps, verify
+from msgrpo.evals.verify import COMPUTED, game_steps, removed, verify
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, recorded_scenario
 from msgrpo.prompt import PromptTemplate
 from msgrpo.specs import as_read, imitates
-from msgrpo.text import printable
+from msgrpo.text import counted, printable
 
 PORT = re.compile(r"^(endpoint:https?://(?:\[[^\]]*\]|[^/:#]+)):\d+")
 SOUND_FROM = 2  # a prefix of this many times the episodes at once is no longer biased by their lengths
@@ -106,7 +106,7 @@ class Series:
 
 
 def load(
-    folders: Sequence[Path | str],
+    folders: Sequence[Path | str] | Path | str,
     *,
     agents: Sequence[str] | None = None,
     scenarios: Sequence[str] | None = None,
@@ -120,7 +120,7 @@ def load(
     what cannot be true, and where suite versions, prompts or settings differ; with `mix` the latter becomes a note,
     with `by_prompt` prompts may differ. `check` simulates every record first.
     """
-    paths = [Path(folder) for folder in folders]
+    paths = [Path(folder) for folder in ([folders] if isinstance(folders, (Path, str)) else folders)]
     notes: list[str] = []
     plays: dict[tuple[str, ...], Series] = {}
     versions: set[int] = set()
@@ -161,17 +161,19 @@ def load(
     for play in plays.values():
         foreign = keep_counted_prefix(play)
         if foreign:
-            warning = f"{foreign} episodes of {play.agent} in {play.scenario} have seeds that belong to no suite"
+            warning = (
+                f"the seeds of {counted(foreign, 'episode')} of {play.agent} in {play.scenario} belong to no suite"
+            )
             if versions == {SUITE_VERSION} and not mix:
                 raise RecordError(f"{warning}: nothing says how they were chosen", fix="leave them out, or say --mix")
             notes.append(f"{warning}: nothing says how they were chosen.")
     notes += _silent(paths, agents, scenarios, seen)
     if duels:
-        notes.append(f"{duels} episodes of several players are left out: the table is of single ones.")
+        notes.append(f"left out: {counted(duels, 'episode')} of several players; the table is of single ones.")
         if not plays:
             raise RecordError(f"nothing to compare: {notes[-1]}")
     if twice:
-        notes.append(f"{twice} episodes were played more than once: the first result counts.")
+        notes.append(f"{counted(twice, 'episode', 'was', 'were')} played more than once: the first result counts.")
     for difference in map(printable, _differences(list(plays.values()), versions, by_prompt=by_prompt)):
         if not mix:
             raise RecordError(f"these results do not mix: {difference}", fix="compare them apart, or say --mix")
@@ -201,7 +203,8 @@ def _silent(
                 if wanted and covered and (spec, scenario) not in seen:
                     record = own / f"{folder_name(scenario)}.jsonl"
                     gone = "" if record.is_file() else ", and there is no record of it"
-                    yield f"{printable(spec)} has ended none of {episodes} episodes of {printable(scenario)}{gone}"
+                    none = f"none of {counted(episodes, 'episode')} of {printable(scenario)}{gone}"
+                    yield f"{printable(spec)} has ended {none}"
 
 
 def keep_counted_prefix(play: Series) -> int:
@@ -267,7 +270,7 @@ def _recorded(folders: Sequence[Path], check: bool, notes: list[str]) -> Iterato
         if run is not None:
             check_names(run)
         if not check and (gone := taken_out(file)):
-            notes.append(f"{file.name} of {file.parent.name}: {gone} lines were removed after they had been written")
+            notes.append(f"{file.name} of {file.parent.name}: {removed(gone)}")
         if check and (verified := verify(file)).remarks:
             notes.append(f"{file.name} of {file.parent.name}: {'; '.join(verified.remarks)}")
         for line, episode in enumerate(read_episodes(file), start=1):

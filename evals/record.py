@@ -10,7 +10,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self
@@ -67,6 +67,12 @@ def holds_episodes(out: Path) -> bool:
 def seeds_of(episode: Episode) -> EpisodeSeeds:
     """An episode's identity within its scenario."""
     return EpisodeSeeds(episode.start_seed, episode.chance_seed, episode.sampling_seed)
+
+
+def failure_of(episode: Episode) -> str:
+    """How an episode failed, in words; where its game's own code did, with the command that looks for faults."""
+    look = f" (msgrpo games check {shlex.quote(episode.scenario)} looks for faults)"
+    return f"{episode.error}: {episode.error_message}{look if episode.error == GAME_FAULT else ''}"
 
 
 def as_recorded(settings: dict[str, Any]) -> dict[str, Any]:
@@ -296,8 +302,8 @@ def taken_out(file: Path) -> int:
     file = file.resolve()
     for folder in list(file.parents)[:2]:
         if run := read_run(folder):
-            name = file.relative_to(folder).as_posix()
-            with file.open("rb") as lines:
+            name, there = file.relative_to(folder).as_posix(), 0
+            with suppress(OSError), file.open("rb") as lines:  # whoever reads it says why it cannot be read
                 there = sum(bool(line.strip()) for line in lines)
             return run.removed.get(name, 0) + max(run.lines.get(name, 0) - there, 0)
     return 0

@@ -165,7 +165,7 @@ def _add_spread(row: Row, play: Series) -> None:
     if not groups:
         return
     row.spread_within = fmean(pvariance(group) for group in groups) ** 0.5
-    row.spread_between = pstdev([fmean(group) for group in groups])
+    row.spread_between = pstdev([fmean(group) for group in groups]) if len(groups) > 1 else None
     if row.success_rate is not None:
         row.pass_at_k = fmean(max(group) for group in groups)
         row.pass_hat_k = fmean(min(group) for group in groups)

@@ -19,7 +19,16 @@ from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
-from msgrpo.evals.record import Command, Record, Run, changing_run, check_names, folder_name, holds_episodes
+from msgrpo.evals.record import (
+    Command,
+    Record,
+    Run,
+    changing_run,
+    check_names,
+    failure_of,
+    folder_name,
+    holds_episodes,
+)
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, check_scenario, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
@@ -454,8 +463,7 @@ def _stop_if_hopeless(agent: Agent, counts: Sequence[int], episode: Episode, max
     most = max(FEWEST_FAILURES, FAILURE_SHARE * ended) if max_failures is None else max_failures
     if episode.error is not None and failed > most:
         raise EndpointError(
-            f"{agent.spec}: {failed} of {ended} episodes failed, the last with {episode.error}: "
-            f"{episode.error_message}",
+            f"{agent.spec}: {failed} of {ended} episodes failed, the last with {failure_of(episode)}",
             kind="too_many_failures",
             fatal=True,
             fix="see what is wrong with the endpoint or the game, then start the same command again: finished "

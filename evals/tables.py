@@ -18,7 +18,7 @@ from msgrpo.evals.rows import Pair, Retelling, Row
 from msgrpo.games.retold import SIGN
 from msgrpo.output import beginning
 from msgrpo.prompt import PromptTemplate
-from msgrpo.text import interval_text
+from msgrpo.text import counted, interval_text
 
 SCORES = ("agent", "n", "return", "success", "of optimum", "steps")
 OVERALL = ("rank", "agent", "score", "95 % interval", "scenarios")
@@ -166,7 +166,8 @@ def card(board: Leaderboard) -> str:
 
 
 def _boards(row: Row) -> str:
-    return f"{row.scenario}: {row.episodes} episodes on {row.boards} different boards."
+    held = counted(row.boards, "board") if row.boards == 1 else f"{row.boards} different boards"
+    return f"{row.scenario}: {counted(row.episodes, 'episode')} on {held}."
 
 
 def _listed(sentences: Sequence[str]) -> str:

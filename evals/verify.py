@@ -26,9 +26,15 @@ from msgrpo.limits import games_code
 from msgrpo.prompt import PromptTemplate, recorded_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.specs import imitates, is_language_model
+from msgrpo.text import counted
 
 # The players whose every move follows from the game and the seeds: verifying plays them again.
 COMPUTED: dict[str, RandomAgent | OptimalAgent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
+
+
+def removed(lines: int) -> str:
+    """In words."""
+    return f"{counted(lines, 'line', 'was', 'were')} removed after being written"
 
 
 @dataclass
@@ -59,7 +65,9 @@ class Verified:
         if not self.episodes:
             return "; ".join(["no episode has ended yet", *self.remarks])
         again = f" ({self.computed} moves of random and optimal were played again)" if self.computed else ""
-        return "; ".join([f"{self.episodes} episodes replay to what they say{again}", *self.remarks])
+        return "; ".join(
+            [f"{counted(self.episodes, 'episode', 'replays', 'replay')} as recorded{again}", *self.remarks]
+        )
 
     @property
     def remarks(self) -> list[str]:
@@ -70,21 +78,21 @@ class Verified:
         if self.misjudged:
             parts.append(f"REGRETS: those of {self.misjudged} are not what the judge says now")
         if self.failed:
-            parts.append(f"{self.failed} have no result, because the endpoint or the game failed")
+            parts.append(f"{self.failed} of them without a result, because the endpoint or the game failed")
         if self.outdated:
-            parts.append(f"{self.outdated} were played by the reference of another version and were not played again")
+            parts.append(f"played by the reference of another version, and not played again: {self.outdated}")
         if self.foreign:
             parts.append(f"the seeds of {self.foreign} belong to no suite, so nothing says how they were chosen")
         if self.twice:
-            parts.append(f"TWICE: {self.twice} lines repeat an episode")
+            parts.append(f"TWICE: {counted(self.twice, 'line', 'repeats', 'repeat')} an episode")
         if self.taken_out:
-            parts.append(f"TAKEN OUT: {self.taken_out} lines were removed after they had been written")
+            parts.append(f"TAKEN OUT: {removed(self.taken_out)}")
         if self.starts:
-            parts.append(f"INCOMPLETE: {self.starts} starts of the match have one seat only")
+            parts.append(f"INCOMPLETE: {counted(self.starts, 'start')} of the match with one seat only")
         for scenario, count in self.missing.items():
-            parts.append(f"INCOMPLETE: {count} earlier episodes of the suite's {scenario} are missing")
+            parts.append(f"INCOMPLETE: missing: {counted(count, 'earlier episode')} of the suite's {scenario}")
         for scenario, count in self.unplayed.items():
-            parts.append(f"INCOMPLETE: {count} episodes of {scenario} were asked for and are not there")
+            parts.append(f"INCOMPLETE: {counted(count, 'episode')} of {scenario} asked for and not there")
         return parts
 
 
@@ -160,7 +168,7 @@ def without_record(folder: Path) -> Iterator[str]:
             for scenario, episodes in scenarios.items():
                 record = file.parent / folder_name(spec) / f"{folder_name(scenario)}.jsonl"
                 if episodes and not (record.is_file() and record.stat().st_size):
-                    yield f"{record}: INCOMPLETE: {episodes} episodes of {scenario} by {spec} are missing"
+                    yield f"{record}: INCOMPLETE: missing: {counted(episodes, 'episode')} of {scenario} by {spec}"
 
 
 def _template(episode: Episode, player: str) -> PromptTemplate | None:
@@ -306,7 +314,9 @@ class Asked:
         if self.other_chat is not None:
             told = shlex.quote(json.dumps(self.other_chat))
             why += f"; recorded with other arguments of the chat template: --chat {told} asks so"
-        return f"asked again, the agent chose the recorded action in {self.agree} of {self.turns} turns{why}"
+        return (
+            f"asked again, the agent chose the recorded action in {self.agree} of {counted(self.turns, 'turn')}{why}"
+        )
 
 
 def _chat(settings: Mapping[str, Any]) -> Any:

@@ -55,9 +55,10 @@ Clean = Annotated[str, AfterValidator(printable)]  # a field of what may come fr
 CleanData = Annotated[dict[str, Any], AfterValidator(printable_data)]  # the same, of nested data
 
 
-def counted(number: int, what: str) -> str:
-    """`1 update`, `2 updates`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def counted(number: int, what: str, one: str = "", many: str = "") -> str:
+    """`1 update`, `2 updates`; with a verb of each kind, `1 update has`, `2 updates have`."""
+    verb = one if number == 1 else many
+    return f"{number} {what}{'' if number == 1 else 's'}{verb and f' {verb}'}"
 
 
 def duration(seconds: float) -> str:

@@ -274,7 +274,7 @@ def test_verifying_a_folder_misses_the_record_that_is_not_there(what: str, tmp_p
     record = tmp_path / "random" / "frozen-lake.jsonl"
     record.unlink() if what == "removed" else record.write_text("")
     told = cli("verify", str(tmp_path))
-    assert (told.exit_code, "INCOMPLETE: 8 episodes of frozen-lake by random" in told.stdout) == (1, True)
+    assert (told.exit_code, "INCOMPLETE: missing: 8 episodes of frozen-lake by random" in told.stdout) == (1, True)
 
 
 def test_asking_again_asks_whom_a_person_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,8 +628,12 @@ def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_ma
     assert re.search(
         r"have no result.*ZeroDivisionError: seldom \(.*test_evals_honest.py:\d+\)", " ".join(board.notes)
     )
-    with pytest.raises(EndpointError, match=r"ZeroDivisionError: always \(.*test_evals_honest.py:"):
+    said = r"ZeroDivisionError: always \(.*test_evals_honest.py:.*\(msgrpo games check errand looks for faults\)"
+    with pytest.raises(EndpointError, match=said):
         played(tmp_path / "b", RandomAgent(), scenario=errand(Always), episodes=40)
+    played(tmp_path / "c", RandomAgent(), scenario=errand(Always), episodes=4)
+    with pytest.raises(RecordError, match=r"\(msgrpo games check errand looks"):
+        command.merge([tmp_path / "c"], None)
 
 
 async def test_a_game_without_an_end_is_no_result() -> None:

@@ -151,7 +151,7 @@ def test_results_of_different_days_merge_and_doubles_count_once(tmp_path: Path) 
     write(tmp_path / "y", [episode(1, True), episode(2, True)])
     plays, notes = load([tmp_path / "x", tmp_path / "y"])
     assert [e.success for e in plays[0].finished.values()] == [True, False, True]
-    assert "1 episodes were played more than once" in notes[0]
+    assert "1 episode was played more than once" in notes[0]
 
 
 def test_a_folder_without_records(tmp_path: Path) -> None:
@@ -239,11 +239,11 @@ def test_leaderboard_leaves_duels_out_and_says_so(evaluated: Path, tmp_path: Pat
     played = tmp_path / "plays"
     played.mkdir()
     (played / "human.jsonl").write_text(duel.model_dump_json() + "\n")
-    with pytest.raises(RecordError, match="nothing to compare: 1 episodes of several players"):
+    with pytest.raises(RecordError, match="nothing to compare: left out: 1 episode of several players"):
         load([played])
     plays, notes = load([evaluated])  # the same folder, and what lies below it
     assert len(plays) == 4
-    assert notes == ["1 episodes of several players are left out: the table is of single ones."]
+    assert notes == ["left out: 1 episode of several players; the table is of single ones."]
 
 
 def test_a_folder_above_finds_versions_prices_and_no_training_files(evaluated: Path, tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_verify_says_which_prompts_it_cannot_check(tmp_path: Path, evaluated: Pa
     assert verify(tmp_path / "r.jsonl").unchecked_prompts == 1
     told = invoked("verify", str(tmp_path))
     assert "could not be checked" in told.stdout
-    assert (told.exit_code, "1 episodes of frozen-lake were asked for" in told.stdout) == (1, True)
+    assert (told.exit_code, "1 episode of frozen-lake asked for and not there" in told.stdout) == (1, True)
     other.turns[0].answer = "<action>none</action>"
     assert "now None" in str(first_difference(other))
 
@@ -449,7 +449,7 @@ def test_only_the_keep_counted_prefix_of_the_suite_counts(tmp_path: Path) -> Non
     assert (row.episodes, row.asked, row.left_out, row.successes) == (3, 8, 2, 2)
     assert "5 episodes have ended, and the first 3 of the suite count" in board.notes[0]
     assert tables.cells(row)[1] == "3 of 8"
-    assert any("1 starts were interrupted" in note for note in board.notes)
+    assert any("1 start was interrupted" in note for note in board.notes)
 
 
 def test_what_is_left_out_is_paid_for_and_what_has_a_result_is_not_unfinished(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_an_interruption_is_told_once_for_all_scenarios(tmp_path: Path) -> None:
     write(out / "b", [episode(0, True, scenario="frozen-lake-slippery")])
     board = command.merge([out], None)
     assert len(board.rows) == 2
-    assert sum("were interrupted" in note for note in board.notes) == 1
+    assert sum("interrupted; tokens" in note for note in board.notes) == 1
 
 
 def test_chosen_episodes_are_no_result(tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path:
     assert verify(tmp_path / "gaps" / "r.jsonl").missing == ({SCENARIO: gaps} if gaps else {})
     lost = third.model_copy(update={"error": "server_error", "turns": [], "outcome": Outcome.PLAYING})
     write(tmp_path / "lost", [lost])
-    assert "1 have no result" in verify(tmp_path / "lost" / "r.jsonl").summary
+    assert "1 of them without a result" in verify(tmp_path / "lost" / "r.jsonl").summary
     write(
         tmp_path.parent / f"{tmp_path.name}-own",
         [third.model_copy(update={"sampling_seed": 5, "agents": {"player": "a"}})],

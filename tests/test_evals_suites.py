@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from msgrpo.errors import UsageError
+from msgrpo.errors import RecordError, UsageError
+from msgrpo.evals.leaderboard import build
+from msgrpo.evals.plays import load
 from msgrpo.evals.ranking import ranking
-from msgrpo.evals.suites import PAPER, SUITE_VERSION, HeldOut, episode_seeds, suite
+from msgrpo.evals.run import evaluate
+from msgrpo.evals.suites import PAPER, SUITE_VERSION, EpisodeSeeds, HeldOut, episode_seeds, suite
+from msgrpo.evals.tables import card
+from msgrpo.evals.verify import verify
 from msgrpo.game import split_of
-from msgrpo.games import get_scenario
+from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.references import RandomAgent
 from tests.test_evals_reach import outcomes
 
 
@@ -64,3 +73,39 @@ def test_there_is_no_overall_score_where_few_starts_decide_that_there_is_a_way()
             plays.append(play)
     assert len(ranking(plays[:3])[0]) == 3
     assert ranking(plays) == ([], ["no overall score: whether optimal is better than random hangs on few starts"])
+
+
+def test_one_is_one_in_what_is_said(tmp_path: Path) -> None:
+    """It said "the 20 starts hold 1 different boards", "1 episodes replay", "1 lines were removed"."""
+    lake = get_scenario("frozen-lake-4x4")
+    asyncio.run(evaluate([RandomAgent()], [lake], 2, tmp_path))
+    plays, notes = load([tmp_path])
+    assert "frozen-lake-4x4: 2 episodes on 1 board." in card(build(plays, notes))
+    (file,) = tmp_path.rglob("*.jsonl")
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    said = verify(file).summary
+    assert said.startswith("1 episode replays as recorded")
+    assert "TAKEN OUT: 1 line was removed" in said
+    alike, finished = replace(lake, one_start=False), plays[0].finished
+    finished |= {EpisodeSeeds(start, 0, 0): next(iter(finished.values())) for start in (1, 2)}
+    with pytest.MonkeyPatch.context() as known:
+        known.setitem(SCENARIOS, lake.id, alike)
+        assert any("starts hold 1 board; the others are repeats" in note for note in build(plays).notes)
+
+
+def test_a_folder_may_be_given_alone_and_a_record_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Each letter of its name was taken for a folder; a missing record beside a run.json was an error of Python."""
+    asyncio.run(evaluate([RandomAgent()], [get_scenario("frozen-lake")], 2, tmp_path, repeats=2))
+    for folder in (tmp_path, str(tmp_path), [tmp_path]):
+        (play,), _ = load(folder)
+        assert len(play.finished) == 4
+    with pytest.raises(RecordError, match=r"gone\.jsonl cannot be read"):
+        verify(tmp_path / "random" / "gone.jsonl")
+
+
+def test_the_starts_of_a_single_one_have_no_spread(tmp_path: Path) -> None:
+    """It stood as 0.000, as if all starts were equally hard."""
+    asyncio.run(evaluate([RandomAgent()], [get_scenario("frozen-lake")], 1, tmp_path, repeats=3))
+    (row,) = build(*load(tmp_path)).rows
+    assert row.spread_within is not None
+    assert row.spread_between is None
