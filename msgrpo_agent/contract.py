@@ -21,7 +21,7 @@ from typing import get_args
 import numpy as np
 
 from msgrpo.episode import observation_of
-from msgrpo.errors import GameError, GameFaultError, TookTooLongError, where_raised
+from msgrpo.errors import LONGEST_FAULT, GameError, GameFaultError, TookTooLongError, UsageError, where_raised
 from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, stream
 from msgrpo.judge import judgement_of
 from msgrpo.limits import GAME_S, is_interrupt, within
@@ -102,7 +102,7 @@ class _BrokenError(Exception):
     """A rule does not hold."""
 
     def __init__(self, rule: str, what: str) -> None:
-        super().__init__(printable(what))
+        super().__init__(printable(what if len(what) <= LONGEST_FAULT else f"{what[:LONGEST_FAULT]}…"))
         self.rule = rule
 
 
@@ -125,6 +125,8 @@ def examine(
     `name` is what another process finds the scenario by; without it nothing is said of processes. What breaks one
     rule often makes others meaningless, so a rule is reported as held only where it was seen to be.
     """
+    if plays < 1:
+        raise UsageError(f"plays is {plays!r}: without a game nothing is seen to hold", fix="give at least 1")
     broken: dict[str, str] = {}
     times, searches = [], _Searches()
     for play in range(plays):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 LONGEST_REASON = 500  # characters of what somebody's exception says
+LONGEST_FAULT = 2000  # characters of what is said of a game's fault, which each record of its episodes holds
 # How a RuntimeError says that memory is missing: the CPU's allocator, CUDA's, and libraries with one of their own.
 NO_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -50,7 +51,7 @@ class GameFaultError(GameError):
     """
 
     def __init__(self, message: str, *, rule: str = "runs", fatal: bool = False, fix: str | None = None) -> None:
-        super().__init__(message, fix=fix)
+        super().__init__(message if len(message) <= LONGEST_FAULT else f"{message[:LONGEST_FAULT]}…", fix=fix)
         self.rule = rule
         self.fatal = fatal
 

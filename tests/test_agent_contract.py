@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from msgrpo.contract import RULES, check_game, examine
-from msgrpo.errors import GameError, UsageError
+from msgrpo.errors import GameError, GameFaultError, UsageError
 from msgrpo.game import SPLITS, Board, Game, Judgement, Outcome, Scenario, stream
 from msgrpo.games import SCENARIOS
 
@@ -450,3 +450,25 @@ def test_values_of_a_scenario_are_those_of_its_games(id: str) -> None:
 def test_an_unknown_split_is_named() -> None:
     with pytest.raises(UsageError, match="no split is named 'eval'"):
         SCENARIOS["snake"].starts("eval")  # type: ignore[arg-type]
+
+
+def test_without_a_game_no_rule_is_said_to_hold() -> None:
+    """All of them did, of a game that nobody had played."""
+    with pytest.raises(UsageError, match="plays is 0"):
+        check_game(scenario(Walk), plays=0)
+
+
+def test_what_is_said_of_a_fault_is_short() -> None:
+    """A game whose legal moves are a megabyte of text wrote that megabyte into each record, and into the table."""
+
+    class Wordy(Walk):
+        @property
+        def to_move(self) -> tuple[str, ...]:
+            return ("x" * 10**6,)
+
+    long = scenario(Wordy)
+    assert all(len(finding.breach or "") < 2100 for finding in examine(long, plays=1).findings)
+    with pytest.raises(GameError) as caught:
+        check_game(long, plays=1)
+    assert len(caught.value.message) < 2200
+    assert len(GameFaultError("y" * 10**6).message) < 2100
