@@ -281,6 +281,9 @@ def test_equal_seeds_of_two_arms_differ_by_nothing_and_budgets_are_the_smallest(
     assert "2 seeds an arm" in markdown(report)
     early = reported(study | {"seeds": 8}, values, {"a": [short, short], "b": [long, long]})
     assert "2 of 8 seeds an arm" in markdown(early)
+    one = {arm: of_arm[:1] for arm, of_arm in values.items()}
+    alone = reported(study | {"seeds": 1}, one, {"a": [short], "b": [long]})
+    assert "1 seed an arm, 3 test starts" in markdown(alone)
 
 
 def test_a_study_of_a_game_of_two_is_tested_in_matches(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from msgrpo.errors import RunError
 from msgrpo.evals.stats import FEW_SEEDS, crossed_interval, seeds_alike
 from msgrpo.files import replace_bytes
 from msgrpo.run_log import METRICS, read_rows
-from msgrpo.text import interval_text
+from msgrpo.text import counted, interval_text
 
 Curve = Mapping[str, list[float]]
 
@@ -123,11 +123,11 @@ def lines(report: Mapping[str, Any]) -> list[list[str]]:
 def caption(report: Mapping[str, Any]) -> str:
     study, budget, first = report["study"], report["budget"], report["arms"][report["first"]]
     done = len(first["by_seed"])
-    seeds = study["seeds"] if done == study["seeds"] else f"{done} of {study['seeds']}"
+    seeds = ("" if done == study["seeds"] else f"{done} of ") + counted(study["seeds"], "seed")
     updates = {tuple(curve["updates"]) for arm in report["arms"].values() for curve in arm["curves"]}
     after = f" (after {', '.join(f'{step:.0f}' for step in updates.pop())} updates)" if len(updates) == 1 else ""
     return (
-        f"{study['scenario']}, {seeds} seeds an arm, {study['test_episodes']} test starts; 95 % intervals "
+        f"{study['scenario']}, {seeds} an arm, {counted(study['test_episodes'], 'test start')}; 95 % intervals "
         f"{behind(done)}. *Alike: p*: how often seeds of one quality would be as far apart (permutation within the "
         "starts). "
         f"At {budget['answers']:,.0f} answers and at {budget['seconds']:,.0f} seconds: the mean on the validation "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgrpo.episode import Episode
 from msgrpo.run_log import own_seats
+from msgrpo.text import counted
 from msgrpo.train.information import state_information
 from msgrpo.train.rollouts import Rollouts, entropy, own_turns
 
@@ -13,7 +14,8 @@ from msgrpo.train.rollouts import Rollouts, entropy, own_turns
 def left_out(episodes: Sequence[Episode]) -> str:
     """How many episodes the game's own faults have cost, and the last of them."""
     last = episodes[-1]
-    return f"{len(episodes)} episodes without a result are left out; the last: {last.error}: {last.error_message}"
+    left = counted(len(episodes), "episode")
+    return f"left out: {left} without a result; the last: {last.error}: {last.error_message}"
 
 
 def describe(rollouts: Rollouts) -> dict[str, float]:

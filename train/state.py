@@ -12,6 +12,7 @@ import torch
 
 from msgrpo.errors import RunError, UsageError
 from msgrpo.models.lora import ADAPTER_WEIGHTS
+from msgrpo.text import counted
 from msgrpo.train import checkpoint
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
@@ -148,7 +149,7 @@ def restore(out: Path, config: TrainConfig, weights: Weights, report: Reporter, 
     weights.memory = state.memory
     if progress.step > config.steps:
         raise UsageError(
-            f"--out {out} has {progress.step} updates already, more than the {config.steps} asked for",
+            f"--out {out} has {counted(progress.step, 'update')} already, more than the {config.steps} asked for",
             fix=f"--steps {progress.step}, or more",
         )
     try:
