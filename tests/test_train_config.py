@@ -60,6 +60,31 @@ def test_what_a_person_mistyped_is_told_before_torch_is_loaded(command: list[str
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["lab", "{study}", "--out", "{out}"], "msgrpo lab"),
+        (["train", "--backend", "tinker", "--base", "org/model", "--dry-run"], "msgrpo train --dry-run"),
+    ],
+)
+def test_a_command_that_needs_torch_says_so_where_it_is_not_installed(
+    command: list[str], named: str, tmp_path: Path
+) -> None:
+    """Since the settings were checked before torch is loaded, its want was a traceback."""
+    study, out = tmp_path / "study.toml", tmp_path / "out"
+    study.write_text('question = "?"\nscenario = "frozen-lake"\nseeds = 1\n[arms.a]\nsteps = 3\n')
+    command = [part.format(study=study, out=out) for part in command]
+    program = (
+        f"import sys; sys.modules['torch'] = None; sys.argv = ['msgrpo', *{command}]\n"
+        "from msgrpo import cli\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{named} needs packages that are not installed" in " ".join(done.stderr.split())
+    assert not out.exists()
+
+
 def test_later_ones_win(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     file.write_text(json.dumps({"seed": 1, "group_size": 30, "select": "aaw(keep=3)"}))

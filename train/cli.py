@@ -104,14 +104,15 @@ def lab(
     as_json: Json = False,
 ) -> None:
     """Run a study: every arm with every seed, then a table, curves, paired comparisons. The same command goes on."""
-    with needs("msgrpo lab", "train"):
-        from msgrpo.train import lab as laboratory
-        from msgrpo.train import lab_report
     from rich.table import Table
     from rich.text import Text
 
     options = [*(("--out", str(out_dir)) if out_dir else ()), *(("--workers", str(workers)) if workers != 2 else ())]
-    planned = laboratory.load_study(study, [*options, *(("--json",) if as_json else ())])
+    with needs("msgrpo lab", "train"):  # some choices load torch
+        from msgrpo.train import lab as laboratory
+        from msgrpo.train import lab_report
+
+        planned = laboratory.load_study(study, [*options, *(("--json",) if as_json else ())])
     folder = out_dir or Path("runs/lab") / study.stem
     with _going_on():
         report = laboratory.run(planned, folder, workers, say if not as_json else _silent)

@@ -145,9 +145,10 @@ def _show_settings(config: TrainConfig, as_json: bool) -> None:
 
 def _show_cost(config: TrainConfig, as_json: bool) -> None:
     """`--dry-run`: tokens, turns and dollars of a run at a service. Nothing is sent."""
-    from msgrpo.models.loading import local_tokenizer
-    from msgrpo.train.tinker.cost import price_of
-    from msgrpo.train.tinker.estimate import estimate, lines
+    with needs("msgrpo train --dry-run", "train"):
+        from msgrpo.models.loading import local_tokenizer
+        from msgrpo.train.tinker.cost import price_of
+        from msgrpo.train.tinker.estimate import estimate, lines
 
     if config.service is None:
         raise UsageError(

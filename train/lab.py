@@ -43,6 +43,7 @@ from msgrpo.episode import read_episodes
 from msgrpo.errors import RunError, UsageError, first_fault, nearest
 from msgrpo.evals.match import points_of
 from msgrpo.evals.suites import SUITE_VERSION
+from msgrpo.extras import needs
 from msgrpo.files import open_lock, read_regular, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.run_log import SUMMARY
@@ -192,8 +193,9 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
 
     Raises UsageError, before anything runs, for an arm that could not start and for a folder with another study.
     """
-    from msgrpo.train.ranks import ALONE
-    from msgrpo.train.rollouts import Players
+    with needs("msgrpo lab", "train"):
+        from msgrpo.train.ranks import ALONE
+        from msgrpo.train.rollouts import Players
 
     if workers < 1:
         raise UsageError(f"workers is {workers}", fix="1 or more runs at a time")
