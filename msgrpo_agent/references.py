@@ -15,16 +15,22 @@ from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import asked_of, games_code, passing_faults
 
 
-def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
-    """The best actions that the scenario's reference player knows, who sees a copy of the state.
-
-    Raises UsageError where it has none, GameFaultError where it fails, or gives what is not legal there.
-    """
+def check_reference(scenario: Scenario) -> None:
+    """Raises UsageError for a scenario without a reference player."""
     if scenario.reference is None:
         raise UsageError(
             f"{scenario.id} has no reference player, so nothing is known to be optimal there",
             fix="play it with another agent, or give its Scenario a reference=function(game, player)",
         )
+
+
+def best_actions(scenario: Scenario, game: Game, player: str) -> Sequence[str]:
+    """The best actions that the scenario's reference player knows, who sees a copy of the state.
+
+    Raises UsageError where it has none, GameFaultError where it fails, or gives what is not legal there.
+    """
+    check_reference(scenario)
+    assert scenario.reference is not None
     with games_code(scenario.id):
         with asked_of("reference"):
             actions = scenario.reference(game.copy(), player)

@@ -254,6 +254,31 @@ def test_wrong_names_are_refused_with_a_hint(arguments: tuple[str, ...]) -> None
     assert "did you mean" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("game", "agent", "says"),
+    [
+        ("spiel:leduc_poker(players=3)", "random", "has 3 players; the app seats two"),
+        ("spiel:leduc_poker", "optimal", "has no reference player"),
+        ("fails.py:scenario", "random", "no start today"),
+    ],
+)
+def test_a_game_that_cannot_begin_is_an_error_before_the_screen_is_taken(
+    game: str, agent: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The screen stayed empty, and a message that went after five seconds said why."""
+    pytest.importorskip("pyspiel")
+    monkeypatch.chdir(tmp_path)
+    Path("fails.py").write_text(
+        "from msgrpo.game import Scenario\n"
+        "def make(start, chance):\n    raise ValueError('no start today')\n"
+        "scenario = Scenario('f', 'f', 'Play.', 4, 'mine', make)\n"
+    )
+    monkeypatch.setattr("msgrpo.tui.launch.has_screen", lambda: True)
+    monkeypatch.setattr("msgrpo.tui.app.PlayApp.run", lambda app, **how: pytest.fail("the screen was taken"))
+    with pytest.raises(MsgrpoError, match=says):
+        run(game, "--agent", agent)
+
+
 def test_an_adapter_of_nano_is_not_loaded_before_the_screen_is_taken() -> None:
     """torch takes ten seconds, in which the terminal would be empty."""
 

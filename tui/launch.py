@@ -27,11 +27,11 @@ from msgrpo.models.lora import read_adapter_config
 from msgrpo.specs import shipped
 from msgrpo.text import interval_text
 from msgrpo.tui import film
-from msgrpo.tui.agents import HUMAN, Resolve
+from msgrpo.tui.agents import HUMAN, Resolve, Table
 from msgrpo.tui.choices import memory_file, missing_extra
 from msgrpo.tui.film import Film
 from msgrpo.tui.learning import SIGNS, Learning, sign
-from msgrpo.tui.match import usual
+from msgrpo.tui.match import new_match, usual
 from msgrpo.tui.records import EVERYBODY, FILTERS, Records
 from msgrpo.tui.scenes import scale_of, scene_sign, scenes_mean
 from msgrpo.tui.series import Series
@@ -150,6 +150,8 @@ def start(
     from msgrpo.tui.keys import read_keys
 
     check_specs(resolve, plays_on, *((wanted.agent, wanted.against) if wanted is not None else ()))
+    if wanted is not None:  # a game that cannot begin is an error before the screen is taken
+        new_match(wanted, Table(resolve).seat)
     alone = records is not None and (records.chosen or len(records.episodes) == 1)
     if records is not None and alone:  # one that does not replay is an error before the screen is taken
         Session.replay(records.episode)

@@ -10,6 +10,7 @@ from msgrpo.errors import UsageError
 from msgrpo.game import Scenario
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.retold import SIGN
+from msgrpo.references import check_reference
 from msgrpo.tui.agents import ARROWS, WASD, EmptySeat, HumanAgent
 from msgrpo.tui.session import Session, Setup
 
@@ -132,12 +133,14 @@ def opponent(setup: Setup) -> str:
 def new_match(setup: Setup, seat: Callable[[str, float], Agent]) -> Match:
     """The boards of a setup: a duel shares one, two agents of a one-player game get one each.
 
-    `seat` makes the agent of a name and a temperature.
+    `seat` makes the agent of a name and a temperature. Raises MsgrpoError where the game cannot begin so.
     """
     scenario = get_scenario(setup.scenario)
     players = scenario.players
     if len(players) > 2:
         raise UsageError(f"{scenario.id} has {len(players)} players; the app seats two")
+    if "optimal" in (setup.agent, setup.against):
+        check_reference(scenario)
     if len(players) == 1:
         specs = [setup.agent] if setup.against is None else [setup.agent, setup.against]
         agents = [seat(spec, setup.temperature) for spec in specs]
