@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 
 from msgrpo import __version__
 from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
-from msgrpo.extras import needs
 from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, err, out, print_json, say, say_error
 from msgrpo.signals import end_with_threads
@@ -226,8 +225,7 @@ def export(
     if to not in (*of_runs, *interchange.TOOLS):
         raise UsageError(f"nothing is exported to {to!r}", fix=nearest(to, (*of_runs, *interchange.TOOLS)))
     if to in of_runs:
-        with needs(f"--to {to}", "train"):
-            from msgrpo.models.export import export_run
+        from msgrpo.models.export import export_run
 
         if len(folders) > 1:
             raise UsageError(f"--to {to} takes one run, and {len(folders)} folders were given")

@@ -41,6 +41,8 @@ ADAPTERS = shipped_adapters()
         (["train", "--config", "{study}"], "is not JSON"),
         (["teach", "frozen-lak", "--out", "{out}"], "frozen-lake"),
         (["lab", "{study}"], "stepz"),
+        (["export", "{out}", "--to", "merged", "--out", "{out}"], "is no complete adapter"),
+        (["export", "{out}", "--to", "gguf", "--out", "{out}", "--dtype", "q9"], "'q9' is no way to write"),
     ],
 )
 def test_what_a_person_mistyped_is_told_before_torch_is_loaded(command: list[str], said: str, tmp_path: Path) -> None:

@@ -12,16 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
 from msgrpo.extras import needs
 from msgrpo.files import replace_text, replacing_folder
 from msgrpo.models.asked import TAUGHT, trained_as
 from msgrpo.models.card import card, shown_base, shown_setting
-from msgrpo.models.loading import teacher_of
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
-from msgrpo.models.merged import Adapter, merged, write_merged
 from msgrpo.prompt import Asked
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
@@ -44,8 +40,8 @@ class Order:
 def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[str]:
     """Write the files and return what a person should know, the next command last.
 
-    Raises UsageError for a folder that holds something, ModelError for a run without an adapter or what cannot be
-    written in that form.
+    What is asked for is checked before torch is loaded. Raises UsageError for a folder that holds something,
+    ModelError for a run without an adapter or what cannot be written in that form.
     """
     if dtype is not None and dtype not in DTYPES[to]:
         known = ", ".join(DTYPES[to]) or "none: the adapter is copied as it is"
@@ -54,6 +50,9 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         raise UsageError(f"--out {out} is there already", fix="choose another --out")
     read_adapter_config(run)
     asked = trained_as(run)
+    with needs(f"--to {to}", "train"):
+        from msgrpo.models.loading import teacher_of
+        from msgrpo.models.merged import Adapter
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(out) as part:
@@ -80,8 +79,12 @@ def _asked(asked: Asked) -> list[str]:
 
 
 def _merged(order: Order) -> list[str]:
-    dtype = getattr(torch, order.dtype) if order.dtype else None
-    chosen, lost = write_merged(order.run, order.folder, dtype)
+    from torch import bfloat16, float16, float32
+
+    from msgrpo.models.merged import write_merged
+
+    dtypes = {None: None, "bfloat16": bfloat16, "float16": float16, "float32": float32}
+    chosen, lost = write_merged(order.run, order.folder, dtypes[order.dtype])
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
     rounded = []
     if lost is not None:
@@ -95,6 +98,7 @@ def _merged(order: Order) -> list[str]:
 def _gguf(order: Order) -> list[str]:
     with needs("--to gguf", "gguf"):
         from msgrpo.models.gguf_writer import write_gguf, write_gguf_adapter
+    from msgrpo.models.merged import merged
 
     model, tokenizer, adapter = merged(order.run)
     if not adapter.whole:
