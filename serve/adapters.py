@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from msgrpo.errors import ModelError, RunError
+from msgrpo.errors import LONGEST_REASON, ModelError, RunError
 from msgrpo.files import is_folder, is_part, read_regular, replacing_folder
 from msgrpo.models.headers import Shapes, tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of, by_layer, read_adapter_config
@@ -135,7 +135,8 @@ def _describe(folder: Path) -> TrainedAdapter:
             check_fits(adapter, Path(base_path(base)))
     except ModelError as error:
         problem = error.message
-    return TrainedAdapter(folder.resolve().name, str(folder), base, _scenario(folder), _result(folder), problem)
+    said = [text and text[:LONGEST_REASON] for text in (base, _scenario(folder), _result(folder), problem)]
+    return TrainedAdapter(folder.resolve().name, str(folder), *said)
 
 
 def _scenario(run: Path) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo.errors import ModelError
+from msgrpo.errors import LONGEST_REASON, ModelError
 from msgrpo.models.headers import tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO_DIR
@@ -186,6 +186,18 @@ def test_damaged_runs_do_not_hide_the_others(tmp_path: Path) -> None:
     assert "is 128 there" in (found["norm"] or "")
     assert "no complete safetensors" in (found["deep"] or "")
     assert (found["long"], found["odd"]) == (None, None)
+
+
+def test_a_line_of_the_list_is_short_whatever_a_runs_files_say(tmp_path: Path) -> None:
+    """A file's own words filled the terminal: a megabyte in the place of a scenario, a score, a pattern of ranks."""
+    wordy, word = write_adapter(tmp_path / "wordy", rank_pattern=["x" * 10**6], peft_type="y" * 10**6), "z" * 10**6
+    (wordy / "config.json").write_text(json.dumps({"scenario": word}))
+    (wordy / "metrics.jsonl").write_text(json.dumps({"kind": "eval", "step": 1, "score": word, word: 0.5}) + "\n")
+    (run,) = list_runs(tmp_path)
+    assert (run.scenario or "").startswith("zzz")
+    assert (run.result or "").startswith("zzz")
+    assert "rank_pattern" in (run.problem or "")
+    assert all(len(text or "") <= LONGEST_REASON for text in (run.scenario, run.result, run.problem))
 
 
 def test_runs_are_found_at_any_depth(tmp_path: Path) -> None:
