@@ -185,6 +185,20 @@ def test_the_disputed_state_is_where_actions_differ_most() -> None:
     assert disputed([[Step("s", "up", 0), Step("a", "up", 1)]] * 2, 1.0) is None  # nobody tried another action
 
 
+def test_what_is_at_stake_is_a_sum_of_squares_of_discounted_gains() -> None:
+    """In a two answers differ from V by 1, in b four by 0.6: squares 2 and 1.44, where absolute values say 2 and 2.4.
+
+    In c the whole difference of 4 comes a turn later: at γ = ½ that is ±1 as well, at γ = 1 ±2.
+    """
+    first = Step("s", "up", 0)
+    a = [[first, Step("a", "up", 2)], [first, Step("a", "down", 0)]]
+    b = [[first, Step("b", action, reward)] for action, reward in (("up", 1.2), ("down", 0)) for _ in range(2)]
+    assert disputed([*b, *a], 1.0) == (pytest.approx(2.0), 4, 1)
+    c = [[first, Step("c", action, 0), Step("e", "up", reward)] for action, reward in (("up", 4), ("down", 0))]
+    for gamma, stake in ((1.0, 8.0), (0.5, 2.0)):
+        assert disputed(c, gamma) == (pytest.approx(stake), 0, 1)
+
+
 @pytest.mark.parametrize("id", sorted(SCENARIOS))
 def test_new_luck_leaves_the_state_and_the_original_alone(id: str) -> None:
     """At the start, a game with the luck of seed 7 is the fresh game of seed 7; later it has the same board."""
@@ -464,6 +478,13 @@ def test_a_start_that_was_flat_is_played_less_often_and_never_given_up() -> None
     assert 0 < share_of_those(after) < 0.75 * share_of_those(plain)
     source = RolloutSource(Players(config("groups=40", "group_size=2")), memory)
     assert [start for _, start in source.next_starts(0, 2_000)[0]] == plain
+
+
+def test_a_start_that_was_always_flat_is_played_once_in_twenty_times() -> None:
+    starts = range(400)
+    memory = {"skip": torch.tensor([[key_of(LAKE, start), 60] for start in starts])}
+    played_again = list(Skip(chance=0.5).worthwhile(LAKE, iter(starts), memory))
+    assert len(played_again) == pytest.approx(0.05 * 400, abs=10)
 
 
 def test_flat_groups_are_counted_in_a_row_and_lost_ones_are_no_sign() -> None:
