@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -15,14 +17,14 @@ from hypothesis import strategies as st
 from msgrpo.agent import Completion, ParseFailure, Sampling
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import UsageError
-from msgrpo.game import Outcome
+from msgrpo.game import Game, Outcome
 from msgrpo.games import get_scenario
 from msgrpo.run_log import read_rows
 from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.hf import HfEngine
-from msgrpo.train.groups import Group, Sample
+from msgrpo.train.groups import Group, Sample, beginning
 from msgrpo.train.metrics import describe
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.policy import Pairs, Policy
@@ -127,6 +129,9 @@ def test_a_group_compares_the_episodes_that_have_a_result_and_a_turn() -> None:
     assert made.origin(1) is START
     assert made.origin(0) is not START
     assert made.place == 4
+    asked = [(1, 2, 0)], [(1, 2, 0), (1, 2, 1)]  # a credit sees what was asked, and the reward with its shaping
+    assert [[step.state for step in steps] for steps in made.trajectories()] == [*asked]
+    assert [[step.reward for step in steps] for steps in made.trajectories()] == [[1.4], [0.0, 0.4]]
     for too_few in ([], episodes[:1], episodes[:3]):
         assert Group.of(lambda episode: START, too_few, "player", 0) is None
 
@@ -290,6 +295,28 @@ def sample(own: int, answer: int, advantage: float = 0.0) -> Sample:
 
 def test_a_samples_tokens_are_those_of_prompt_and_answer() -> None:
     assert sample(3, 4).tokens == 2 + 3 + 4
+    assert taught((7,), (9, 9), (-0.5, -0.5), 0.0).was_sampled
+    assert not taught((7,), (9, 9), (-0.5, math.nan), 0.0).was_sampled  # a teacher's word in the policy's answer
+
+
+def test_a_beginning_is_made_once_where_luck_is_no_part_of_it() -> None:
+    lake, made = get_scenario("frozen-lake"), list[tuple[int, int]]()
+
+    def make(start: int, chance: int) -> Game:
+        made.append((start, chance))
+        return lake.make(start, chance)
+
+    for luck, seeds in ((False, [(0, 0)]), (True, [(0, 1), (0, 2)])):
+        made.clear()
+        new = beginning(replace(lake, make=make, luck_in_start=luck))
+        for chance in (1, 2, 1):
+            new(an_episode(chance))
+        assert made == seeds
+
+
+def test_a_group_is_flat_where_no_return_is_larger_than_another() -> None:
+    assert flat_or_not(2.0, 2.0).is_flat
+    assert not flat_or_not(0.0, 2.0).is_flat
 
 
 @pytest.mark.parametrize(

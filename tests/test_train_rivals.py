@@ -98,7 +98,7 @@ def test_what_is_constant_is_learnt_whatever_the_features(groups: int, turns: in
 
 
 def test_a_head_remembers_earlier_updates_less_and_less() -> None:
-    """memory=2: three updates, each weighs half of the one after it, and the value of a start is still of the others.
+    """memory=4: three updates, each weighs ¾ of the one after it, and the value of a start is still of the others.
 
     The slow way: least squares over all rows, each row times the root of its weight.
     """
@@ -109,14 +109,14 @@ def test_a_head_remembers_earlier_updates_less_and_less() -> None:
         settings = config("group_size=4").model_copy(update={"seed": seed})
         playing, episodes = played(settings, policy)
         groups = playing.groups(episodes)
-        values = critic_values(context, groups, 1.0, memory=2)
+        values = critic_values(context, groups, 1.0, memory=4)
         for group in groups:
             prompts = [turn.completion.prompt_ids for one in group.turns for turn in one if turn.completion]
             states = hidden_states(policy, prompts)
             rows.append(torch.cat([states, states.new_ones(len(states), 1)], dim=1))
             togo = [sum(s.reward for s in one[t:]) for one in group.trajectories() for t in range(len(one))]
             returns.append(torch.tensor(togo, dtype=torch.float64))
-            weights.append(0.5 ** (2 - update))
+            weights.append(0.75 ** (2 - update))
     *others, _, own = rows  # of the last update's second start: all rows but its own
     counted = list(zip([*others, rows[-2]], returns[:-1], weights[:-1], strict=True))
     whole = sum(weight * x.T @ x for x, _, weight in counted) + own.T @ own  # with its own, for the shrinking
