@@ -59,6 +59,7 @@ def file(tmp_path: Path) -> Path:
         ("seeds = 1", "seeds = 99999999999999999999", "seeds"),
         ("test_episodes = 4", "test_episodes = 10_000_000", "test_episodes"),
         ("question =", "answer =", "question"),
+        ("question =", "qestion =", "no key 'qestion'\n.*did you mean question"),
         ("test_episodes = 4", "test_episode = 4", "no key 'test_episode'\n.*test_episodes"),
         ("[arms.aaw]\n[arms.uniform]\nselect", "[settings.more]\nselect", "one arm or more"),
         ("[arms.uniform]", f"[arms.{'u' * 65}]", "at most 64"),

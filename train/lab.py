@@ -121,9 +121,8 @@ def load_study(file: Path, options: Sequence[str] = ()) -> Study:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not TOML: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "extra_forbidden":
-            key = str(first["loc"][0])
+        if unknown := [fault for fault in error.errors() if fault["type"] == "extra_forbidden"]:
+            key = str(unknown[0]["loc"][0])  # first: a key that is misspelt is missing as well
             raise UsageError(f"{file}: a study has no key {key!r}", fix=nearest(key, Study.model_fields)) from error
         raise UsageError(f"{file}: {first_fault(error, 'the study')}") from error
 
