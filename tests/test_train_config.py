@@ -360,6 +360,7 @@ def test_no_text_of_a_number_ends_in_a_traceback(setting: str, number: Any, insi
         ("ahead=1", "it stands in the parentheses of rollouts"),
         ("max_cost=20", "it stands in the parentheses of backend"),
         ("engine=tinker", "it is called backend"),
+        ("preset=paper", "it is an option: --preset nano or small or small-gpu or paper"),
         ("lr=1e-4", "it is called learning_rate: --set learning_rate=…"),
         ("beta=0.1", "parentheses of a choice: --set 'loss=clip(kl=…)'"),
         ("keep=4", "--set 'select=aaw(keep=…)' (also select=uniform(keep=…), select=spread(keep=…))"),

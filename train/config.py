@@ -419,6 +419,10 @@ def _where(key: str) -> str:
     """What helps somebody who named a setting that there is not: where it is a part of one, which."""
     if key == "engine":  # as runs called it at first
         return "it is called backend: local, or tinker(max_cost=…)"
+    if key == "preset":
+        return (
+            f"it is an option: --preset {' or '.join(PRESETS)}; a study and a file of settings write its values out"
+        )
     key = ELSEWHERE.get(key, key)
     if key in TrainConfig.model_fields:
         return f"it is called {key}: --set {key}=…"
