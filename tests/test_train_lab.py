@@ -302,7 +302,12 @@ def test_a_study_of_a_game_of_two_is_tested_in_matches(tmp_path: Path) -> None:
     )
     study = load_study(file)
     assert study.opponent() == "optimal"
-    report = run(study, out, 1, print)
+    told: list[str] = []
+    report = run(study, out, 1, told.append)
+    assert told == [
+        f"aaw, seed 0 is running; to watch it: msgrpo play --run {out / 'aaw' / 'seed-0'}",
+        "1 of 1 runs: aaw, seed 0 is done",
+    ]
     ((values,),) = [found["values"] for found in report["arms"].values()]
     assert len(values) == 2
     assert set(values) <= {0.0, 0.25, 0.5, 0.75, 1.0}

@@ -317,7 +317,12 @@ class _Crew:
             pool.shutdown(cancel_futures=True)
 
     def _run(self, job: Job) -> Job:
-        for command in job.commands(self._episodes):
+        commands = job.commands(self._episodes)
+        if commands:
+            watch = f"msgrpo play --run {shlex.quote(str(job.folder))}"
+            with self._lock:
+                self._say(f"{job.arm}, seed {job.seed} is running; to watch it: {watch}")
+        for command in commands:
             self._call(command, job)
         if (played := len(job.test_values())) != self._episodes:
             raise RunError(
