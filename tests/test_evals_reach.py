@@ -114,7 +114,7 @@ def in_slippery(play: Series) -> Series:
     scenario = get_scenario("frozen-lake-slippery")
     seeds = episode_seeds(scenario, len(play.finished))
     played = [e.model_copy(update={"scenario": scenario.id}) for e in play.finished.values()]
-    return Series(play.agent, scenario.id, {}, dict(zip(seeds, played, strict=True)))
+    return Series(play.agent, scenario.id, play.settings, dict(zip(seeds, played, strict=True)))
 
 
 def test_a_scenario_that_does_not_count_leaves_the_others_score_as_it_is() -> None:
