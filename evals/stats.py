@@ -196,9 +196,7 @@ def detectable_difference(n: int, sd: float = 0.5, *, level: float = 0.95, power
     return z * sd / math.sqrt(n)
 
 
-def crossed_interval(
-    values_by_seed: Sequence[ArrayLike], *, seed: int, level: float = 0.95, resamples: int = 10_000
-) -> Interval:
+def crossed_interval(values_by_seed: Sequence[ArrayLike], *, seed: int, resamples: int = 10_000) -> Interval:
     """Interval of the mean over training seeds that were all evaluated on the same episodes.
 
     values_by_seed is a matrix V of shape (S seeds, n episodes). From FEW_SEEDS seeds on it is `crossed_bootstrap`;
@@ -209,10 +207,10 @@ def crossed_interval(
     if min(len(values_SN) / FEW_SEEDS, values_SN.shape[1] / FEW_EPISODES) < 1 < len(values_SN) and _equal(values_SN):
         return math.nan, math.nan
     if len(values_SN) == 1:
-        return bootstrap_mean(values_SN[0], seed=seed, level=level, resamples=resamples)
+        return bootstrap_mean(values_SN[0], seed=seed, resamples=resamples)
     if len(values_SN) < FEW_SEEDS:
-        return few_seeds_interval(values_SN, level=level)
-    return crossed_bootstrap(list(values_SN), seed=seed, level=level, resamples=resamples)
+        return few_seeds_interval(values_SN)
+    return crossed_bootstrap(list(values_SN), seed=seed, resamples=resamples)
 
 
 def few_seeds_interval(values_SN: NDArray[np.float64], *, level: float = 0.95) -> Interval:

@@ -93,7 +93,7 @@ def episode_seeds(scenario: Scenario, n: int, split: HeldOut = "test", repeats: 
     return list(islice(suite_seeds(scenario, split, repeats), n * repeats))
 
 
-def suite_seeds(scenario: Scenario, split: HeldOut = "test", repeats: int = 1) -> Iterator[EpisodeSeeds]:
+def suite_seeds(scenario: Scenario, split: HeldOut, repeats: int) -> Iterator[EpisodeSeeds]:
     """All episodes of a split, without end; each is drawn once, when it is first asked for."""
     drawn = _drawn(scenario, split)
     return (drawn.at(i, repeat) for i in count() for repeat in range(repeats))

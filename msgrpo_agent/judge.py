@@ -21,24 +21,22 @@ from msgrpo.errors import GameFaultError
 from msgrpo.game import AnyText, Game, Judge, Judgement, Outcome, Scenario
 from msgrpo.limits import asked_of, games_code
 
-PLAYOUTS, HORIZON = 8, 8  # futures, and their steps; a compromise between noise and time
+FUTURES, HORIZON = 8, 8  # and their steps; a compromise between noise and time
 
 
-def playouts(best: Callable[[Any, str], list[str]], futures: int = PLAYOUTS, horizon: int = HORIZON) -> Judge:
-    """A judge that plays on after each action, all players by `best`, with the same `futures` for every action.
+def playouts(best: Callable[[Any, str], list[str]]) -> Judge:
+    """A judge that plays on after each action, all players by `best`, with the same futures for every action.
 
-    Q(s, a) is the mean return of the `horizon` steps that begin with the action. The luck of each future is drawn
+    Q(s, a) is the mean return of the HORIZON steps that begin with the action. The luck of each future is drawn
     from its number alone, so that the differences between actions are not made by luck.
     """
 
     def judge(game: Game, player: str) -> Judgement:
         actions: list[str | None] = [*game.legal(player), None]
-        returns = np.array(
-            [[_future(game, player, a, luck, best, horizon) for luck in range(futures)] for a in actions]
-        )
+        returns = np.array([[_future(game, player, a, luck, best) for luck in range(FUTURES)] for a in actions])
         means = returns.mean(axis=1)
         apart = returns[int(means.argmax())] - returns
-        errors = apart.std(axis=1, ddof=1) / np.sqrt(futures)
+        errors = apart.std(axis=1, ddof=1) / np.sqrt(FUTURES)
         return Judgement(
             dict(zip(actions, means.tolist(), strict=True)), dict(zip(actions, errors.tolist(), strict=True))
         )
@@ -46,11 +44,9 @@ def playouts(best: Callable[[Any, str], list[str]], futures: int = PLAYOUTS, hor
     return judge
 
 
-def _future(
-    game: Game, player: str, action: str | None, luck: int, best: Callable[[Any, str], list[str]], horizon: int
-) -> float:
+def _future(game: Game, player: str, action: str | None, luck: int, best: Callable[[Any, str], list[str]]) -> float:
     twin, had = game.with_luck(luck), game.returns[player]
-    for step in range(horizon):
+    for step in range(HORIZON):
         if twin.outcome is not Outcome.PLAYING:
             break
         chosen: dict[str, str | None] = {who: best(twin, who)[0] for who in twin.to_move}

@@ -67,7 +67,7 @@ def cells_named(text: str, word: str) -> set[tuple[int, int]]:
     return {(int(x), int(y)) for x, y in PLACE.findall(line)}
 
 
-def cells_drawn(text: str, glyph: str, *, up: bool = True) -> set[tuple[int, int]]:
+def cells_drawn(text: str, glyph: str) -> set[tuple[int, int]]:
     rows = [line.split() for line in text.split("\n") if re.fullmatch(r"\d+( \S)+", line)]
     return {(x, int(label)) for label, *cells in rows for x, cell in enumerate(cells) if cell == glyph}
 

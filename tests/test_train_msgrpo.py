@@ -122,8 +122,8 @@ def test_aaw_is_reproducible_by_its_generator() -> None:
 # ── loss ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def random_inputs(seed: int = 0, n: int = 5, t: int = 4) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(seed)
+def random_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+    generator, n, t = torch.Generator().manual_seed(seed), 5, 4
 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

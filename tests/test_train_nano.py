@@ -20,8 +20,6 @@ from msgrpo.train.nano import build as nano
 from msgrpo.train.nano.build import Build, build, lists_only, rows_of
 from msgrpo.train.nano.words import Sight, Words, follow, look, truth
 
-ENOUGH = 6  # episodes of a scenario that a follower plays
-
 
 def position(scenario_id: str, start: int, moves: int) -> Game:
     """A game some random moves after its start, not over."""

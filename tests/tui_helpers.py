@@ -23,7 +23,6 @@ from msgrpo.tui.screens.play import PlayScreen
 
 NARROWEST = 80  # columns: a usual terminal, in which no key at the foot may be cut off
 PATIENCE_S = 120.0  # far beyond what anything here takes
-FOUR = ("up", "down", "left", "right")
 PlayApp.NOTIFICATION_TIMEOUT = PATIENCE_S  # a message goes by the real clock: a slow machine asked for it too late
 NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
 

@@ -143,7 +143,7 @@ def introduced(spec: str) -> str:
     return f"nano is a language model of one million parameters, {how}.\n\n"
 
 
-def agent_choices(runs: Path = RUNS) -> list[Choice]:
+def agent_choices(runs: Path) -> list[Choice]:
     """nano before and after training, the trained runs, the references; those first that can play now."""
     missing = missing_extra("adapter")
     choices = [

@@ -28,7 +28,7 @@ Sprite = tuple[str, ...]  # rows of pixels: "#" the shape, "o" its mark (an eye,
 
 
 @lru_cache(maxsize=512)
-def sprite(role: Role, size: int, joined: frozenset[str] = frozenset(), facing: str = "up") -> Sprite:
+def sprite(role: Role, size: int, joined: frozenset[str], facing: str) -> Sprite:
     """The pixels of a role in a cell of `size` by `size`; `joined` names the sides to which a body goes on."""
     middle = (size - 1) / 2
     pixels = [

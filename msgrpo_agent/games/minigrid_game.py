@@ -92,7 +92,7 @@ class MiniGridGame(GoalGymGame):
         return "failed" if self._over else super().ending.replace("goal missed", "out of steps")
 
 
-def minigrid_scenario(env_id: str, *, step_limit: int | None = None) -> Scenario:
+def minigrid_scenario(env_id: str, *, step_limit: int | None) -> Scenario:
     """The scenario of a registered MiniGrid or BabyAI level. Raises UsageError for another id."""
     if any(f"-{name}-" in env_id for name in BROKEN):
         raise UsageError(f"{env_id} is known to be broken: it cannot be solved from some of its starts")

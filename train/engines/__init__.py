@@ -26,7 +26,7 @@ def open_engine(
     out: Path,
     ranks: Ranks,
     report: Reporter,
-    fleet: Fleet | None = None,
+    fleet: Fleet | None,
 ) -> Engine:
     """The engine that `config.rollouts` names; `fleet` are the servers of a cluster, where there are any."""
     if config.plays_here:

@@ -150,11 +150,11 @@ def lists_only(rows: Iterator[Row]) -> Iterator[Row]:
         yield Row(Prompt("", re.split(r"\n\d [^\n]* ", row.prompt.state)[0]), row.answer)
 
 
-def shuffled(rows: Iterator[T], generator: np.random.Generator, size: int = 64) -> Iterator[T]:
-    """The same rows in another order, so that a batch is not a few episodes; `size` of them wait at a time."""
-    waiting = list(itertools.islice(rows, size))
+def shuffled(rows: Iterator[T], generator: np.random.Generator) -> Iterator[T]:
+    """The same rows in another order, so that a batch is not a few episodes; 64 of them wait at a time."""
+    waiting = list(itertools.islice(rows, 64))
     for row in rows:
-        i = int(generator.integers(size))
+        i = int(generator.integers(64))
         yield waiting[i]
         waiting[i] = row
 
