@@ -224,15 +224,12 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     ]
     notes += short
     if progress.given_up:
-        notes = [
-            *notes,
-            f"{counted(progress.given_up, 'episode', 'was', 'were')} given up after three failures: --retry-failed "
-            "plays on.",
-        ]
+        given_up = counted(progress.given_up, "episode", "was", "were")
+        notes.append(f"{given_up} given up after three failures: --retry-failed plays on.")
     if progress.stopped:
-        notes = [*notes, f"{progress.stopped}; the same command with a larger budget goes on."]
+        notes.append(f"{progress.stopped}; the same command with a larger budget goes on.")
     if fatal is not None:
-        notes = [*notes, f"the evaluation ended before its end: {fatal.message}"]
+        notes.append(f"the evaluation ended before its end: {fatal.message}")
     board = leaderboard.build(chosen, notes)
     if fatal is not None:
         if not board.rows:

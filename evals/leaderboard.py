@@ -69,29 +69,7 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
             "are of --split test."
         )
     for play in plays:
-        if not play.finished:
-            last = f"; the last: {failure_of(play.failed[-1])}" if play.failed else ""
-            listed = ", ".join(f"{kind} {number}" for kind, number in failures(play).items())
-            short = f"{len(play.left_out)} ended, but not the first of the suite" if play.left_out else listed
-            yield f"{play.label} has no result that counts in {play.scenario}: {short}{last}"
-        elif play.left_out:
-            first, others = len(play.finished), len(play.left_out)
-            yield (
-                f"{play.label} in {play.scenario}: {first + others} episodes have ended, and the first {first} "
-                f"of the suite count; short episodes end first, so the other {others} do not."
-            )
-        if play.is_biased:
-            least = SOUND_FROM * (play.at_once or CONCURRENCY)
-            yield (
-                f"{play.label} in {play.scenario}: no interval and no comparison, since it was broken off after "
-                f"{len(play.finished)} episodes in order. Short episodes end first, so the mean of so few is biased; "
-                f"from {least} on (twice those that are played at once) it is not. The same command goes on."
-            )
-        row = [turn.regret is not None for turn in play.turns]
-        if any(row) and not all(row):
-            yield f"{play.label} in {play.scenario}: {sum(row)} of {len(row)} moves were judged, the others are older"
-        if play.unfinished and play.finished:
-            yield f"{play.label} in {play.scenario}: {_with_unfinished(play)}"
+        yield from _notes_of(play)
     interrupted = {play.label: play.interrupted for play in plays if any(t.completion_tokens for t in play.turns)}
     for agent, starts in interrupted.items():
         if starts:
@@ -100,16 +78,49 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
                 "that were on their way."
             )
     for scenario in sorted({play.scenario for play in plays}):
-        sizes = {frozenset(play.finished) for play in plays if play.scenario == scenario and play.finished}
-        if len(sizes) > 1:
-            yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
-        seeds, drawn = {episode.start for size in sizes for episode in size}, recorded_scenario(scenario)
-        boards = {drawn.start_key(seed) for seed in seeds}
-        if not drawn.holds_out and not drawn.one_start:
-            yield f"{scenario}: nothing is held out, because a start is a deal: training draws from the same starts"
-        elif len(boards) < len(seeds) and not drawn.one_start:
-            held = counted(len(boards), "board") if len(boards) == 1 else f"{len(boards)} different boards"
-            yield f"{scenario}: the {len(seeds)} starts hold {held}; the others are repeats"
+        yield from _notes_on(scenario, [play for play in plays if play.scenario == scenario])
+
+
+def _notes_of(play: Series) -> Iterator[str]:
+    """What qualifies one agent's result in one scenario."""
+    where = f"{play.label} in {play.scenario}"
+    if not play.finished:
+        last = f"; the last: {failure_of(play.failed[-1])}" if play.failed else ""
+        listed = ", ".join(f"{kind} {number}" for kind, number in failures(play).items())
+        short = f"{len(play.left_out)} ended, but not the first of the suite" if play.left_out else listed
+        yield f"{play.label} has no result that counts in {play.scenario}: {short}{last}"
+    elif play.left_out:
+        first, others = len(play.finished), len(play.left_out)
+        yield (
+            f"{where}: {first + others} episodes have ended, and the first {first} "
+            f"of the suite count; short episodes end first, so the other {others} do not."
+        )
+    if play.is_biased:
+        least = SOUND_FROM * (play.at_once or CONCURRENCY)
+        yield (
+            f"{where}: no interval and no comparison, since it was broken off after "
+            f"{len(play.finished)} episodes in order. Short episodes end first, so the mean of so few is biased; "
+            f"from {least} on (twice those that are played at once) it is not. The same command goes on."
+        )
+    judged = [turn.regret is not None for turn in play.turns]
+    if any(judged) and not all(judged):
+        yield f"{where}: {sum(judged)} of {len(judged)} moves were judged, the others are older"
+    if play.unfinished and play.finished:
+        yield f"{where}: {_with_unfinished(play)}"
+
+
+def _notes_on(scenario: str, plays: Sequence[Series]) -> Iterator[str]:
+    """What qualifies a comparison of these agents in one scenario."""
+    sizes = {frozenset(play.finished) for play in plays if play.finished}
+    if len(sizes) > 1:
+        yield f"{scenario}: the agents finished different episodes; only the pairs compare like with like"
+    seeds, drawn = {episode.start for size in sizes for episode in size}, recorded_scenario(scenario)
+    boards = {drawn.start_key(seed) for seed in seeds}
+    if not drawn.holds_out and not drawn.one_start:
+        yield f"{scenario}: nothing is held out, because a start is a deal: training draws from the same starts"
+    elif len(boards) < len(seeds) and not drawn.one_start:
+        held = counted(len(boards), "board") if len(boards) == 1 else f"{len(boards)} different boards"
+        yield f"{scenario}: the {len(seeds)} starts hold {held}; the others are repeats"
 
 
 def _with_unfinished(play: Series) -> str:

@@ -80,9 +80,8 @@ class Series:
         gone from about twice as many episodes as are played at once.
         """
         ended = len(self.finished) + len(self.unfinished)
-        short = (
-            self.asked is not None and ended < self.asked and self.interrupted > 0
-        )  # a budget ends a run without leaving episodes unfinished
+        # a budget ends a run without leaving episodes unfinished
+        short = self.asked is not None and ended < self.asked and self.interrupted > 0
         broken_off = bool(self.left_out) or short
         return broken_off and ended < SOUND_FROM * (self.at_once or CONCURRENCY)
 
@@ -142,15 +141,7 @@ def load(
         play = _play_of(episode, run.split if run else "test", plays, elsewhere)
         if run is not None:
             (spec,) = episode.agents.values()  # as this run called it: an endpoint may have been on another port
-            play.price = run.prices.get(spec, play.price)
-            asked = run.asked.get(spec, {}).get(play.scenario)
-            play.asked = asked if play.asked is None else max(play.asked, asked or 0)
-            play.interrupted = max(play.interrupted, run.interrupted(spec))
-            play.repeats = max(play.repeats, run.repeats.get(spec, {}).get(play.scenario, 1))
-            play.name = run.names.get(spec, play.name)
-            play.at_once = max(play.at_once, run.at_once.get(spec, 0))
-            if run not in play.runs:
-                play.runs.append(run)
+            _add_run(play, run, spec)
         if episode.error is not None:
             play.failed.append(episode)
         elif seeds_of(episode) in play.finished:
@@ -179,6 +170,19 @@ def load(
             raise RecordError(f"these results do not mix: {difference}", fix="compare them apart, or say --mix")
         notes.append(f"MIXED: {difference}")
     return _labelled(list(plays.values()), by_prompt=by_prompt), notes
+
+
+def _add_run(play: Series, run: Run, spec: str) -> None:
+    """Take up what the `run.json` of an evaluation says of the agent, which it calls `spec`."""
+    asked = run.asked.get(spec, {}).get(play.scenario)
+    play.price = run.prices.get(spec, play.price)
+    play.asked = asked if play.asked is None else max(play.asked, asked or 0)
+    play.interrupted = max(play.interrupted, run.interrupted(spec))
+    play.repeats = max(play.repeats, run.repeats.get(spec, {}).get(play.scenario, 1))
+    play.name = run.names.get(spec, play.name)
+    play.at_once = max(play.at_once, run.at_once.get(spec, 0))
+    if run not in play.runs:
+        play.runs.append(run)
 
 
 def _silent(
@@ -316,9 +320,7 @@ def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool
         yield f"starts of the splits {' and '.join(splits)}"
     by_agent: dict[str, dict[str, None]] = defaultdict(dict)
     for play in plays:
-        without_prompt = {
-            key: value for key, value in play.settings.items() if key not in PROMPT
-        }  # the template comes below
+        without_prompt = {key: value for key, value in play.settings.items() if key not in PROMPT}  # it comes below
         by_agent[play.agent][str(without_prompt)] = None
     for agent, settings in by_agent.items():
         if len(settings) > 1:

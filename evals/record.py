@@ -126,9 +126,7 @@ class RecordFile:
         try:
             written = os.write(self._file, line)
             if written < len(line):
-                written += os.write(
-                    self._file, line[written:]
-                )  # the second write raises the reason why the first one stopped
+                written += os.write(self._file, line[written:])  # this one raises the reason why the first stopped
             if written < len(line):
                 raise OSError(None, "the line was cut off")
         except OSError as error:

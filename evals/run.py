@@ -35,12 +35,10 @@ from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
 from msgrpo.specs import check_agents, checked_names
 
-ATTEMPTS = (
-    3  # an episode that failed this often by its own fault is given up; each start of the command makes one attempt
-)
+# An episode that failed this often by its own fault is given up; each start of the command makes one attempt.
+ATTEMPTS = 3
 CHUNK = 32  # episodes that are played together in another process
 FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
-
 
 _END = object()
 
@@ -105,14 +103,9 @@ async def evaluate(
             records = []
             for scenario in playable:
                 name = record_name(agent, scenario)
-                record = Record(out / name, agent.settings(), forgiven=forgiven.get(name, 0))
-                stack.enter_context(record)
-                for read, written in record.tokens:
-                    progress.pay_before(read, written, agent.spec)
-                progress.look(*record.largest, agent.spec)
-                progress.spoken += len(record.finished) if isinstance(agent, LanguageAgent) else 0
-                begun = Partial(record.path, agent.settings(), record.recorded)
-                records.append((scenario, record, begun))
+                record = stack.enter_context(Record(out / name, agent.settings(), forgiven=forgiven.get(name, 0)))
+                _count_before(agent, record, progress)
+                records.append((scenario, record, Partial(record.path, agent.settings(), record.recorded)))
             plan.append((agent, records))
         progress.planned += episodes * repeats * sum(len(records) for _, records in plan)
         with changing_run(out) as run:  # nothing was refused, so the run is recorded from here on
@@ -150,6 +143,14 @@ async def evaluate(
             progress.kept_out += [(agent.spec, scenario.id) for scenario, record, _ in records if not record.lines]
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
+
+
+def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:
+    """Count what earlier starts have played."""
+    for read, written in record.tokens:
+        progress.pay_before(read, written, agent.spec)
+    progress.look(*record.largest, agent.spec)
+    progress.spoken += len(record.finished) if isinstance(agent, LanguageAgent) else 0
 
 
 def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
@@ -281,7 +282,7 @@ async def _play_all(
     budget: Budget,
 ) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
-    counts = [0, 0]  # ended, failed
+    failures = _Failures(agent.spec, max_failures)
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
     places = min(concurrency, progress.planned)
     first: list[_Job | None] = []
@@ -305,10 +306,7 @@ async def _play_all(
             if not isinstance(job, _Job):
                 await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
-            episode = await _play(agent, job, progress, regret)
-            counts[0] += 1
-            counts[1] += episode.error is not None
-            _stop_if_hopeless(agent, counts, episode, max_failures)
+            failures.count(await _play(agent, job, progress, regret))
 
     workers = [asyncio.create_task(work()) for _ in range(places)]
     try:
@@ -401,7 +399,7 @@ async def _play_elsewhere(
     regret: bool,
 ) -> None:
     """Chunks go out as places come free; episodes are recorded in the suite's order."""
-    counts = [0, 0]
+    failures = _Failures(agent.spec, max_failures)
     open_jobs = (job for job in jobs if job is not None)
     running: deque[tuple[list[_Job], asyncio.Future[list[Episode | MsgrpoError]]]] = deque()
 
@@ -419,9 +417,7 @@ async def _play_elsewhere(
             await coming
             running.popleft()
             for episode in _record_all(agent, chunk, coming, progress):
-                counts[0] += 1
-                counts[1] += episode.error is not None
-                _stop_if_hopeless(agent, counts, episode, max_failures)
+                failures.count(episode)
             begin_some()
     finally:
         for chunk, coming in running:  # what came while an earlier chunk was waited for
@@ -458,14 +454,26 @@ def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:
     progress.look(turn.prompt_tokens, turn.completion_tokens, next(iter(episode.agents.values())))
 
 
-def _stop_if_hopeless(agent: Agent, counts: Sequence[int], episode: Episode, max_failures: int | None) -> None:
-    ended, failed = counts
-    most = max(FEWEST_FAILURES, FAILURE_SHARE * ended) if max_failures is None else max_failures
-    if episode.error is not None and failed > most:
-        raise EndpointError(
-            f"{agent.spec}: {failed} of {ended} episodes failed, the last with {failure_of(episode)}",
-            kind="too_many_failures",
-            fatal=True,
-            fix="see what is wrong with the endpoint or the game, then start the same command again: finished "
-            "episodes stay, and those that failed are played again",
-        )
+@dataclass
+class _Failures:
+    """Counts what has ended, and ends the run with an EndpointError where too much has failed."""
+
+    agent: str
+    max_failures: int | None
+    ended: int = 0
+    failed: int = 0
+
+    def count(self, episode: Episode) -> None:
+        self.ended += 1
+        if episode.error is None:
+            return
+        self.failed += 1
+        most = self.max_failures
+        if self.failed > (max(FEWEST_FAILURES, FAILURE_SHARE * self.ended) if most is None else most):
+            raise EndpointError(
+                f"{self.agent}: {self.failed} of {self.ended} episodes failed, the last with {failure_of(episode)}",
+                kind="too_many_failures",
+                fatal=True,
+                fix="see what is wrong with the endpoint or the game, then start the same command again: finished "
+                "episodes stay, and those that failed are played again",
+            )

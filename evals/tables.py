@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -203,12 +204,21 @@ def _escaped(text: str) -> str:
 
 def csv_text(board: Leaderboard) -> str:
     """One line a row, every number in full."""
+    failures = (" ".join(f"{kind}={count}" for kind, count in row.failures.items()) for row in board.rows)
+    rows = (row.model_dump() | {"failures": said} for row, said in zip(board.rows, failures, strict=True))
+    return _csv(Row, rows)
+
+
+def csv_pairs(board: Leaderboard) -> str:
+    """The paired differences, one line a pair."""
+    return _csv(Pair, (pair.model_dump() for pair in board.pairs))
+
+
+def _csv(kind: type[BaseModel], rows: Iterable[dict[str, Any]]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(Row.model_fields), lineterminator="\n")
+    writer = csv.DictWriter(out, list(kind.model_fields), lineterminator="\n")
     writer.writeheader()
-    for row in board.rows:
-        failures = " ".join(f"{kind}={count}" for kind, count in row.failures.items())
-        writer.writerow(_no_formula(row.model_dump() | {"failures": failures}))
+    writer.writerows(map(_no_formula, rows))
     return out.getvalue()
 
 
@@ -218,12 +228,3 @@ def _no_formula(row: dict[str, Any]) -> dict[str, Any]:
         name: f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
         for name, value in row.items()
     }
-
-
-def csv_pairs(board: Leaderboard) -> str:
-    """The paired differences, one line a pair."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(Pair.model_fields), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_no_formula(pair.model_dump()) for pair in board.pairs)
-    return out.getvalue()

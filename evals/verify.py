@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -16,7 +16,7 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent, parse_action, recorded_sampling
 from msgrpo.episode import GAME_FAULT, Episode, Turn, observation_of, read_episodes, replay, versions, view_of
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
-from msgrpo.evals.record import MATCHES, RUN_FILE, folder_name, read_run, run_of, seeds_of, taken_out
+from msgrpo.evals.record import MATCHES, RUN_FILE, Run, folder_name, read_run, run_of, seeds_of, taken_out
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.game import Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
@@ -114,18 +114,8 @@ def verify(path: Path | str) -> Verified:
     for number, episode in enumerate(read_episodes(path), start=1):
         verified.episodes = number
         agents.update(episode.agents.values())
-        try:
-            difference = first_difference(episode)
-        except MsgrpoError as error:
-            message = f"{path}: episode {number} does not replay: {error.message}"
-            raise RecordError(message, fix=error.fix) from error
-        if difference is not None:
-            raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
-        verified.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
-        verified.misjudged += not _judged_so(episode)
-        computed = [turn for turn in episode.turns if episode.agents[turn.player] in COMPUTED]
-        verified.computed += sum(_same_program(episode, turn) for turn in computed)
-        verified.outdated += not all(_same_program(episode, turn) for turn in computed)
+        _check_replay(path, number, episode)
+        _count_unchecked(verified, episode)
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
@@ -141,23 +131,53 @@ def verify(path: Path | str) -> Verified:
         verified.twice = 0  # a record that is no evaluation may repeat episodes: a person may play a game again
     if not verified.episodes and (run is None or path.stat().st_size):
         raise RecordError(f"{path} holds no episode")
-    for scenario_id in {**finished, **failed}:
-        numbers = finished.get(scenario_id, {})
-        lost = failed.get(scenario_id, set()) - set(numbers)
+    for scenario in {**finished, **failed}:
+        numbers = finished.get(scenario, {})
+        lost = failed.get(scenario, set()) - set(numbers)
         verified.failed += len(lost)
-        asked = run.repeats if run else {}
-        repeats = max((asked.get(agent, {}).get(scenario_id, 1) for agent in agents), default=1)
-        places, foreign = places_in_suite(scenario_id, {*numbers, *lost}, repeats, run.split if run else "test")
-        wrong = [numbers[seeds] for seeds in foreign if seeds in numbers]
-        if wrong and run is not None and run.suite_version == SUITE_VERSION:
-            raise RecordError(f"{path}: episode {min(wrong)} ({scenario_id}) has seeds that are not the suite's")
-        verified.foreign += len(foreign)
-        if places and (gaps := max(places.values()) + 1 - len(places)):
-            verified.missing[scenario_id] = gaps
-        of_agents = [run.asked.get(agent, {}).get(scenario_id, 0) for agent in agents] if run else []
-        if of_agents and (unplayed := max(of_agents) - len(places) - verified.missing.get(scenario_id, 0)) > 0:
-            verified.unplayed[scenario_id] = unplayed
+        places, wrong = _count_gaps(verified, run, agents, scenario, {*numbers, *lost}), 0
+        if run is not None and run.suite_version == SUITE_VERSION:
+            wrong = min((number for seeds, number in numbers.items() if seeds not in places), default=0)
+        if wrong:
+            raise RecordError(f"{path}: episode {wrong} ({scenario}) has seeds that are not the suite's")
     return verified
+
+
+def _check_replay(path: Path, number: int, episode: Episode) -> None:
+    """Raise RecordError where an episode does not replay to what it says."""
+    try:
+        difference = first_difference(episode)
+    except MsgrpoError as error:
+        message = f"{path}: episode {number} does not replay: {error.message}"
+        raise RecordError(message, fix=error.fix) from error
+    if difference is not None:
+        raise RecordError(f"{path}: episode {number} ({episode.scenario}) does not replay: {difference}")
+
+
+def _count_unchecked(verified: Verified, episode: Episode) -> None:
+    """Count what of an episode was played again by its player, and what could not be checked."""
+    verified.unchecked_prompts += not all(_template(episode, player) is not None for player in episode.prefix)
+    verified.misjudged += not _judged_so(episode)
+    computed = [turn for turn in episode.turns if episode.agents[turn.player] in COMPUTED]
+    verified.computed += sum(_same_program(episode, turn) for turn in computed)
+    verified.outdated += not all(_same_program(episode, turn) for turn in computed)
+
+
+def _count_gaps(
+    verified: Verified, run: Run | None, agents: Set[str], scenario: str, there: Set[EpisodeSeeds]
+) -> Set[EpisodeSeeds]:
+    """Count what of the suite, and of what was asked for, is not `there`; returns what is the suite's."""
+    asked = run.repeats if run else {}
+    repeats = max((asked.get(agent, {}).get(scenario, 1) for agent in agents), default=1)
+    places, foreign = places_in_suite(scenario, there, repeats, run.split if run else "test")
+    verified.foreign += len(foreign)
+    gaps = max(places.values(), default=-1) + 1 - len(places)
+    if gaps:
+        verified.missing[scenario] = gaps
+    of_agents = [run.asked.get(agent, {}).get(scenario, 0) for agent in agents] if run else []
+    if of_agents and (unplayed := max(of_agents) - len(places) - gaps) > 0:
+        verified.unplayed[scenario] = unplayed
+    return places.keys()
 
 
 def without_record(folder: Path) -> Iterator[str]:
