@@ -36,7 +36,7 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.specs import cut_short
 from tests.command_line import invoked as cli
 from tests.evals_helpers import rewritten
-from tests.tui_helpers import answer, scripted
+from tests.tui_helpers import NIM, answer, scripted
 
 LAKE, SNAKE, DUEL = (get_scenario(name) for name in ("frozen-lake", "snake", "snake-duel"))
 
@@ -640,9 +640,6 @@ async def test_a_game_without_an_end_is_no_result() -> None:
     episode = await play_episode(LAKE, {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0)
     with pytest.raises(RecordError, match="outcome playing"):
         check_consistent(episode.model_copy(update={"outcome": Outcome.PLAYING}))
-
-
-NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
 
 
 def test_a_match_of_a_game_by_turns_goes_on(tmp_path: Path) -> None:

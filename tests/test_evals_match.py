@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError
+from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, RecordError, UsageError
 from msgrpo.evals import command, match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
@@ -24,10 +24,11 @@ from msgrpo.game import Scenario
 from msgrpo.games import SCENARIOS, get_scenario, outside
 from msgrpo.models.loading import nano
 from msgrpo.references import OptimalAgent, RandomAgent
+from tests.command_line import PROGRAM, run
+from tests.evals_helpers import eval_here
 from tests.train_helpers import in_any_order, recorded_batches
 
-ROOT = Path(__file__).resolve().parents[1]
-NIM = f"{ROOT / 'examples' / 'nim.py'}:scenario"
+NIM = f"{Path(__file__).resolve().parents[1] / 'examples' / 'nim.py'}:scenario"
 PAIR = ("optimal", "random")
 AGENTS = {"optimal": OptimalAgent(), "random": RandomAgent()}
 
@@ -137,20 +138,14 @@ def test_a_round_robin_has_ratings_with_intervals() -> None:
 
 
 def test_the_command_plays_a_match_and_a_round_robin(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "msgrpo.cli", "eval", *arguments, "--out", str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-    done = run("optimal", "--opponent", "random", "--scenario", NIM, "--episodes", "3", "--json")
-    assert done.returncode == 0, done.stderr
+    three = ["--episodes", "3", "--out", str(tmp_path)]
+    done = run("eval", "optimal", "--opponent", "random", "--scenario", NIM, *three, "--json")
     (row,) = json.loads(done.stdout)["results"]
     assert (row["first"], row["second"], row["starts"]) == ("optimal", "random", 3)
-    refused = run("optimal", "--scenario", NIM, "--episodes", "3")
-    assert refused.returncode == 2
-    assert "a match needs two agents" in refused.stderr
-    alone = run("random", "--opponent", "optimal", "--scenario", "snake", "--episodes", "3")
-    assert alone.returncode == 2
-    assert "a match is for two" in alone.stderr
+    with pytest.raises(UsageError, match="a match needs two agents"):
+        run("eval", "optimal", "--scenario", NIM, *three)
+    with pytest.raises(UsageError, match="a match is for two"):
+        run("eval", "random", "--opponent", "optimal", "--scenario", "snake", *three)
 
 
 def test_a_resample_without_an_agents_starts_still_rates_it() -> None:
@@ -186,34 +181,24 @@ def test_episodes_of_other_settings_or_rules_are_not_taken_for_these(
 
 def test_a_match_beside_an_evaluation_is_verified(tmp_path: Path) -> None:
     """Both seats of a start have its seeds; that is no episode played twice."""
-    command = [sys.executable, "-m", "msgrpo.cli", "eval", "random"]
-    subprocess.run(
-        [*command, "--scenario", "frozen-lake", "--episodes", "2", "--out", str(tmp_path)],
-        check=True, cwd=ROOT, capture_output=True,
-    )  # fmt: skip
+    eval_here(tmp_path, agents=["random"], episodes=2)
     ((_, file),) = match.play(get_scenario("snake-duel"), AGENTS, [PAIR], 2, tmp_path)
     assert verify(file).episodes == 4
 
 
 def test_the_endpoint_that_was_named_plays(tmp_path: Path) -> None:
     """Wrong: to leave it out and print another pairing's table."""
-    done = subprocess.run(
-        [sys.executable, "-m", "msgrpo.cli", "eval", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m",
-         "--opponent", "random", "--scenario", NIM, "--episodes", "1", "--retries", "0", "--out", str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "127.0.0.1:9" in done.stderr
+    named = ["--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--opponent", "random", "--retries", "0"]
+    with pytest.raises(MsgrpoError, match=r"127\.0\.0\.1:9"):
+        run("eval", *named, "--scenario", NIM, "--episodes", "1", "--out", str(tmp_path))
 
 
 def test_a_pairing_without_a_result_costs_the_others_nothing_and_says_why(tmp_path: Path) -> None:
     """One dead server: nothing was shown of the other agents' games, nor what had failed."""
     nobody = "endpoint:http://127.0.0.1:9/v1#m"
-    done = subprocess.run(
-        [sys.executable, "-m", "msgrpo.cli", "eval", "optimal", "random", nobody, "--json",
-         "--scenario", NIM, "--episodes", "1", "--retries", "0", "--out", str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+    arguments = ["eval", "optimal", "random", nobody, "--json", "--scenario", NIM, "--episodes", "1"]
+    command = [*PROGRAM, *arguments, "--retries", "0", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     (row,) = json.loads(done.stdout)["results"]
     assert (row["first"], row["second"], row["starts"]) == ("optimal", "random", 1)
     assert done.returncode == 2

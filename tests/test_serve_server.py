@@ -56,12 +56,17 @@ def ended(pid: int) -> Iterator[None]:
         os.close(pidfd)
 
 
+def ready(server: Server) -> tuple[int, Path]:
+    """Starts the server, and waits for it: its session and its shared memory."""
+    server.start()
+    server.wait_ready()
+    return server.pid, shared_memory_of(server.log)
+
+
 @pytest.mark.parametrize("options", [(), ("stubborn",)])
 def test_a_ready_server_is_stopped_with_all_that_belongs_to_it(tmp_path: Path, options: tuple[str, ...]) -> None:
     server = Server(fake_launch(*options), tmp_path / "vllm.log")
-    server.start()
-    server.wait_ready()
-    session, memory = server.pid, shared_memory_of(server.log)
+    session, memory = ready(server)
     assert len(supervisor.session_processes(session)) == 3  # the fake, its worker, Python's resource tracker
     assert memory.exists()
     server.stop()
@@ -129,9 +134,7 @@ def test_a_server_that_dies_at_the_start_is_one_error_with_its_telling_line(tmp_
 
 def test_a_server_that_dies_later_is_one_error(tmp_path: Path) -> None:
     with Server(fake_launch(), tmp_path / "vllm.log") as server:
-        server.start()
-        server.wait_ready()
-        session, memory = server.pid, shared_memory_of(server.log)
+        session, memory = ready(server)
         for pid in supervisor.session_processes(session):
             if b"-c\0\nimport http.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
@@ -151,9 +154,7 @@ def test_ready_means_that_every_model_is_there(tmp_path: Path) -> None:
 
 def test_a_killed_supervisor_leaves_nothing_after_stop(tmp_path: Path) -> None:
     server = Server(fake_launch(), tmp_path / "vllm.log")
-    server.start()
-    server.wait_ready()
-    session, memory = server.pid, shared_memory_of(server.log)
+    session, memory = ready(server)
     scratch = Path(server._scratch)
     assert scratch.is_dir()
     os.kill(session, signal.SIGKILL)
@@ -370,9 +371,7 @@ def test_a_supervisor_that_is_stopped_is_ended_too(tmp_path: Path, monkeypatch: 
     """It stayed, stopped, and its command ended with a traceback."""
     monkeypatch.setattr(server_module, "STOP_S", 0.5)
     server = Server(fake_launch(), tmp_path / "vllm.log")
-    server.start()
-    server.wait_ready()
-    session, memory = server.pid, shared_memory_of(server.log)
+    session, memory = ready(server)
     os.kill(session, signal.SIGSTOP)
     server.stop()
     assert not Path(f"/proc/{session}").exists()

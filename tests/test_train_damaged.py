@@ -101,10 +101,15 @@ def test_a_checkpoint_with_a_right_digest_and_wrong_content_is_passed_over(
     data = {"a pickle": pickle.dumps(Evil()), "nothing": b"", "half of it": whole[: len(whole) // 2]}
     (folder / "state.pt").write_bytes(data.get(what, buffer.getvalue()))
     (folder / "sha256").write_text(digest(folder / "state.pt"))
-    found, damaged = load_latest(tmp_path)
-    assert found is not None
-    assert (found.progress.step, damaged) == (1, [folder])
+    assert_passed_over(tmp_path, folder, 1)
     assert not (tmp_path / "it-ran").exists()
+
+
+def assert_passed_over(run: Path, folder: Path, step: int) -> None:
+    """The newest checkpoint is damaged, and the one before it is found."""
+    found, damaged = load_latest(run)
+    assert found is not None
+    assert (found.progress.step, damaged) == (step, [folder])
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
@@ -158,10 +163,7 @@ def test_weights_that_are_no_plain_numbers_are_passed_over(to: str, tmp_path: Pa
     checkpoint.save(tmp_path, state(1))
     weight = torch.ones(2, 2)
     made = {"sparse": weight.to_sparse(), "whole numbers": weight.long(), "nothing at all": weight.to("meta")}[to]
-    folder = checkpoint.save(tmp_path, replace(state(2), adapter={"w": made}))
-    found, damaged = load_latest(tmp_path)
-    assert found is not None
-    assert (found.progress.step, damaged) == (1, [folder])
+    assert_passed_over(tmp_path, checkpoint.save(tmp_path, replace(state(2), adapter={"w": made})), 1)
 
 
 @pytest.mark.parametrize("name", ["state.pt", "sha256"])
@@ -172,10 +174,7 @@ def test_a_checkpoint_with_a_pipe_in_it_is_passed_over(name: str, tmp_path: Path
     newest = tmp_path / "checkpoints" / "step-000004"
     (newest / name).unlink()
     os.mkfifo(newest / name)
-    found, damaged = load_latest(tmp_path)
-    assert found is not None
-    assert found.progress.step == 3
-    assert damaged == [newest]
+    assert_passed_over(tmp_path, newest, 3)
     os.mkfifo(tmp_path / CONFIG)
     assert resume_command(tmp_path) == f"msgrpo train --resume --out {tmp_path}"
 

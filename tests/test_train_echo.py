@@ -23,7 +23,7 @@ from msgrpo.train.rivals import choose
 from msgrpo.train.rivals.echo import observed_tokens
 from msgrpo.train.rivals.optimal import Advice, Optimal
 from msgrpo.train.update import _accumulate, lessons, micro_batches, pick, update
-from tests.train_helpers import learner, played
+from tests.train_helpers import learner, moved_policy, played
 
 WEIGHT = 0.3
 SMALL = ["groups=2", "group_size=4", "select=all", "minibatches=1", "evaluation=4(film=0)"]
@@ -35,11 +35,7 @@ def config(loss: str, *settings: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    made = Policy(config("clip"))
-    generator = torch.Generator().manual_seed(1)
-    for weight in made.parameters:  # LoRA's first weights give no gradient to one of its two factors
-        weight.data = torch.randn(weight.shape, generator=generator) * 0.02
-    return made
+    return moved_policy(config("clip"))
 
 
 @pytest.fixture(scope="module")

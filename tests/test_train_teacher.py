@@ -34,7 +34,7 @@ from msgrpo.train.rivals.contract import Learner, Teacher
 from msgrpo.train.rivals.distilled import loaded
 from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens, advised
 from msgrpo.train.update import _accumulate, pick
-from tests.train_helpers import learner, played
+from tests.train_helpers import learner, moved_policy, played
 
 SMALL = ["groups=3", "group_size=4", "select=all", "minibatches=1", "evaluation=4(film=0)", "loss=clip(kl=0)"]
 LAKE = get_scenario("frozen-lake")
@@ -55,11 +55,7 @@ def lessons(chosen: TrainConfig, policy: Policy) -> tuple[list[Lesson], Learner]
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    made = Policy(config("teacher=optimal"))
-    generator = torch.Generator().manual_seed(1)
-    for weight in made.parameters:  # LoRA's first weights give no gradient to one of its two factors
-        weight.data = torch.randn(weight.shape, generator=generator) * 0.02
-    return made
+    return moved_policy(config("teacher=optimal"))
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,14 @@ def engine_of(policy: Policy, config: TrainConfig | None = None) -> HfEngine:
     return HfEngine(policy, get_scenario("frozen-lake"), config or tiny())
 
 
+def moved_policy(config: TrainConfig) -> Policy:
+    """A policy all of whose weights have a gradient: LoRA's first ones give none to one of its two factors."""
+    made, generator = Policy(config), torch.Generator().manual_seed(1)
+    for weight in made.parameters:
+        weight.data = torch.randn(weight.shape, generator=generator) * 0.02
+    return made
+
+
 class Told(Quiet):
     """Keeps what a run says."""
 
@@ -71,9 +79,9 @@ def learner(seed: int = 0, policy: Any = None) -> Learner:
     return Learner(policy, ALONE, torch.Generator().manual_seed(seed))
 
 
-def samples_in(picked: list[Picked], config: TrainConfig, tokenizer: Any = None) -> list[Sample]:
+def samples_in(picked: list[Picked], config: TrainConfig) -> list[Sample]:
     """The turns that an update would see."""
-    return [sample for one in picked for sample in one.samples(config, tokenizer)]
+    return [sample for one in picked for sample in one.samples(config, None)]
 
 
 def first_playing(config: TrainConfig, policy: Policy) -> Playing:
