@@ -541,7 +541,6 @@ class Named(RandomAgent):
         (["mine"], {"scenarios": [LAKE, LAKE]}, "two scenarios are named 'frozen-lake'"),
         (["Random "], {}, "'Random ' reads like another agent's name"),
         ([], {}, "there are 0 agents and 1 scenarios"),
-        (["mine"], {"scenarios": [replace(LAKE, actions=[*LAKE.actions])]}, "actions of frozen-lake are a list"),
         (["mine"], {"scenarios": [replace(LAKE, id="mine")]}, "the name 'mine' does not lead to this scenario"),
         (["mine"], {"repeats": 1001}, "repeats is 1001: 1000 is the most"),
         (["mine"], {"concurrency": 2 * 10**9}, "concurrency is 2000000000"),
