@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from msgrpo.errors import UsageError
 from msgrpo.game import Game, Scenario
@@ -192,7 +193,7 @@ def check_agent(agent: Agent) -> None:
     try:
         if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
             raise TypeError("this is no dict whose keys are text")
-        json.dumps(settings, allow_nan=False)
+        from_json(json.dumps([[[settings]]], allow_nan=False))  # within an episode; too deep, and nobody reads it
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"settings of the agent {spec} gave {reprlib.repr(settings)}, which no record can hold: {error}",

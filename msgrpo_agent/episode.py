@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo.agent import LONGEST_SPEC, Agent, Completion, Decision, FinishReason, ParseFailure, View
+from msgrpo.agent import LONGEST_SPEC, Agent, Completion, Decision, FinishReason, ParseFailure, View, check_agent
 from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError, first_fault
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
@@ -143,8 +143,12 @@ async def play_episode(
     """Play from the start to the end.
 
     A failure, of an endpoint or of the game's own code, is never turned into a move: the episode ends with `error`
-    set and has no result. A fatal one (wrong key, unknown model) is raised.
+    set and has no result. A fatal one (wrong key, unknown model) is raised, and UsageError for agents that are none
+    or do not have the seats, and for seeds that no record holds.
     """
+    if not set(agents) >= set(scenario.players):
+        seats = ", ".join(scenario.players)
+        raise UsageError(f"the players of {scenario.id} are {seats}, and agents were given for {list(agents)}")
     episode = new_episode(scenario, agents, start_seed, chance_seed, sampling_seed)
     async with place_for(scenario):
         try:
@@ -193,16 +197,25 @@ async def play_on(
 def new_episode(
     scenario: Scenario, agents: Mapping[str, Agent], start_seed: int, chance_seed: int, sampling_seed: int
 ) -> Episode:
-    """An episode without turns, with the agents and settings that its record names."""
-    return Episode(
-        scenario=scenario.id,
-        start_seed=start_seed,
-        chance_seed=chance_seed,
-        sampling_seed=sampling_seed,
-        agents={player: agent.spec for player, agent in agents.items()},
-        settings={player: agent.settings() for player, agent in agents.items()},
-        versions=versions() | {"rules": scenario.rules_hash},
-    )
+    """An episode without turns, with the agents and settings that its record names. Raises UsageError for agents and
+    seeds that it cannot name.
+    """
+    try:
+        return Episode(
+            scenario=scenario.id,
+            start_seed=start_seed,
+            chance_seed=chance_seed,
+            sampling_seed=sampling_seed,
+            agents={player: agent.spec for player, agent in agents.items()},
+            settings={player: agent.settings() for player, agent in agents.items()},
+            versions=versions() | {"rules": scenario.rules_hash},
+        )
+    except (AttributeError, TypeError, ValidationError) as error:
+        for agent in agents.values():
+            check_agent(agent)
+        if isinstance(error, ValidationError):
+            raise UsageError(f"no episode can be recorded so: {first_fault(error, 'it')}") from error
+        raise
 
 
 def view_of(game: Game, scenario: Scenario, player: str, sampling_seed: int, turns: Sequence[Turn] = ()) -> View:

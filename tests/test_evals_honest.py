@@ -332,7 +332,7 @@ def test_asking_again_reads_sampling_settings_that_are_none(sampling: Any, tmp_p
     played(tmp_path, scripted("nano", answer("up")), episodes=1)
     file = next(tmp_path.glob("nano/*.jsonl"))
     rewritten(file, lambda rows: [row | {"settings": {"player": {"sampling": sampling}}} for row in rows])
-    assert asyncio.run(ask_again(file, scripted("nano", answer("up")), 1)).summary.endswith("1 of 1 turns")
+    assert asyncio.run(ask_again(file, scripted("nano", answer("up")), 1)).summary.endswith("1 of 1 turn")
 
 
 def test_each_record_is_asked_about_in_its_own_words_and_an_empty_one_hides_no_other(

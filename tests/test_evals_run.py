@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -617,6 +618,7 @@ def odd(settings: Any) -> Named:
         (odd({"seen": math.nan}), "not JSON compliant"),
         (odd({1: 2}), "no dict whose keys are text"),
         (odd(None), "gave None"),
+        (odd({"deep": reduce(lambda inner, _: [inner], range(250), [])}), "recursion limit"),
         (Named("x\x1by"), "the spec of the agent Named is"),
         (Named(""), "the spec of the agent Named is ''"),
         (Named("x" * 5000), "the spec of the agent Named is 'xxx"),

@@ -5,9 +5,11 @@ import hashlib
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from msgrpo.episode import play_episode
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import load
@@ -109,3 +111,20 @@ def test_the_starts_of_a_single_one_have_no_spread(tmp_path: Path) -> None:
     (row,) = build(*load(tmp_path)).rows
     assert row.spread_within is not None
     assert row.spread_between is None
+
+
+@pytest.mark.parametrize(
+    ("agents", "seed", "said"),
+    [
+        ({"player": "random"}, 0, "'random' is the name of an agent"),
+        ({"player": RandomAgent}, 0, "RandomAgent is a class"),
+        ({}, 0, r"the players of frozen-lake are player, and agents were given for \[\]"),
+        ({"me": RandomAgent()}, 0, r"agents were given for \['me'\]"),
+        ({"player": RandomAgent()}, -1, "start_seed: Input should be greater than or equal to 0"),
+    ],
+)
+def test_who_can_play_no_episode_is_named(agents: dict[str, Any], seed: int, said: str) -> None:
+    """These were errors of Python and pydantic; where a seat was empty, the game was said to be at fault."""
+    playing = play_episode(get_scenario("frozen-lake"), agents, start_seed=seed, chance_seed=0, sampling_seed=0)
+    with pytest.raises(UsageError, match=said):
+        asyncio.run(playing)
