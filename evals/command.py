@@ -34,7 +34,7 @@ from msgrpo.evals.run import Elsewhere, can_play, evaluate
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
-from msgrpo.games import get_scenario
+from msgrpo.games import get_scenario, recorded_scenario
 from msgrpo.models.endpoint import RETRIES, Timeouts
 from msgrpo.output import err
 from msgrpo.prompt import as_given, json_object
@@ -223,6 +223,15 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         if not can_play(agent, scenario)
     ]
     notes += short
+    if options.regret:
+        notes += [f"{one.id} has no judge: nothing says what a move lost." for one in scenarios if one.judge is None]
+        notes += [
+            f"{play.label} in {play.scenario}: no move was judged: the judge failed, or the episodes are older."
+            for play in chosen
+            if play.finished
+            and recorded_scenario(play.scenario).judge is not None
+            and all(turn.regret is None for turn in play.turns)
+        ]
     if progress.given_up:
         given_up = counted(progress.given_up, "episode", "was", "were")
         notes.append(f"{given_up} given up after three failures: --retry-failed plays on.")

@@ -104,7 +104,8 @@ def _notes_of(play: Series) -> Iterator[str]:
         )
     judged = [turn.regret is not None for turn in play.turns]
     if any(judged) and not all(judged):
-        yield f"{where}: {sum(judged)} of {len(judged)} moves were judged, the others are older"
+        count = f"{sum(judged)} of {len(judged)} moves were judged"
+        yield f"{where}: {count}; the others are older, or their judge failed"
     if play.unfinished and play.finished:
         yield f"{where}: {_with_unfinished(play)}"
 

@@ -34,7 +34,7 @@ from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, evaluate
 from msgrpo.evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.game import Judgement, Scenario
-from msgrpo.games import get_scenario
+from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.models.endpoint import EndpointModel
 from msgrpo.models.generation import Row
 from msgrpo.models.loading import nano
@@ -187,7 +187,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.run import evaluate
-from msgrpo.games import get_scenario
+from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
 def die(progress):
     if progress.done == int(sys.argv[2]):
@@ -497,6 +497,21 @@ async def test_regrets_are_judged_recorded_and_tabled(tmp_path: Path) -> None:
     record.write_text("".join(episode.model_dump_json() + "\n" for episode in episodes))
     assert verify(record).misjudged == 1
     assert "REGRETS: those of 1 are not" in verify(record).summary
+
+
+def test_moves_that_nobody_judged_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--regret` in a game without a judge, or with one that failed, left the column out without a word."""
+
+    def fails(game: Any, player: str) -> Judgement:
+        raise ZeroDivisionError
+
+    for judge, said in ((None, "frozen-lake has no judge"), (fails, "random in frozen-lake: no move was judged")):
+        monkeypatch.setitem(SCENARIOS, "frozen-lake", replace(LAKE, judge=judge))
+        options = command.Options(
+            agents=["random"], scenarios=["frozen-lake"], episodes=2, out=tmp_path / said[:6], regret=True
+        )
+        notes = command.run(options, Console(file=io.StringIO())).notes
+        assert [note for note in notes if "judge" in note] == [next(note for note in notes if note.startswith(said))]
 
 
 async def test_how_long_a_game_is_judged_does_not_decide_which_turns_are_a_batch(tmp_path: Path) -> None:
