@@ -9,7 +9,6 @@ in tic-tac-toe; elsewhere playouts estimate it, and a difference counts only whe
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from msgrpo.episode import Episode, Turn
 from msgrpo.errors import GameFaultError
-from msgrpo.game import AnyText, Game, Judge, Judgement, Outcome, Scenario
+from msgrpo.game import MOST_POINTS, AnyText, Game, Judge, Judgement, Outcome, Scenario
 from msgrpo.limits import asked_of, games_code
 
 FUTURES, HORIZON = 8, 8  # and their steps; a compromise between noise and time
@@ -76,13 +75,14 @@ def judgement_of(scenario: Scenario, game: Game, player: str) -> Judgement:
 
 
 def _numbers(said: Mapping[str | None, float]) -> dict[str | None, float]:
-    """What a judge says of each action as plain numbers. Raises GameFaultError unless they are finite."""
+    """What a judge says of each action as plain numbers. Raises GameFaultError for those that no game pays."""
     try:
         numbers = {action: float(number) for action, number in said.items() if not isinstance(number, str)}
     except (TypeError, ValueError, OverflowError):
         numbers = {}
-    if len(numbers) < len(said) or not all(map(math.isfinite, numbers.values())):
-        raise GameFaultError(f"judge() gave {str(dict(said))[:80]}, not finite numbers", rule="judge")
+    if len(numbers) < len(said) or not all(abs(number) <= MOST_POINTS for number in numbers.values()):
+        what = f"not finite numbers up to {MOST_POINTS:g}"
+        raise GameFaultError(f"judge() gave {str(dict(said))[:80]}, {what}", rule="judge")
     return numbers
 
 

@@ -120,6 +120,10 @@ def refused(game: object, player: str) -> Judgement:
         (lambda game, player: Judgement(WORTH | {"jump": 1.0}), "not each legal action and None"),
         (lambda game, player: Judgement(WORTH | {"up": float("nan")}), "not finite numbers"),
         (lambda game, player: Judgement(WORTH | {"up": None}), "not finite numbers"),
+        (
+            lambda game, player: Judgement(WORTH | {"up": 1e16}),
+            "not finite numbers up to",
+        ),  # no record holds the loss
         (lambda game, player: Judgement(WORTH | {"up": "1"}), "not finite numbers"),
         (lambda game, player: Judgement(WORTH, {"up": float("inf")}), "not finite numbers"),
         (lambda game, player: WORTH, "no Judgement"),
