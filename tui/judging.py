@@ -13,6 +13,7 @@ from msgrpo.errors import GameError
 from msgrpo.game import Game, Judgement, Scenario
 from msgrpo.judge import judgement_of
 from msgrpo.references import known_best
+from msgrpo.text import counted
 from msgrpo.tui.agents import in_daemon_thread
 from msgrpo.tui.match import Match
 from msgrpo.tui.messages import Judged
@@ -76,8 +77,7 @@ class Judging:
             return "no mistake"
         worst = max(costs, key=lambda step: costs[step])
         chosen = session.frames[worst].turns[player].action or idle
-        mistakes = f"{len(costs)} mistake{'s' if len(costs) > 1 else ''}"
-        return f"{mistakes}, the worst at step {worst}: {chosen} lost {costs[worst]:.2f}"
+        return f"{counted(len(costs), 'mistake')}, the worst at step {worst}: {chosen} lost {costs[worst]:.2f}"
 
     def look(self) -> None:
         """Judge what is not judged yet."""

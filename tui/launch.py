@@ -25,7 +25,7 @@ from msgrpo.limits import games_code
 from msgrpo.loopback import is_loopback, is_own
 from msgrpo.models.lora import read_adapter_config
 from msgrpo.specs import shipped
-from msgrpo.text import interval_text
+from msgrpo.text import counted, interval_text
 from msgrpo.tui import film
 from msgrpo.tui.agents import HUMAN, Resolve, Table
 from msgrpo.tui.choices import memory_file, missing_extra
@@ -316,7 +316,7 @@ def print_run(run: Learning, console: Console) -> None:
     """The run as text: where it stands, its evaluations, the newest update's groups, its film in one line."""
     lines = [run.title()]
     for step, mean, low, high in run.evaluations:
-        lines.append(f"  after {step} updates: {run.score} {mean:.3f} {interval_text(low, high, '.3f')}")
+        lines.append(f"  after {counted(step, 'update')}: {run.score} {mean:.3f} {interval_text(low, high, '.3f')}")
     if run.update is not None:
         lines.append(f"update {run.step}: " + "  ".join(f"{name} {value}" for name, value in run.facts()))
         for row in run.update.groups:

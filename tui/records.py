@@ -13,6 +13,7 @@ from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.record import TRANSCRIPTS, records_in
 from msgrpo.game import MISTAKE, Outcome
+from msgrpo.text import counted
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.session import points, short_name
 
@@ -71,7 +72,7 @@ class Records:
                 f"the only line of {path} is cut off: its writer was stopped" if torn else f"{path} holds no episode",
                 fix="play or evaluate again to record one",
             )
-        left_out = f" · {damaged} file{'s' if damaged > 1 else ''} left out: no record" if damaged else ""
+        left_out = f" · {counted(damaged, 'file')} left out: no record" if damaged else ""
         return cls(f"{path}{left_out}", episodes)
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from msgrpo.evals.stats import bootstrap_mean
-from msgrpo.text import interval_text
+from msgrpo.text import counted, interval_text
 from msgrpo.tui.match import Match, opponent
 from msgrpo.tui.session import Setup, points, short_name
 
@@ -46,7 +46,7 @@ def verdict(match: Match) -> str:
     steps = ""
     if totals[0] == totals[1]:
         quick, slow = lasts[won].step, lasts[1 - won].step
-        steps = f", in {quick} step{'s' if quick > 1 else ''} against {slow}"
+        steps = f", in {counted(quick, 'step')} against {slow}"
     return f"{text}  —  {name} {'win' if name == 'you' else 'wins'}{steps}"
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgrpo.errors import UsageError
 from msgrpo.game import Board, Place, Role
+from msgrpo.text import counted
 from msgrpo.tui.scenes import Scenes, learner_of
 from msgrpo.tui.session import Session, ending, points
 from msgrpo.tui.theme import DAY
@@ -77,7 +78,7 @@ def _panel(scene: Scene) -> str:
     session = scene.session
     frame = session.frame
     total = frame.tallies[learner_of(session.episode)].total
-    title = f"after {scene.step} update{'' if scene.step == 1 else 's'}"
+    title = f"after {counted(scene.step, 'update')}"
     below = [ending(session, frame) or "not over", f"return {points(round(total, 3))}, {frame.step} steps"]
     words = [_text(title, SIDE / 2, SIZE, "bold")]
     words += [_text(line, SIDE / 2, HEAD + SIDE + SIZE + 5 + 16 * row) for row, line in enumerate(below)]

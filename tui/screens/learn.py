@@ -18,6 +18,7 @@ from textual.widgets import Static
 from textual_plotext import PlotextPlot
 
 from msgrpo.errors import MsgrpoError
+from msgrpo.text import counted
 from msgrpo.tui.clock import Cancel, once_drawn
 from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
@@ -175,7 +176,7 @@ class LearnScreen(Screen[None]):
     def episode_title(self) -> str:
         run = self.run
         if run.filming:
-            return f"after {run.film.step} update{'' if run.film.step == 1 else 's'}"
+            return f"after {counted(run.film.step, 'update')}"
         follows = "" if run.following else "   (end: the newest)"
         return f"update {run.step}{follows}" if run.step else "no update" if run.done else "no update yet"
 
