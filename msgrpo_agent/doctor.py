@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from msgrpo.extras import EXTRAS
 from msgrpo.install import install_command
 from msgrpo.models.gguf_file import cache_folder, converted
+from msgrpo.text import counted
 
 LONGEST_S = 120  # for importing one package
 DISTRIBUTION = {"stable_baselines3": "stable-baselines3", "textual_serve": "textual-serve", "pyspiel": "open_spiel"}
@@ -31,7 +32,9 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at Python, the extras, the GPU and vLLM; imports nothing heavy into this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    here = Finding("python", True, f"{platform.python_version()} on {platform.machine()}, {cores} cores")
+    here = Finding(
+        "python", True, f"{platform.python_version()} on {platform.machine()}, {counted(cores or 1, 'core')}"
+    )
     return [here, *map(_extra, EXTRAS), _gpu(), _vllm(), _cache()]
 
 

@@ -275,7 +275,7 @@ def tensor(name: str) -> bytes:
         (
             header(text_field("general.architecture", "llama"), number_field("llama.block_count", 10**6))
             + tensor("t"),
-            "claims 1000000 layers and holds 1 tensors",
+            "claims 1000000 layers and holds 1 tensor",
         ),
     ],
 )
@@ -299,7 +299,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_sentence(tmp_path: Path, c
             tmp_path / "mixed.gguf", rule="gpt-2", merges=MERGES
         ),
         "splits text into tokens by the rule 'unheard-of'": write(tmp_path / "rule.gguf", rule="unheard-of"),
-        "lacks 1 tensors, like model.layers.1.mlp.down_proj.weight": write(
+        "lacks 1 tensor, like model.layers.1.mlp.down_proj.weight": write(
             tmp_path / "hole.gguf", drop="blk.1.ffn_down.weight"
         ),
     }.items():

@@ -25,6 +25,7 @@ from msgrpo.errors import LONGEST_REASON, ModelError
 from msgrpo.extras import needs
 from msgrpo.files import check_regular, digest, open_lock, replacing_folder
 from msgrpo.models.headers import save_base
+from msgrpo.text import counted
 
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
 CONVERSION = 2  # of the folder's name: what an older one made is made again (1 had not the file's splitting rule)
@@ -172,7 +173,9 @@ def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
             fix="fetch the file again; or give a folder with safetensors instead",
         ) from error
     if lost := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
-        raise ModelError(f"the model {file} lacks {len(lost)} tensors, like {lost[0]}", fix="fetch the file again")
+        raise ModelError(
+            f"the model {file} lacks {counted(len(lost), 'tensor')}, like {lost[0]}", fix="fetch the file again"
+        )
     plain.tie_weights()
     plain.generation_config = loaded.generation_config
     save_base(plain, tokenizer, folder)
@@ -205,7 +208,7 @@ def check(file: Path) -> Header:
     if not isinstance(layers, int) or not 0 <= layers <= len(header.tensors):
         raise ModelError(
             f"the model {file} is damaged: it claims {str(layers)[:60]} layers and holds "
-            f"{len(header.tensors)} tensors",
+            f"{counted(len(header.tensors), 'tensor')}",
             fix="fetch the file again",
         )
     with needs(f"the model {file.name}", "gguf"):

@@ -38,6 +38,7 @@ from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, longest_sharing, trunk_and_head
 from msgrpo.prompt import USUAL, Asked, Past, PromptTemplate
 from msgrpo.references import description_of, known_best
+from msgrpo.text import counted
 from msgrpo.train.nano import begun
 from msgrpo.train.nano.build import PLAY, TOUR, Row, Source, pick, shuffled
 from msgrpo.train.nano.sampled import own_rows
@@ -229,7 +230,7 @@ class Teaching:
         saved = begun.load(file, self.planned)
         if saved["step"] > self.steps:
             raise UsageError(
-                f"{file.parent} has {saved['step']} steps already", fix=f"--steps {saved['step']}, or more"
+                f"{file.parent} has {counted(saved['step'], 'step')} already", fix=f"--steps {saved['step']}, or more"
             )
         for name in COUNTS:
             setattr(self, name, saved[name])
