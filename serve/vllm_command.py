@@ -131,7 +131,7 @@ def _tuned(request: Request, engine: Engine) -> list[str]:
     options += ["--generation-config", "vllm"]
     if engine == "cpu":
         # A seeded request whose prompt is split by chunked prefill kills the CPU engine. Blocks of 32 (the default
-        # is 128) let short prompts share their prefix. float32 is what the in-process model computes in.
+        # is 128) let short prompts share their prefix. float32 is what nano computes in, in process.
         options += ["--dtype", "float32", "--block-size", "32", "--no-enable-chunked-prefill"]
     elif request.dtype or request.base == NANO:
         options += ["--dtype", request.dtype or "float32"]
