@@ -356,6 +356,14 @@ def test_a_price_is_known_given_or_asked_for(monkeypatch: pytest.MonkeyPatch) ->
         price_of(make_config(given={"backend": "tinker(max_cost=1)", "base": "some/model"}))
 
 
+@pytest.mark.parametrize("count", ["Infinity", "NaN", "1e400", "1" + "0" * 400, "-1", "null", '"1"'])
+def test_a_ledger_that_is_damaged_is_told_and_not_counted_from_0(count: str, tmp_path: Path) -> None:
+    """An infinite count ended in a traceback, and one below 0 counted as nothing spent."""
+    (tmp_path / "cost.json").write_text(f'{{"tokens": {{"prefill": {count}, "sample": 1, "train": 1}}}}')
+    with pytest.raises(RunError, match="nobody knows what was spent"):
+        Meter.of(settings(backend=PRICED), tmp_path)
+
+
 def test_a_meter_never_passes_its_limit() -> None:
     meter = Meter(ServicePrice(1.0, 2.0, 3.0, "here"), limit=10e-6)
     meter.reserve(prefill=2, sample=4)  # 2 + 8

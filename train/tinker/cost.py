@@ -24,6 +24,7 @@ from msgrpo.train.config import TrainConfig
 HOST = "tinker.thinkingmachines.dev"  # where the SDK goes unless TINKER_BASE_URL names another host
 LEDGER = "cost.json"
 WRITE_S = 5.0  # between two writings of the ledger: what a kill can make it forget
+MOST_TOKENS = 10**15  # that a run may have spent; more is damage
 KINDS = ("prefill", "sample", "train")
 PRICED = "--backend 'tinker(prefill=…, sample=…, train=…)'"
 
@@ -102,7 +103,9 @@ class Meter:
         meter = cls(price_of(config), config.service.max_cost, out / LEDGER)
         try:
             spent = from_json(read_regular(out / LEDGER))["tokens"]
-            meter.tokens = {kind: max(0, int(spent[kind])) for kind in KINDS}
+            if not all(0 <= spent[kind] < MOST_TOKENS for kind in KINDS):
+                raise ValueError("its counts are none")
+            meter.tokens = {kind: int(spent[kind]) for kind in KINDS}
         except FileNotFoundError:
             pass  # nothing was spent yet
         except (OSError, ValueError, KeyError, TypeError) as error:
