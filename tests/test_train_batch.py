@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -436,6 +437,14 @@ def test_each_turn_of_a_kept_episode_has_its_own_credit() -> None:
     )
     assert by_episode == set(one.advantages_G.tolist())
     assert by_turn != by_episode
+
+
+def test_the_words_before_an_action_weigh_as_the_credit_says() -> None:
+    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: "x" * len(ids))  # no action: words only
+    for credit, weights in (("episode", ()), ("episode(words=0.5)", (0.5, 0.5))):
+        settings = config(credit=credit, select="all", group_size=2)
+        picked = pick([group(0, 1)], settings, learner())
+        assert {sample.weights for sample in samples_in(picked, settings, tokenizer)} == {weights}
 
 
 def test_flat_groups_take_no_draw() -> None:

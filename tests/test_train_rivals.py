@@ -72,6 +72,9 @@ def test_where_there_is_no_other_start_the_value_is_the_mean() -> None:
     states = torch.ones(3, 2, dtype=torch.float64)
     (alone,) = left_out_values([states], [sums_of(states, torch.arange(3.0).double())], [0])
     assert alone.tolist() == [1, 1, 1]
+    past = sums_of(states, torch.full((3,), 5.0).double())  # where earlier updates tell of others, they are asked
+    (asked,) = left_out_values([states], [sums_of(states, torch.arange(3.0).double())], [0], past)
+    assert asked.tolist() == pytest.approx([5, 5, 5], abs=1e-4)
 
 
 def test_the_other_seat_of_a_game_is_no_data() -> None:
@@ -160,6 +163,10 @@ def test_every_turn_of_a_rollout_has_a_value() -> None:
     groups = playing.groups(episodes)
     values = critic_values(learner(policy=policy), groups, 1.0)
     assert [[len(one) for one in group.turns] for group in groups] == [[len(one) for one in of] for of in values]
+    for memory, kept in ((1.0, []), (4.0, ["critic"])):
+        context = learner(policy=policy)
+        critic.Critic(memory=memory).of_groups(groups, context)
+        assert list(context.memory) == kept
     same = [values[0][j][0] for j in range(6)]
     assert same == pytest.approx([same[0]] * 6)  # one prompt, one value
     assert all(math.isfinite(value) for of_group in values for one in of_group for value in one)

@@ -233,6 +233,31 @@ def test_a_minibatch_by_hand(over: str, micro: int) -> None:
     assert stub.parameter.grad.item() == pytest.approx(-share - 0.5)
 
 
+def test_means_are_over_minibatches_and_the_mismatch_is_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps, a gradient of 3 cut off at 0.2 in each; then the weights are no longer the engine's."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    computed = iter([({"loss": 1.0, "mismatch": 0.1}, 0.2), ({"loss": 3.0, "mismatch": 0.9}, 5.0)])
+
+    def accumulate(*given: Any) -> tuple[dict[str, float], float]:
+        weight.grad = torch.tensor([3.0])
+        sums, furthest = next(computed)
+        return dict.fromkeys(update.SUMS, 0.0) | sums, furthest
+
+    monkeypatch.setattr(update, "_accumulate", accumulate)
+    policy: Any = SimpleNamespace(parameters=[weight], model=SimpleNamespace(dtype=torch.float32))
+    samples = [taught((1, i), (5,), (-1.0,), 1.0) for i in range(2)]
+    config = make_config(settings=["minibatches=2", "learning_rate=0.5"], given={"steps": 20})
+    stats = update.update(policy, torch.optim.SGD([weight]), samples, config, torch.Generator(), 4)
+    assert (stats["update/loss"], stats["update/grad_norm"]) == (2.0, 3.0)
+    assert (stats["engine/mismatch_mean"], stats["engine/mismatch_max"]) == (0.1, 0.2)
+    assert weight.item() == pytest.approx(-2 * 0.5 * 0.2)
+
+
+def test_ranks_sums_are_added_and_the_furthest_is_the_furthest_of_all() -> None:
+    one, other = (dict.fromkeys(update.SUMS, value) for value in (1.0, 2.0))
+    assert update._joined([(one, 0.3), (other, 0.1)]) == (dict.fromkeys(update.SUMS, 3.0), 0.3)
+
+
 def test_an_update_that_learns_from_nothing_writes_no_mean_of_it() -> None:
     """Loss, ratio and gradient stood as 0, as if they had been measured, and pulled every curve and median down."""
     policy, config = Policy(tiny()), tiny()
