@@ -15,6 +15,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, Starcoder2Config, St
 
 from msgrpo.agent import ParseFailure, Sampling
 from msgrpo.episode import Episode, Turn
+from msgrpo.errors import RunError
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.models.paths import NANO_DIR
@@ -251,6 +252,18 @@ def test_means_are_over_minibatches_and_the_mismatch_is_of_the_first(monkeypatch
     assert (stats["update/loss"], stats["update/grad_norm"]) == (2.0, 3.0)
     assert (stats["engine/mismatch_mean"], stats["engine/mismatch_max"]) == (0.1, 0.2)
     assert weight.item() == pytest.approx(-2 * 0.5 * 0.2)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_changes_no_weight(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    sums = dict.fromkeys(update.SUMS, 0.0) | {"loss": value}
+    monkeypatch.setattr(update, "_accumulate", lambda *given: (sums, 0.0))
+    policy: Any = SimpleNamespace(parameters=[weight], model=SimpleNamespace(dtype=torch.float32))
+    samples = [taught((1,), (5,), (-1.0,), 1.0)]
+    with pytest.raises(RunError, match="the loss is not finite in update 4"):
+        update.update(policy, torch.optim.SGD([weight]), samples, tiny(), torch.Generator(), 3)
+    assert weight.item() == 0
 
 
 def test_ranks_sums_are_added_and_the_furthest_is_the_furthest_of_all() -> None:
