@@ -296,6 +296,7 @@ def sample(own: int, answer: int, advantage: float = 0.0) -> Sample:
 
 def test_a_samples_tokens_are_those_of_prompt_and_answer() -> None:
     assert sample(3, 4).tokens == 2 + 3 + 4
+    assert replace(sample(3, 2, advantage=2.0), weights=(0.5, 1.0)).advantages == (1.0, 2.0)
     assert taught((7,), (9, 9), (-0.5, -0.5), 0.0).was_sampled
     assert not taught((7,), (9, 9), (-0.5, math.nan), 0.0).was_sampled  # a teacher's word in the policy's answer
 
