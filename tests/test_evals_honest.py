@@ -509,6 +509,9 @@ def test_seeds_and_starts_have_each_their_own_part_of_the_interval() -> None:
     half = math.sqrt((12.7062**2 * 2 / 3 + 4.30265**2 * 1) / 6)
     low, high = few_seeds_interval(np.array([[2.0, 0.0, 1.0], [1.0, 0.0, 0.0]]))
     assert (low, high) == pytest.approx((2 / 3 - half, 2 / 3 + half), rel=1e-4)
+    half = math.sqrt(12.7062**2 * 49 / 6 / 6)  # MS_seeds = 49/6; MS_starts is 0, and less MS_rest no less
+    low, high = few_seeds_interval(np.array([[3.0, 2.0, 3.0], [0.0, 1.0, 0.0]]))
+    assert (low, high) == pytest.approx((1.5 - half, 1.5 + half), rel=1e-4)
 
 
 def test_seeds_with_the_same_mean_are_not_certain() -> None:
