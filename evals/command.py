@@ -248,7 +248,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     write_tables(board, chosen, options.out)
     if not board.rows:
         again = " with --retry-failed" if progress.given_up else ""
-        fix = f"start the same command again{again}"
+        fix = f"remove the cause, then start the same command again{again}"
         raise RecordError("there is no result to show: " + "; ".join(board.notes), fix=fix)
     return board
 
