@@ -11,7 +11,6 @@ needs root and the command `ip`. The disk is one: what a network file system doe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cluster_faults import HURT_AFTER, SETTINGS, saved, title, wait_for
+from cluster_faults import HURT_AFTER, SETTINGS, figures, pace_of, saved, title, wait_for
 from machine import options, write
 
 NODES = 4
@@ -164,11 +163,7 @@ def by_ray(fault: str, out: Path, started: list[subprocess.Popen[bytes]]) -> dic
     command = [sys.executable, "-m", "msgrpo.cli", "train", "--ray", f"{NET}0:{PORT}", "--out", str(out), *sets]
     driver = run_in(0, command, out.with_suffix(".log"))
     started.append(driver)
-    wait_for(lambda: saved(out) >= 1 or driver.poll() is not None)
-    first, began = saved(out), time.monotonic()
-    wait_for(lambda: saved(out) >= HURT_AFTER or driver.poll() is not None)
-    pace = (time.monotonic() - began) / max(saved(out) - first, 1)
-    at, hurt = saved(out), time.monotonic()
+    pace, at, hurt = pace_of(driver, out), saved(out), time.monotonic()
     over = threading.Event()
     if fault in ("cable", "first-cable"):
         rank = ranks(out)[0 if fault == "first-cable" else 1]
@@ -179,13 +174,7 @@ def by_ray(fault: str, out: Path, started: list[subprocess.Popen[bytes]]) -> dic
     seconds = time.monotonic() - hurt
     wait_for(lambda: driver.poll() is not None)
     over.set()
-    return {
-        "seconds to the next update": round(seconds, 1),
-        "seconds an update": round(pace, 1),
-        "exit status": driver.returncode,
-        "updates": saved(out),
-        "adapter": hashlib.sha256((out / "adapter_model.safetensors").read_bytes()).hexdigest()[:16],
-    }
+    return figures(out, seconds, pace, driver.returncode)
 
 
 def ranks(out: Path) -> list[psutil.Process]:

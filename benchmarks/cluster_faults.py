@@ -84,23 +84,31 @@ def be_patient() -> None:
 def measured(fault: str, out: Path, address: str) -> dict[str, Any]:
     """One run with one fault."""
     driver = start(out, address, *(("--rollouts", "vllm(servers=1)") if fault in SERVED else ()))
-    wait_for(lambda: saved(out) >= 1 or driver.poll() is not None)
-    first, began = saved(out), time.monotonic()
-    wait_for(lambda: saved(out) >= HURT_AFTER or driver.poll() is not None)
-    pace = (time.monotonic() - began) / max(saved(out) - first, 1)
-    at, hurt = saved(out), time.monotonic()
+    pace, at, hurt = pace_of(driver, out), saved(out), time.monotonic()
     again = FAULTS[fault](driver, out, address)
     wait_for(lambda: saved(out) > at or again.poll() is not None)
     seconds = time.monotonic() - hurt
     status = again.wait(PATIENCE_S)
+    left = len([*workers(), *workers("ray::_Host"), *workers("EngineCore")])
+    return {"fault": fault, **figures(out, seconds, pace, status), "processes left": left}
+
+
+def pace_of(driver: subprocess.Popen[bytes], out: Path) -> float:
+    """Seconds an update, of those that are saved before the run is hurt."""
+    wait_for(lambda: saved(out) >= 1 or driver.poll() is not None)
+    first, began = saved(out), time.monotonic()
+    wait_for(lambda: saved(out) >= HURT_AFTER or driver.poll() is not None)
+    return (time.monotonic() - began) / max(saved(out) - first, 1)
+
+
+def figures(out: Path, seconds: float, pace: float, status: int) -> dict[str, Any]:
+    """What a run that was hurt came to."""
     return {
-        "fault": fault,
         "seconds to the next update": round(seconds, 1),
         "seconds an update": round(pace, 1),
         "exit status": status,
         "updates": saved(out),
         "adapter": hashlib.sha256((out / "adapter_model.safetensors").read_bytes()).hexdigest()[:16],
-        "processes left": len([*workers(), *workers("ray::_Host"), *workers("EngineCore")]),
     }
 
 
