@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from msgrpo.evals.command import Options
 from msgrpo.evals.run import CHUNK, Given, evaluate, play_one
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
+from tests.command_line import PROGRAM
 from tests.test_train_ranks import LAKE as NEAR_LAKE
 from tests.test_train_ranks import ROOT
 
@@ -92,7 +92,7 @@ def test_bounds_of_the_whole_evaluation_are_refused() -> None:
 def test_a_worker_that_is_killed_costs_nothing_of_the_record(tmp_path: Path, own_ray: dict[str, str]) -> None:
     """On a cluster of this machine: its first worker is killed while it plays, and the chunk is played again."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
-    command = [sys.executable, "-m", "msgrpo.cli", "eval", "nano", "--scenario", NEAR_LAKE, "--episodes", "70"]
+    command = [*PROGRAM, "eval", "nano", "--scenario", NEAR_LAKE, "--episodes", "70"]
     own_ray |= {"PYTHONPATH": str(ROOT)}
     alone = subprocess.run([*command, "--out", str(tmp_path / "alone")], cwd=ROOT, env=own_ray, check=False)
     assert alone.returncode == 0

@@ -33,7 +33,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
 from msgrpo.serve.env_session import GAME_OVER, NO_GAME, TASKS, Catalogue, Move, Seen, Session
 from msgrpo.serve.preflight import free_port
-from tests.command_line import invoked
+from tests.command_line import PROGRAM, invoked
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = (
@@ -262,7 +262,7 @@ class Server:
         self._key = key
         environment = os.environ | ({"MSGRPO_API_KEY": key} if key else {})
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "msgrpo.cli", "env", "serve", *arguments, "--port", str(self.port)],
+            [*PROGRAM, "env", "serve", *arguments, "--port", str(self.port)],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,

@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor
 from msgrpo.serve.guard import LOAD, PATHS, UNLOAD
 from msgrpo.serve.preflight import free_port
+from tests.command_line import PROGRAM
 from tests.test_train_vllm import command
 
 pytestmark = [
@@ -103,7 +103,7 @@ def serving(folder: Path, until: str, *options: str) -> Iterator[Running]:
     port = free_port()
     adapters = [f"--adapter={run}" for run in sorted(folder.glob("runs/*")) if (run / ADAPTER_CONFIG).is_file()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "msgrpo.cli", "serve", *adapters, "--port", str(port), *options],
+        [*PROGRAM, "serve", *adapters, "--port", str(port), *options],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "MSGRPO_API_KEY": KEY, "COLUMNS": "200"},
         stdout=subprocess.PIPE,
@@ -176,7 +176,7 @@ def through_server(server: Running, name: str, prompt: Prompt, **settings: Any) 
 
 
 def test_it_lists_the_base_and_the_adapters_under_their_names(server: Running) -> None:
-    asked = [sys.executable, "-m", "msgrpo.cli", "serve", "--status", "--json", "--port", str(server.port)]
+    asked = [*PROGRAM, "serve", "--status", "--json", "--port", str(server.port)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MSGRPO_API_KEY": KEY}
     printed = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout
     assert json.loads(printed) == {"nano": None, "fl": "nano", "snake": "nano"}

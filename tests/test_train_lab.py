@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from msgrpo.run_log import METRICS, read_rows
 from msgrpo.specs import make_agent
 from msgrpo.train.lab import Job, Study, _alone, _same_study, load_study, run
 from msgrpo.train.lab_report import curve, markdown, reported
+from tests.command_line import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = """
@@ -97,7 +97,7 @@ def test_an_arm_has_the_studys_settings_and_its_own() -> None:
 
 
 def command(file: Path, out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "msgrpo.cli", "lab", str(file), "--out", str(out), "--json", *more]
+    return [*PROGRAM, "lab", str(file), "--out", str(out), "--json", *more]
 
 
 def done(out: Path) -> int:

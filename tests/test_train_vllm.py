@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from msgrpo.episode import read_episodes
 from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor
+from tests.command_line import PROGRAM
 from tests.test_train_ranks import LAKE
 
 pytestmark = [
@@ -35,7 +35,7 @@ TINY = [
 
 def command(out: Path, rollouts: str, *more: str) -> list[str]:
     settings = [part for setting in (*TINY, *more) for part in ("--set", setting)]
-    program = [sys.executable, "-m", "msgrpo.cli", "train", LAKE, "--steps", "3", "--out", str(out)]
+    program = [*PROGRAM, "train", LAKE, "--steps", "3", "--out", str(out)]
     return [*program, "--rollouts", rollouts, *settings]
 
 

@@ -21,6 +21,7 @@ from msgrpo.tui.agents import LazyAgent, in_daemon_thread
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
 from msgrpo.tui.session import Session, Setup
+from tests.command_line import PROGRAM
 from tests.tui_helpers import (
     ManualClock,
     answer,
@@ -124,7 +125,7 @@ async def test_no_text_from_outside_drives_the_terminal(app_of, way: str, clock:
     app = app_of(Setup("snake", "s", seed=3, step=True), s=agent)
     if way == "replayed":
         record = tmp_path / "r.jsonl"
-        command = [sys.executable, "-m", "msgrpo.cli", "eval", "random", "--scenario", "snake"]
+        command = [*PROGRAM, "eval", "random", "--scenario", "snake"]
         command += ["--episodes", "1", "--out", str(tmp_path / "eval")]
         subprocess.run(command, check=True, capture_output=True)
         line = json.loads((tmp_path / "eval" / "random" / "snake.jsonl").read_text())

@@ -26,9 +26,10 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.film import LAST_S, LONGEST_S, Film, _Draw
 from msgrpo.tui.records import Records
 from msgrpo.tui.session import Setup
+from tests.command_line import PROGRAM
 from tests.tui_helpers import answer, scripted
 
-COMMAND = [sys.executable, "-m", "msgrpo.cli", "play"]
+COMMAND = [*PROGRAM, "play"]
 
 
 def frames(file: Path) -> list[Image.Image]:

@@ -36,6 +36,7 @@ from msgrpo.tui.theme import DAY, NIGHT
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
 from msgrpo.tui.widgets.learning import Groups, turns
+from tests.command_line import PROGRAM
 from tests.tui_helpers import NARROWEST, ManualClock, keys_of, press, settle, until
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +51,7 @@ TINY = (
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "msgrpo.cli", *arguments]
+    return [*PROGRAM, *arguments]
 
 
 @pytest.fixture(scope="module")

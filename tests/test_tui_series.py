@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.status import worth
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView
+from tests.command_line import PROGRAM
 from tests.tui_helpers import PATIENCE_S, ManualClock, answer, play_screen, press, scripted, settle, ticks, until
 
 ROOT = Path(__file__).parents[1]
@@ -404,7 +404,7 @@ async def test_the_choices_of_the_start_screen_are_remembered(tmp_path: Path) ->
 
 def test_a_series_in_plain_text_plays_all_its_games_and_needs_two(tmp_path: Path) -> None:
     def play(*arguments: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "msgrpo.cli", "play", "frozen-lake", "--plain", "--best-of", "3"]
+        program = [*PROGRAM, "play", "frozen-lake", "--plain", "--best-of", "3"]
         return subprocess.run([*program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
     done = play("--agent", "optimal", "--against", "random")
@@ -417,7 +417,7 @@ def test_a_series_in_plain_text_plays_all_its_games_and_needs_two(tmp_path: Path
 
 def test_who_leaves_a_game_in_plain_text_leaves_the_series(tmp_path: Path) -> None:
     """The next game began, and the one that was left counted as a draw."""
-    program = [sys.executable, "-m", "msgrpo.cli", "play", "frozen-lake", "--plain", "--best-of", "3"]
+    program = [*PROGRAM, "play", "frozen-lake", "--plain", "--best-of", "3"]
     done = subprocess.run(
         [*program, "--agent", "human", "--against", "random"],
         cwd=tmp_path, input="q\n", capture_output=True, text=True, check=False,

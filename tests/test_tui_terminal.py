@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.command_line import PROGRAM
 from tests.fake_server import FakeServer, Request, reply, send
 
 ROOT = Path(__file__).parents[1]
@@ -195,7 +196,7 @@ def state(terminal: Terminal, name: str, url: str) -> None:
     elif name == "replaying":
         file = terminal.folder / "r.jsonl"
         if not file.is_file():
-            command = [sys.executable, "-m", "msgrpo.cli", "eval", "optimal", "--scenario", "frozen-lake"]
+            command = [*PROGRAM, "eval", "optimal", "--scenario", "frozen-lake"]
             command += ["--episodes", "1", "--out", str(terminal.folder / "eval")]
             subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
             shutil.copy(terminal.folder / "eval" / "optimal" / "frozen-lake.jsonl", file)
@@ -355,7 +356,7 @@ def test_what_a_real_terminal_showed_is_recorded_when_it_is_left(terminal: Termi
 
 def test_records_are_read_on_a_real_terminal(terminal: Terminal) -> None:
     out = terminal.folder / "eval"
-    command = [sys.executable, "-m", "msgrpo.cli", "eval", "optimal", "random", "--scenario", "frozen-lake"]
+    command = [*PROGRAM, "eval", "optimal", "random", "--scenario", "frozen-lake"]
     subprocess.run([*command, "--episodes", "3", "--out", str(out)], check=True, capture_output=True, cwd=ROOT)
     terminal.run(str(out), program=[*PLAY[:-1], "view"])
     terminal.sees("6 of 6 episodes")
