@@ -25,12 +25,12 @@ def main() -> None:
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--result", type=Path, required=True)
     given = parser.parse_args()
-    report = {"agents": {}}
+    agents = {}
     for file in given.records:
         episodes = list(read_episodes(file))
-        report["agents"][file.parent.name] = truths(get_scenario(episodes[0].scenario), episodes)
-    write(given.result, report)
-    print(json.dumps(report["agents"], indent=1))
+        agents[file.parent.name] = truths(get_scenario(episodes[0].scenario), episodes)
+    write(given.result, {"agents": agents})
+    print(json.dumps(agents, indent=1))
 
 
 if __name__ == "__main__":
