@@ -79,7 +79,8 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # one that is only words would lose them
+            error.filename = error.filename or str(path)
         raise
 
 

@@ -79,9 +79,9 @@ def learner(seed: int = 0, policy: Any = None) -> Learner:
     return Learner(policy, ALONE, torch.Generator().manual_seed(seed))
 
 
-def samples_in(picked: list[Picked], config: TrainConfig) -> list[Sample]:
+def samples_in(picked: list[Picked], config: TrainConfig, tokenizer: Any = None) -> list[Sample]:
     """The turns that an update would see."""
-    return [sample for one in picked for sample in one.samples(config, None)]
+    return [sample for one in picked for sample in one.samples(config, tokenizer)]
 
 
 def first_playing(config: TrainConfig, policy: Policy) -> Playing:
