@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import get_args
@@ -153,17 +154,27 @@ def _breaches(scenario: Scenario, seed: int, play: int, searches: _Searches) -> 
         if time.perf_counter() - began > GAME_S:
             return
         try:
-            part(scenario, generator, play, searches)
+            with _games_faults():
+                part(scenario, generator, play, searches)
         except _BrokenError as broken:
             yield broken
-        except GameFaultError as fault:
-            yield _BrokenError(fault.rule, fault.message)
-        except TookTooLongError as error:
-            yield _BrokenError("runs", f"it took longer than {GAME_S:g} s: {where_raised(error)}")
-        except BaseException as error:  # what a user's game raises is to be reported
-            if is_interrupt(error):
-                raise
-            yield _BrokenError("runs", where_raised(error))
+
+
+@contextmanager
+def _games_faults() -> Iterator[None]:
+    """Whatever the game raises within the block is a breach."""
+    try:
+        yield
+    except _BrokenError:
+        raise
+    except GameFaultError as fault:
+        raise _BrokenError(fault.rule, fault.message) from fault
+    except TookTooLongError as error:
+        raise _BrokenError("runs", f"it took longer than {GAME_S:g} s: {where_raised(error)}") from None
+    except BaseException as error:  # what a user's game raises is to be reported
+        if is_interrupt(error):
+            raise
+        raise _BrokenError("runs", where_raised(error)) from error
 
 
 def _require(holds: bool, rule: str, what: str) -> None:
@@ -339,19 +350,25 @@ def trace(scenario: Scenario, seed: int, slow: bool) -> str:
     for start in range(3):
         game = scenario.new(seed + start, seed + start)
         for _ in range(STEPS_PLAYED):
-            if game.outcome is not Outcome.PLAYING:
-                break
-            asked = scenario.reference is not None and (not slow or game.steps == start)
-            best = [list(best_actions(scenario, game, player)) for player in game.to_move if asked]
-            digest.update(repr((_seen(game), game.board(), best)).encode())
-            game.step(_random_moves(game, generator))
+            with within(GAME_S, f"the game {scenario.id}"):
+                if game.outcome is not Outcome.PLAYING:
+                    break
+                asked = scenario.reference is not None and (not slow or game.steps == start)
+                best = [list(best_actions(scenario, game, player)) for player in game.to_move if asked]
+                digest.update(repr((_seen(game), game.board(), best)).encode())
+                game.step(_random_moves(game, generator))
         digest.update(repr(_seen(game)).encode())
     return digest.hexdigest()
 
 
 def _in_another_process(scenario: Scenario, name: str, seed: int, slow: bool) -> Iterator[_BrokenError]:
     command = [sys.executable, "-P", "-c", _TRACE, name, str(seed), "slow" if slow else ""]
-    here = trace(scenario, seed, slow)
+    try:
+        with _games_faults():
+            here = trace(scenario, seed, slow)
+    except _BrokenError as broken:  # in a game that was not among those of this process
+        yield broken
+        return
     for hashes in ("1", "2"):
         try:
             done = subprocess.run(

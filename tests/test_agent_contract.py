@@ -398,6 +398,16 @@ def test_what_differs_between_processes_is_found(monkeypatch: pytest.MonkeyPatch
     assert "another process fails" in str(breach.breach)
 
 
+def test_a_game_that_fails_only_where_processes_are_compared_is_a_breach() -> None:
+    """Its exception ended the check in a traceback."""
+
+    def fails_at_its_first_seed(start: int, chance: int) -> Game:
+        return Raises(start, chance) if start == 0 else Walk(start, chance)
+
+    found = examine(scenario(fails_at_its_first_seed), name=f"{Path(__file__)}:walk").breaches
+    assert [(one.rule, "no reason" in str(one.breach)) for one in found] == [("runs", True)]
+
+
 def test_a_slow_reference_player_is_asked_once_a_play_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chess's search was asked twice at every step of 20 games, and the check took half an hour."""
     asked: list[int] = []
