@@ -193,6 +193,22 @@ def test_a_service_that_goes_away_ends_the_run_and_it_goes_on(
     assert not (out / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.usefixtures("near")
+def test_an_update_that_cannot_be_saved_is_not_called_kept(fake: Fake, tmp_path: Path) -> None:
+    """The service fails once the second update has changed its weights: the first one's are gone."""
+
+    class Stale(Told):
+        def doing(self, text: str) -> None:
+            if text.startswith("update 2") and "learning from" in text:
+                fake.faults.add("stale")
+
+    told = Stale()
+    with pytest.raises(RunError, match="with the weights of the version before"):
+        train(settings("checkpoint_every=100", steps=3), tmp_path / "run", report=told)
+    assert saved(tmp_path / "run") == []
+    assert told.said[-1].startswith("update 1 is not saved")
+
+
 def test_a_second_service_of_a_process_is_asked_for_its_own_adapter(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

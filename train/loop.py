@@ -122,8 +122,8 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                 except Exception:  # of servers, of the disk, of games, of a choice of one's own
                     if ranks.first:
                         run.save()
-                        if run.step and cluster.stopping is None:  # on a cluster the ranks begin again
-                            report.note(f"kept: {counted(run.step, 'update')}; --resume goes on")
+                        if run.saved and cluster.stopping is None:  # on a cluster the ranks begin again
+                            report.note(f"kept: {counted(run.saved, 'update')}; --resume goes on")
                     raise
                 run.advance(rollouts, seconds)
                 if rollouts.lost:

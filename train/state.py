@@ -80,7 +80,7 @@ class RunState:
     def __init__(self, out: Path, weights: Weights, progress: Progress) -> None:
         self._out, self._weights = out, weights
         self.progress = progress
-        self._saved = progress.step
+        self.saved = progress.step  # updates that the newest checkpoint holds
         self._state = self._copy()
 
     @property
@@ -105,13 +105,13 @@ class RunState:
 
     def save(self) -> None:
         """The checkpoint, and the adapter of the same update beside it; once for each update."""
-        if self.step == self._saved:
+        if self.step == self.saved:
             return
         state = self._weights.kept(self._state)
         if state is not None:
             checkpoint.save(self._out, state)
             self._weights.write(self._out, state)
-            self._saved = self.step
+            self.saved = self.step
 
     def rewrite_adapter(self) -> None:
         """Write the restored checkpoint's adapter again: a crash after the checkpoint may have left an older one."""
