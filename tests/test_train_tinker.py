@@ -313,6 +313,18 @@ def test_what_is_wrong_there_ends_the_run(fake: Fake, tmp_path: Path, fault: str
             one_version(remote, engine)
 
 
+@pytest.mark.usefixtures("fake")
+def test_a_loss_that_is_not_finite_says_to_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It advised a smaller learning rate, which `--resume` refuses."""
+    monkeypatch.setattr(TinkerWeights, "_measured", lambda *given: ({"loss": float("nan")}, torch.zeros(1)))
+    remote = TinkerWeights(settings("learning_rate=1e-3"), tmp_path, ALONE, Told())
+    sample = taught((1, 2, 3), (4, 5), (-3.0, -3.0), 1.0)
+    with pytest.raises(RunError, match="the loss is not finite in update 1: nan") as raised:
+        remote.update([sample], learner().generator, 0, lambda done: None)
+    remote.service.close()
+    assert "in another --out with --set learning_rate=0.0001 (it was 0.001)" in str(raised.value)
+
+
 def test_a_wrong_key_is_told_and_not_repeated(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     with pytest.raises(RunError, match="Invalid API key") as raised:

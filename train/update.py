@@ -62,11 +62,7 @@ def update(
         totals = {name: value + sums.get(name, 0.0) for name, value in totals.items()}
         totals["grad_norm"] += float(clip_grad_norm_(policy.parameters, MAX_GRAD_NORM))
         if not math.isfinite(totals["loss"] + totals["grad_norm"]):
-            raise RunError(
-                f"the loss is not finite in update {step + 1}: {totals['loss']}, gradient {totals['grad_norm']}",
-                fix=f"begin anew in another --out with --set learning_rate={config.learning_rate / 10:.2g} (it was "
-                f"{config.learning_rate:.2g}); --resume goes on from the last checkpoint with the same settings",
-            )
+            raise not_finite(config, step, f"{totals['loss']}, gradient {totals['grad_norm']}")
         optimizer.step()
         steps += 1
         done(steps)
@@ -75,6 +71,15 @@ def update(
     means = {f"update/{name}": totals[name] / steps for name in computed}
     bound = {"engine/mismatch_bound": MISMATCH[policy.model.dtype]}
     return means | mismatch | bound | {"update/kept_turns": float(sum(sample.was_sampled for sample in samples))}
+
+
+def not_finite(config: TrainConfig, step: int, what: str) -> RunError:
+    """The error of a loss that is no number. `--resume` keeps the learning rate."""
+    return RunError(
+        f"the loss is not finite in update {step + 1}: {what}",
+        fix=f"begin anew in another --out with --set learning_rate={config.learning_rate / 10:.2g} (it was "
+        f"{config.learning_rate:.2g}); --resume goes on from the last checkpoint with the same settings",
+    )
 
 
 def check_mismatch(stats: Mapping[str, float]) -> None:

@@ -29,7 +29,7 @@ from msgrpo.train.sinks import Reporter
 from msgrpo.train.tinker.cost import Meter
 from msgrpo.train.tinker.download import FILES, download
 from msgrpo.train.tinker.service import Service, TrainingRow
-from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches
+from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches, not_finite
 
 # As ours. With the protocol's own eps, 1e-12, gradients that are only rounding would make whole steps.
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": MAX_GRAD_NORM}
@@ -91,10 +91,7 @@ class TinkerWeights:
             for name, value in (stats | ({} if norm is None else {"grad_norm": norm})).items():
                 totals[name] = totals.get(name, 0.0) + value / len(parts)
             if not math.isfinite(totals["loss"]):
-                raise RunError(
-                    f"the loss is not finite in update {step + 1}: {totals['loss']}",
-                    fix="checkpoints from before are kept; try a smaller --set learning_rate=…",
-                )
+                raise not_finite(self._config, step, str(totals["loss"]))
             done(number)
         means = {f"update/{name}": value for name, value in totals.items() if parts}  # of no step there is no mean
         bound = {"engine/mismatch_bound": MISMATCH[torch.bfloat16]}  # nobody says in what a service computes
