@@ -54,9 +54,6 @@ def check_scenario(scenario: Scenario) -> None:
     """
     if not isinstance(scenario, Scenario):
         raise UsageError(f"{str(scenario)[:80]!r} is no scenario", fix="msgrpo.get_scenario(NAME) gives one")
-    for what, names in (("players", scenario.players), ("actions", scenario.actions)):
-        if not isinstance(names, tuple):
-            raise UsageError(f"the {what} of {scenario.id} are a {type(names).__name__}, not a tuple")
     try:
         same = get_scenario(scenario.id).rules_hash == scenario.rules_hash
     except UsageError:
