@@ -228,9 +228,7 @@ def _fault(error: Exception, session: aiohttp.ClientSession) -> BaseException:
         return NoAnswerError(f"nothing answers at {error.host}:{error.port} ({why})", nobody=True)
     if isinstance(error, aiohttp.ServerDisconnectedError):  # it holds what had been read, with all its headers
         return NoAnswerError("the connection ended before the answer")
-    if (
-        type(error) is aiohttp.ClientResponseError
-    ):  # of a head that cannot be read; it quotes the line, a cookie's too
+    if type(error) is aiohttp.ClientResponseError:  # the head cannot be read; it quotes a line, a cookie's too
         return NoAnswerError("what came is no answer by HTTP")
     return NoAnswerError(str(error) or type(error).__name__)
 
