@@ -95,15 +95,16 @@ class Server:
         while child.poll() is None:
             # Another server that starts at the same port may answer before ours fails: theirs is not our readiness.
             if supervisor.listens(child.pid, self.launch.port) and answers(self.launch.host, self.launch.port):
-                served = models(self.launch.host, self.launch.port, self.launch.key)
-                missing = [name for name in self.launch.models if name not in served]
-                if missing:
-                    raise ServeError(f"{self.launch.url} does not serve {missing[0]}, but {', '.join(served)}")
-                assert child.stdin is not None
-                self._memory = supervisor.shared_memory(child.pid, self._began_ns)
-                with contextlib.suppress(BrokenPipeError):  # it has just ended, which the next wait reports
-                    child.stdin.write(supervisor.READY)
-                return
+                with contextlib.suppress(NoAnswerError):  # on a busy machine an answer can be late: asked again
+                    served = _models(self.launch.host, self.launch.port, self.launch.key)
+                    missing = [name for name in self.launch.models if name not in served]
+                    if missing:
+                        raise ServeError(f"{self.launch.url} does not serve {missing[0]}, but {', '.join(served)}")
+                    assert child.stdin is not None
+                    self._memory = supervisor.shared_memory(child.pid, self._began_ns)
+                    with contextlib.suppress(BrokenPipeError):  # it has just ended, which the next wait reports
+                        child.stdin.write(supervisor.READY)
+                    return
             if not supervisor.listens(child.pid, self.launch.port) and is_taken(self.launch.host, self.launch.port):
                 taken_at = min(taken_at, time.monotonic())
                 if time.monotonic() - taken_at > TAKEN_S:  # vLLM has bound the port as well, and would wait for ever
@@ -214,10 +215,16 @@ def models(host: str, port: int, key: str | None = None) -> dict[str, str | None
     Raises ServeError when nothing answers there, or the key is wrong.
     """
     try:
-        response = _get(host, port, "/v1/models", key)
+        return _models(host, port, key)
     except NoAnswerError as error:
         why = str(error) if error.nobody else f"no whole answer comes from {host}:{port}: {error}"
         raise ServeError(why, fix="start it: msgrpo serve") from error
+
+
+def _models(host: str, port: int, key: str | None) -> dict[str, str | None]:
+    """As `models`; raises NoAnswerError where there is no whole answer."""
+    try:
+        response = _get(host, port, "/v1/models", key)
     except BodyError as error:
         raise _is_no_server(host, port, str(error)) from error
     if response.status in (401, 403):

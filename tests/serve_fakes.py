@@ -60,7 +60,8 @@ def write_adapter(
 
 # Behaves as vLLM does at its worst: it ignores SIGTERM, has a child of its own, and leaves shared memory behind.
 FAKE_VLLM = """
-import http.server, json, multiprocessing.shared_memory, multiprocessing.resource_tracker, signal, subprocess, sys
+import http.server, json, multiprocessing.shared_memory, multiprocessing.resource_tracker, signal, subprocess
+import sys, time
 port, models = int(sys.argv[1]), sys.argv[2].split(",")
 options = sys.argv[3:]
 if "dies" in options:
@@ -75,6 +76,9 @@ print("shared memory", memory.name, flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         ready = self.path != "/health" or "starting" not in options
+        if "busy" in options and self.path == "/v1/models":
+            options.remove("busy")
+            time.sleep(600)
         body = json.dumps({"data": [{"id": name, "parent": None} for name in models]}).encode()
         self.send_response(200 if ready else 503)
         self.end_headers()

@@ -152,6 +152,14 @@ def test_ready_means_that_every_model_is_there(tmp_path: Path) -> None:
             server.wait_ready()
 
 
+def test_a_list_that_comes_late_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with much other work a server that had begun was given up: no answer in time."""
+    monkeypatch.setattr(server_module, "ASK_S", 0.5)
+    with Server(fake_launch("busy"), tmp_path / "vllm.log") as server:
+        server.start()
+        server.wait_ready()
+
+
 def test_a_killed_supervisor_leaves_nothing_after_stop(tmp_path: Path) -> None:
     server = Server(fake_launch(), tmp_path / "vllm.log")
     session, memory = ready(server)
