@@ -77,6 +77,16 @@ def test_a_copy_goes_on_with_the_luck_that_its_game_has_used() -> None:
     assert ways[0] == ways[1] != ways[2]
 
 
+def test_other_luck_on_ice_keeps_the_place_and_slips_as_a_game_of_that_luck() -> None:
+    scenario = get_scenario("frozen-lake-8x8")
+    moves = ({"player": move} for move in ("right", "down") * 4)
+    walked, other, alone = scenario.new(0, 3), scenario.new(0, 3).with_luck(7), scenario.new(0, 7)
+    ways = [(_step(walked, move), _step(other, move), _step(alone, move)) for move in moves]
+    assert [way[1] for way in ways] == [way[2] for way in ways] != [way[0] for way in ways]
+    assert walked.observe("player") != scenario.new(0, 3).observe("player")
+    assert walked.with_luck(7).observe("player") == walked.observe("player")
+
+
 def test_the_scores_of_a_snake_are_of_its_state_and_belong_to_who_asked() -> None:
     game = get_scenario("snake").new(3, 3)
     scores = snake_scores(game, "snake1")

@@ -18,7 +18,7 @@ from msgrpo.evals.run import evaluate
 from msgrpo.evals.suites import PAPER, SUITE_VERSION, EpisodeSeeds, HeldOut, episode_seeds, suite
 from msgrpo.evals.tables import card
 from msgrpo.evals.verify import verify
-from msgrpo.game import split_of
+from msgrpo.game import Outcome, split_of
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
 from tests.test_evals_reach import outcomes
@@ -53,6 +53,23 @@ def test_the_seeds_of_a_version_never_change() -> None:
     text = repr([tuple(s) for id in PAPER for s in episode_seeds(get_scenario(id), 5)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     assert (SUITE_VERSION, digest) == (2, "57e9ddedf99c5820"), "seeds or texts changed: raise SUITE_VERSION"
+
+
+def test_the_games_of_a_version_never_change() -> None:
+    """All that players are told, see and get, in two starts of every game of ours."""
+    told: list[object] = []
+    for scenario in SCENARIOS.values():
+        choices = (*scenario.actions, None)
+        for start, chance, _ in episode_seeds(scenario, 2):
+            game = scenario.new(start, chance)
+            told += [scenario.rules, scenario.step_limit]
+            for step in range(12):
+                told += [game.observe(player) for player in game.players]
+                if game.outcome is Outcome.PLAYING:
+                    moves = [choices[(start + step // 2 + seat) % 5] for seat in range(len(game.players))]
+                    told += [game.step(dict(zip(game.players, moves, strict=True))), game.ending]
+    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    assert (SUITE_VERSION, digest) == (2, "f5165baccea84b3b"), "rules, starts or luck changed: raise SUITE_VERSION"
 
 
 def test_of_few_starts_that_are_all_alike_the_overall_score_has_no_interval() -> None:
