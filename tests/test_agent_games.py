@@ -13,7 +13,7 @@ from msgrpo.errors import GameError, UsageError
 from msgrpo.game import SPLITS, Game, Outcome, Scenario, split_of
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
-from msgrpo.games.search import optimal_lake_actions, optimal_success, snake_scores
+from msgrpo.games.search import optimal_lake_actions, optimal_success, optimal_values, snake_scores
 from msgrpo.games.snake import ahead
 
 
@@ -178,6 +178,21 @@ def test_the_optimal_player_reaches_what_dynamic_programming_promises() -> None:
             game.step({"player": optimal_lake_actions(game)[0]})
         wins += bool(game.success)
     assert wins / 400 == pytest.approx(0.7442, abs=4 * (0.7442 * 0.2558 / 400) ** 0.5)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_where_several_ways_win_the_optimal_player_takes_a_shortest(place: int) -> None:
+    won = 0
+    for start in range(12):
+        game = get_scenario("frozen-lake").new(start, 0)
+        assert isinstance(game, FrozenLake)
+        q, _ = optimal_values(game.desc, False, game.step_limit)
+        shortest = next((k for k in range(len(q)) if q[k, game.state].max() == 1), None)
+        while shortest and game.outcome is Outcome.PLAYING:
+            game.step({"player": optimal_lake_actions(game)[place]})
+        won += bool(game.success)
+        assert game.steps == (shortest or 0)
+    assert won > 6
 
 
 @pytest.mark.parametrize("family", sorted({scenario.family for scenario in SCENARIOS.values()}))

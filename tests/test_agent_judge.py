@@ -62,6 +62,18 @@ def test_on_the_lake_the_value_is_the_exact_optimum(id: str, seed: int, steps: i
         assert judgement.regret(None) >= 0
 
 
+def test_on_the_lake_to_pass_is_worth_what_is_left_after_it() -> None:
+    scenario = get_scenario("frozen-lake-slippery")
+    assert scenario.judge is not None
+    game = scenario.new(3, 3)
+    values = []
+    while game.steps < game.step_limit - 1:
+        values.append(scenario.judge(game, "player").values[None])
+        game.step({"player": None})
+        assert values[-1] == optimal_success(game)
+    assert values[0] > values[-1] == 0
+
+
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_the_optimum_never_regrets_on_the_lake(seed: int) -> None:

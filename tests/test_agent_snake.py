@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.games.search import bit, layers, steps_to
+from msgrpo.games.search import best_snake_actions, bit, layers, snake_scores, steps_to
 from msgrpo.games.snake import DELTA, Cell, Snake, ahead
 
 SNAKES = [s.id for s in SCENARIOS.values() if s.family == "snake"]
@@ -54,6 +54,13 @@ def test_two_heads_on_one_cell_both_die() -> None:
     assert game.outcome is Outcome.TERMINATED
 
 
+def test_who_dies_on_an_apple_does_not_eat_it() -> None:
+    apples = [(2, 1), (9, 8), (9, 7), (9, 6), (9, 5)]
+    game = duel({"snake1": [(1, 1)], "snake2": [(3, 1)]}, list(apples))
+    assert game.step({"snake1": "right", "snake2": "left"}) == {"snake1": -1.0, "snake2": -1.0}
+    assert game.items == {"apple": apples}
+
+
 def test_two_heads_that_change_places_both_die() -> None:
     game = duel({"snake1": [(1, 1)], "snake2": [(2, 1)]})
     assert game.step({"snake1": "right", "snake2": "left"}) == {"snake1": -1.0, "snake2": -1.0}
@@ -71,6 +78,26 @@ def test_a_tail_that_stays_because_its_snake_eats_kills() -> None:
     assert game.bodies["snake2"] == [(5, 2), (4, 2), (3, 2)]
 
 
+@pytest.mark.parametrize("chance", range(6))
+def test_an_enemy_follows_its_own_tail_where_nothing_else_is_free(chance: int) -> None:
+    game = get_scenario("snake").new(0, chance)
+    assert isinstance(game, Snake)
+    game.bodies = {"snake1": [(8, 5)], "enemy1": [(0, 0), (1, 0), (1, 1), (0, 1)]}
+    game.items = {"apple": [(9, 9), (9, 8), (9, 7), (9, 6), (9, 5)]}
+    game.step({"snake1": "up"})
+    assert game.bodies["enemy1"] == [(0, 1), (0, 0), (1, 0), (1, 1)]
+
+
+def test_a_dead_enemy_disappears_and_the_game_goes_on() -> None:
+    game = get_scenario("snake").new(0, 0)
+    assert isinstance(game, Snake)
+    game.bodies = {"snake1": [(8, 5)], "enemy1": [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0)]}  # nowhere to go
+    game.items = {"apple": [(9, 9), (9, 8), (9, 7), (9, 6), (9, 5)]}
+    assert game.step({"snake1": "up"}) == {"snake1": 0.0}
+    assert (game.outcome, game.bodies["enemy1"], game.falls) == (Outcome.PLAYING, [], {})
+    assert "Enemy snake 2: dead." in game.observe("snake1")
+
+
 def test_walls_and_the_own_body_kill() -> None:
     assert duel({"snake1": [(0, 0)], "snake2": [(5, 5)]}).step({"snake1": "left", "snake2": "up"})["snake1"] == -1
     looped: list[Cell] = [(1, 1), (1, 2), (2, 2), (2, 1), (3, 1)]
@@ -82,6 +109,40 @@ def test_no_action_keeps_the_heading() -> None:
     game.step({"snake1": "right", "snake2": None})
     game.step({"snake1": None, "snake2": None})
     assert game.bodies == {"snake1": [(3, 1)], "snake2": [(8, 3)]}
+
+
+def test_the_scores_of_the_search_player_by_hand() -> None:
+    game = get_scenario("snake-poison-apple-and-banana").new(0, 0)
+    assert isinstance(game, Snake)
+    game.bodies = {"snake1": [(0, 0)], "enemy1": [(2, 0)]}
+    game.items = {"apple": [(0, 1), (3, 3)], "banana": [(1, 0)]}
+    # right: a banana, and one of the enemy's three ways; up: an apple, and the banana two steps on around the corner
+    walls = {"down": -9.0, "left": -9.0}
+    assert snake_scores(game, "snake1") == pytest.approx(walls | {"right": 1 - 0.5, "up": -1 + 0.6**2})
+    solo = get_scenario("snake-solo").new(0, 0)
+    assert isinstance(solo, Snake)
+    solo.bodies, solo.items = {"snake1": [(1, 0), (1, 1), (0, 1), (0, 2)]}, {"apple": [(3, 0)]}
+    scores = {"up": -9.0, "down": -9.0, "left": -1.0, "right": 0.6}  # left: a single cell
+    assert snake_scores(solo, "snake1") == pytest.approx(scores)
+    solo.bodies, solo.items = {"snake1": [(1, 1), (1, 0), (0, 0), (0, 1)]}, {"apple": [(0, 5)]}
+    assert snake_scores(solo, "snake1")["left"] == pytest.approx(0.6**4)  # the tail leaves
+    solo.bodies, solo.items = {"snake1": [(5, 5)]}, {"apple": [(5, 7)]}
+    assert snake_scores(solo, "snake1")["down"] == pytest.approx(0.6**5)  # around where it was
+    assert best_snake_actions(solo, "snake1") == ["up"]  # the others come to it as well, later
+
+
+def test_a_board_and_an_ending_by_hand() -> None:
+    game = duel({"snake1": [(2, 2), (1, 2)], "snake2": [(4, 0)]})
+    board = game.board()
+    assert board.chains == (((7, 2), (7, 1)), ((9, 4),))
+    assert board.facing == {(7, 2): "up", (9, 4): "up"}
+    assert [board.roles[glyph] for glyph in "1o2xA"] == ["own", "own-body", "other", "other-body", "good"]
+    poison = get_scenario("snake-poison-apple").new(0, 0).board()
+    assert poison is not None
+    assert poison.roles["A"] == "bad"
+    game.steps = game.step_limit - 1
+    game.step({"snake1": None, "snake2": None})
+    assert (game.outcome, game.ending) == (Outcome.TRUNCATED, "all steps played")
 
 
 @pytest.mark.parametrize("id", SNAKES)

@@ -29,7 +29,7 @@ from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import Series, keep_counted_prefix, load
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Price, changing_run, folder_name, seeds_of
-from msgrpo.evals.rows import pair_of
+from msgrpo.evals.rows import pair_of, row_of
 from msgrpo.evals.stats import detectable_difference
 from msgrpo.evals.suites import episode_seeds, places_in_suite
 from msgrpo.evals.verify import first_difference, verify
@@ -65,22 +65,31 @@ def test_a_row_by_hand() -> None:
     one = play([True, False, True, True])
     turns = [
         Turn(step=0, player="player", state="s", answer="", failure=ParseFailure.EMPTY, finish_reason="length"),
-        Turn(step=1, player="player", state="s", answer="x", failure=ParseFailure.ILLEGAL, retries=2),
-        Turn(step=2, player="player", state="s", answer="x", failure=ParseFailure.NOT_NOW),
-    ]
+        Turn(
+            step=1, player="player", state="s", answer="x", failure=ParseFailure.ILLEGAL, retries=2, regret=0.1,
+            finish_reason="content_filter",
+        ),
+        Turn(
+            step=2, player="player", state="s", answer="x", failure=ParseFailure.NOT_NOW, regret=0.5,
+            finish_reason="content_filter", prompt_tokens=7,
+        ),
+        Turn(step=3, player="player", state="s", action="up"),  # a person's
+    ]  # fmt: skip
     one.finished[SEEDS[1]].turns += turns
     one.failed = [episode(1, False, error="timeout"), episode(4, False, error="timeout", turns=[])]
+    one.failed[0].turns[0].retries = 1
     keep_counted_prefix(one)
     one.price = Price(prompt=2, completion=10)
     (row,) = build([one]).rows
     assert (row.episodes, row.successes, row.success_rate, row.optimum_share) == (4, 3, 0.75, 0.75)
-    assert (row.turns, row.illegal, row.unparsed, row.truncated, row.retries) == (7, 2, 1, 1, 2)
+    assert (row.turns, row.illegal, row.unparsed, row.truncated, row.filtered, row.retries) == (8, 2, 1, 1, 2, 3)
+    assert (row.regret_mean, row.judged) == (pytest.approx(0.3), 2)
     assert (row.failures, row.unfinished) == ({"timeout": 2}, 1)
     # four finished turns and the one turn of a failed attempt: its tokens are paid as well
-    assert (row.prompt_tokens, row.completion_tokens, row.usage_missing) == (5000, 250, 3)
-    assert row.cost_usd == pytest.approx(5000 * 2e-6 + 250 * 10e-6)
+    assert (row.prompt_tokens, row.completion_tokens, row.usage_missing) == (5007, 250, 2)
+    assert row.cost_usd == pytest.approx(5007 * 2e-6 + 250 * 10e-6)
     assert row.seconds_per_step == pytest.approx(4 * 0.5 / 7)
-    assert row.steps_mean == 1.75
+    assert row.steps_mean == 2.0
 
 
 def test_pairs_are_over_shared_episodes_only() -> None:
@@ -90,18 +99,30 @@ def test_pairs_are_over_shared_episodes_only() -> None:
     assert pair.mcnemar_p == pytest.approx(2 * 0.25)
     assert pair.detectable == pytest.approx(detectable_difference(4, math.sqrt(1 / 3)))  # of 1, 1, 0, 0
     assert any("different episodes" in note for note in build([a, b]).notes)
+    alike = pair_of(a, play([True, True], "c"))
+    assert alike is not None
+    assert alike.detectable is None
     b.asked, b.interrupted = 100, 1  # its few episodes are the short ones
     assert b.is_biased
     assert pair_of(a, b) is pair_of(b, a) is None
+    row = row_of(b)
+    assert all(map(math.isnan, (row.return_low, row.return_high, row.success_low or 0, row.success_high or 0)))
 
 
 def test_a_score_above_the_exact_optimum_is_an_error() -> None:
     too_good = [episode(i, True, scenario="frozen-lake-slippery") for i in range(8)]
     two = Series("a", "frozen-lake-slippery", SETTINGS, {seeds_of(e): e for e in too_good[:2]})
-    build([two])  # two of two may be luck
+    chances = [optimal_success(get_scenario(two.scenario).new(s.start, 0)) for s in two.finished]  # type: ignore[arg-type]
+    assert row_of(two).optimum == pytest.approx(sum(chances) / 2)  # two of two may be luck
     hundred = {seeds_of(e)._replace(chance=k): e for e in too_good for k in range(100)}
     with pytest.raises(RecordError, match="more than the exact optimum"):
         build([Series("a", "frozen-lake-slippery", SETTINGS, hundred)])
+    won = [episode(i, i < 91, scenario="frozen-lake-4x4") for i in range(100)]
+    most = Series("a", "frozen-lake-4x4", SETTINGS, {seeds_of(e): e for e in won})
+    assert row_of(most).successes == 91 == int(74.42 + 4 * (100 * 0.7442 * 0.2558) ** 0.5)
+    won[91].success = True
+    with pytest.raises(RecordError, match="more than the exact optimum"):
+        row_of(most)
 
 
 @pytest.mark.parametrize(

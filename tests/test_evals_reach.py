@@ -31,7 +31,8 @@ from msgrpo.evals.plays import Series, load
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.ranking import ranking
 from msgrpo.evals.record import changing_run, read_run, seeds_of
-from msgrpo.evals.rows import pair_of, row_of
+from msgrpo.evals.rows import pair_of, retellings, row_of
+from msgrpo.evals.stats import share_interval
 from msgrpo.evals.suites import EpisodeSeeds, episode_seeds, places_in_suite
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
@@ -248,6 +249,7 @@ def test_pass_at_k_and_pass_hat_k_by_hand() -> None:
     row = row_of(repeated([[True, True], [True, False], [False, False], [False, True]]))
     assert (row.success_rate, row.pass_at_k, row.pass_hat_k) == (0.5, 0.75, 0.25)
     assert (row.episodes, row.steps_mean) == (8, 1.0)
+    assert (row.success_low, row.success_high) == share_interval([1, 0.5, 0, 0.5])
     assert row.spread_within == pytest.approx((2 * 0.25 / 4) ** 0.5)
     assert row.spread_between == pytest.approx(np.std([1, 0.5, 0, 0.5]))
 
@@ -259,6 +261,7 @@ def test_a_start_of_which_an_episode_failed_says_nothing_of_pass_at_k() -> None:
     play.failed.append(lost.model_copy(update={"error": "server_error", "returns": {}}))
     row, others = row_of(play), row_of(repeated([[True, False], [False, False]]))
     assert (row.pass_at_k, row.pass_hat_k) == (0.5, 0.0)
+    assert (row.return_mean, row.success_rate) == (0.4, 0.4)  # of episodes
     assert (row.spread_within, row.spread_between) == (others.spread_within, others.spread_between)
     play.finished = dict(list(play.finished.items())[:1])
     assert (row_of(play).pass_at_k, row_of(play).pass_hat_k) == (None, None)
@@ -721,6 +724,24 @@ def test_an_endpoint_says_which_model_answered() -> None:
     assert found.model is not None
     assert found.model.endswith("fp_1")
     assert completion(checked(chat("x") | {"model": 7, "system_fingerprint": None}), 0.0, 0, ()).model in (None, "7")
+
+
+def test_a_retelling_is_compared_over_what_both_finished_by_the_same_agent_and_prompt() -> None:
+    told = replace(repeated([[False, False], [True, False], [False, False]]), scenario=f"{SCENARIO}~stones")
+    plain = repeated([[True, True], [True, False], [True, True], [False, False]])
+    for play, places in ((told, [4, 5]), (plain, [1])):
+        for seeds in [list(play.finished)[place] for place in places]:
+            del play.finished[seeds]
+    asked = repeated([[False, True]] * 3)
+    asked.settings = SETTINGS | PromptTemplate(name="none", instructions="{rules}{state}").settings
+    (row,) = retellings([repeated([[True, False]] * 3, "b"), asked, plain, told])
+    assert (row.agent, row.scenario, row.telling, row.starts) == ("a", SCENARIO, "stones", 2)
+    assert (row.plain, row.score, row.difference) == (2 / 3, 1 / 3, -0.5)
+    assert row_of(told).optimum == row_of(plain).optimum == 1
+    for biased in (plain, told):
+        biased.asked, biased.interrupted = 100, 1
+        assert retellings([plain, told]) == []
+        biased.interrupted = 0
 
 
 async def test_a_retelling_is_compared_with_the_plain_game(tmp_path: Path) -> None:

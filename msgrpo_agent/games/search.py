@@ -134,7 +134,7 @@ def _snake_scores(
     body, size = dict(bodies)[player], setting.size
     others = [b for name, b in bodies if name != player and b]
     kinds = tuple(zip(setting.items, items, strict=True))
-    blocked = {c for b in [body, *others] for c in b[:-1]} | {b[0] for b in others if len(b) > 1}
+    blocked = {c for b in [body, *others] for c in b[:-1]}
     reach_of_others = [{ahead(b[0], a) for a in DELTA} for b in others]
     scores = {}
     for action in DELTA:
