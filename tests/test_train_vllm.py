@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,7 @@ import pytest
 from msgrpo.episode import read_episodes
 from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor
+from msgrpo.train.engines import contract
 from tests.command_line import PROGRAM
 from tests.test_train_ranks import LAKE
 
@@ -76,3 +79,48 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
     assert all(turn.model is not None and "-v00000" in turn.model for turn in turns)
     assert not (out / "versions").exists()
     assert (out / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # two vLLM and a trainer begin on the same cores
+def test_two_servers_on_a_cluster_both_play(no_keys: None, own_ray: dict[str, str], tmp_path: Path) -> None:
+    """The first that is ready begins alone, the other plays from the next version on. Ctrl-C ends them both."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    out = tmp_path / "run"
+    played: set[str] = set()
+    running = subprocess.Popen(
+        [*command(out, "vllm(servers=2)", "evaluation=4(every=500, film=0)"), "--steps", "500", "--ray", "auto"],
+        cwd=ROOT,
+        env=own_ray | {"PYTHONPATH": str(ROOT), "RAY_OVERRIDE_RESOURCES": '{"CPU": 3}'},  # on fewer cores, too
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while running.poll() is None and len(played) < 2:
+        below = psutil.Process(running.pid).children(recursive=True)
+        answered = {port: answered_at(port) for process in below if (port := port_of(process)) is not None}
+        versions = 2 + sum(row["kind"] == "train" for row in read_rows(out))  # loaded until then, at most
+        played |= {port for port, count in answered.items() if count > versions * contract.ROWS}  # of the canary
+        time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=300)
+    assert len(played) == 2, said
+    assert running.returncode == 130, said
+    assert {answered_at(port) for port in played} == {0}
+
+
+def port_of(process: psutil.Process) -> str | None:
+    """The port of vLLM, where this process supervises one."""
+    with suppress(psutil.Error, ValueError):  # it has ended since
+        words: list[str] = process.cmdline()
+        if any("supervisor.py" in word for word in words):
+            return words[words.index("--port") + 1]
+    return None
+
+
+def answered_at(port: str) -> float:
+    """Completions of a server; none where nobody answers."""
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
+    return 0
