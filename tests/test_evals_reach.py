@@ -729,6 +729,8 @@ def test_an_endpoint_says_which_model_answered() -> None:
 def test_a_retelling_is_compared_over_what_both_finished_by_the_same_agent_and_prompt() -> None:
     told = replace(repeated([[False, False], [True, False], [False, False]]), scenario=f"{SCENARIO}~stones")
     plain = repeated([[True, True], [True, False], [True, True], [False, False]])
+    for one in told.finished.values():
+        one.scenario = told.scenario
     for play, places in ((told, [4, 5]), (plain, [1])):
         for seeds in [list(play.finished)[place] for place in places]:
             del play.finished[seeds]
