@@ -661,6 +661,10 @@ def test_a_budget_ends_in_good_order_and_biases_nothing() -> None:
     assert whole.is_biased
     whole.at_once = 50
     assert not whole.is_biased
+    whole.at_once = 60
+    assert whole.is_biased
+    whole.unfinished = set(range(20))  # type: ignore[arg-type]
+    assert not whole.is_biased  # they have ended too
 
 
 def test_what_is_no_number_is_null_in_every_file(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, page, tables
 from msgrpo.evals.leaderboard import build
-from msgrpo.evals.plays import Series, keep_counted_prefix, load
+from msgrpo.evals.plays import Series, keep_counted_prefix, load, only
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Price, changing_run, folder_name, seeds_of
 from msgrpo.evals.rows import pair_of, row_of
@@ -553,6 +553,8 @@ def test_losses_that_became_failures_are_in_the_notes() -> None:
     ("fields", "says"),
     [
         ({"returns": {"player": 1.0}, "success": True}, "rewards add up to 0"),
+        ({"returns": {"player": 0.05}}, "rewards add up to 0"),
+        ({"turns": [Turn(step=i, player="player", state="s") for i in range(9)]}, "has 9 steps, the limit is 8"),
         ({"success": None}, "says success None"),
         ({"outcome": Outcome.PLAYING}, "outcome playing"),
     ],
@@ -561,6 +563,16 @@ def test_results_that_their_turns_deny_are_refused(fields: dict[str, Any], says:
     write(tmp_path, [episode(0, False).model_copy(update=fields)])
     with pytest.raises(RecordError, match=says):
         load([tmp_path])
+
+
+def test_an_episode_may_use_every_step_and_its_line_is_known(tmp_path: Path) -> None:
+    turns = [Turn(step=i, player="player", state="s") for i in range(8)]
+    write(tmp_path, [episode(0, False, turns=turns), episode(1, True)])
+    (found,), _ = load([tmp_path])
+    assert found.lines == {SEEDS[0]: 1, SEEDS[1]: 2}
+    found.unfinished = {SEEDS[2]}
+    (first,) = only([found], {SCENARIO: SEEDS[:1]}, ["a"])
+    assert (list(first.finished), first.asked, first.unfinished) == ([SEEDS[0]], 1, set())
 
 
 def test_seeds_of_no_suite_are_refused_in_an_evaluation_and_named_elsewhere(tmp_path: Path) -> None:
