@@ -486,6 +486,11 @@ def test_folders_of_one_agent_merge_in_any_order(tmp_path: Path) -> None:
     one, other = unfinished_run(tmp_path / "x", [0, 1], 2), unfinished_run(tmp_path / "y", [0, 1, 2, 3], 8)
     boards = [command.merge(folders, None) for folders in ([one, other], [other, one])]
     assert [row.asked for board in boards for row in board.rows] == [8, 8]
+    with changing_run(one) as run:
+        run.started["a"], run.at_once["a"] = 3, 40
+    for folders in ([one, other], [other, one]):
+        ((found,), _) = load(folders)
+        assert (found.interrupted, found.at_once) == (3, 40)
 
 
 def test_an_interruption_is_told_once_for_all_scenarios(tmp_path: Path) -> None:
