@@ -560,6 +560,11 @@ def test_losses_that_became_failures_are_in_the_notes() -> None:
         ({"returns": {"player": 1.0}, "success": True}, "rewards add up to 0"),
         ({"returns": {"player": 0.05}}, "rewards add up to 0"),
         ({"turns": [Turn(step=i, player="player", state="s") for i in range(9)]}, "has 9 steps, the limit is 8"),
+        ({"agents": {"player": "optimal"}, "settings": {}}, "holds answers in words"),
+        (
+            {"agents": {"player": "optimal"}, "turns": [Turn(step=0, player="player", state="s")]},
+            "holds answers in words",
+        ),
         ({"success": None}, "says success None"),
         ({"outcome": Outcome.PLAYING}, "outcome playing"),
     ],
