@@ -41,6 +41,8 @@ GAMES = [
     "blackjack",
     "nim",
     "catch",
+    "stones_and_gems",
+    "twixt",  # its text has a terminal's colours
 ]
 
 
@@ -254,7 +256,17 @@ def test_a_copy_of_a_game_with_new_luck_has_that_luck() -> None:
         assert lucky.observe("player") == copied.observe("player")
 
 
-@pytest.mark.parametrize("name", ["gym:phys2d/CartPole-v1", "gym:GymV21Environment-v0", "spiel:mfg_crowd_modelling"])
+NO_GAMES = [
+    "gym:phys2d/CartPole-v1",
+    "gym:GymV21Environment-v0",
+    "spiel:mfg_crowd_modelling",
+    "spiel:crossword",  # its actions have no numbers
+    "spiel:tarok",  # draws its chance inside OpenSpiel, as the next does
+    "spiel:negotiation",
+]
+
+
+@pytest.mark.parametrize("name", NO_GAMES)
 def test_what_is_no_game_of_these_libraries_is_one_message(name: str) -> None:
     with pytest.raises(UsageError):
         get_scenario(name)

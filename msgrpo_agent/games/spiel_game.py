@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -90,14 +90,15 @@ class SpielGame(Game):
         """The pieces of a game whose text is a plain rectangle of signs, or chess's own notation; None for others."""
         if load(self.name).get_type().information != SEARCHED:
             return None
-        text = str(self.state.observation_string(0)).strip()
+        text = COLOUR.sub("", self.state.observation_string(0)).strip()
         return chess_board(text) if self.name == "chess" else plain_board(text, self.actions)
 
     def observe(self, player: str) -> str:
         seat, kind = self.players.index(player), load(self.name).get_type()
         hidden = kind.information != SEARCHED and kind.provides_information_state_string
         text = self.state.information_state_string(seat) if hidden else self.state.observation_string(seat)
-        seen = textwrap.dedent(text.strip("\n")).rstrip() or "nothing is seen yet"  # the first row stays as far in
+        plain = COLOUR.sub("", text).strip("\n")
+        seen = textwrap.dedent(plain).rstrip() or "nothing is seen yet"  # the first row stays as far in
         who = f" You are {player}." if len(self.players) > 1 else ""
         return f"Step {min(self.steps + 1, self.step_limit)} of {self.step_limit}.{who}\n{seen}"
 
@@ -194,7 +195,7 @@ def actions_of(name: str) -> tuple[str, ...]:
             if state.is_chance_node():
                 state.apply_action(int(generator.choice([outcome for outcome, _ in state.chance_outcomes()])))
                 continue
-            seats = range(game.num_players()) if state.is_simultaneous_node() else [state.current_player()]
+            seats = _to_move(state)
             legal = [state.legal_actions(seat) for seat in seats]
             legal_names = {state.action_to_string(seat, n) for seat, of in zip(seats, legal, strict=True) for n in of}
             if not legal_names <= set(names):
@@ -218,6 +219,8 @@ def seat_actions(name: str, seat: int) -> tuple[str, ...]:
 
 CHESS = dict(zip("kqrbnp", ("king", "queen", "rook", "bishop", "knight", "pawn"), strict=True))
 PIECE = re.compile(r"([a-zA-Z])[\d(].*")  # an action that begins with the sign of who plays it
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # twixt's text is written for a terminal
+SEEDED = {"stones_and_gems"}  # whose own chance comes from a seed among its parameters
 SMALLEST_BOARD = 3  # rows and columns of signs that are taken for a board
 
 
@@ -275,14 +278,30 @@ def _first_decision(game: Any) -> Any:
     return state
 
 
+def _to_move(state: Any) -> Sequence[int]:
+    return range(state.num_players()) if state.is_simultaneous_node() else [state.current_player()]
+
+
 def spiel_scenario(name: str) -> Scenario:
-    """The scenario of an OpenSpiel game. Raises UsageError for an unknown one, or one that no text tells of."""
+    """The scenario of an OpenSpiel game.
+
+    Raises UsageError for an unknown one, and for one that no text tells of, whose starts cannot be drawn again, or
+    whose actions have no numbers.
+    """
     game = load(name)
     kind = game.get_type()
     if kind.dynamics == pyspiel.GameType.Dynamics.MEAN_FIELD:
         raise UsageError(f"{name} is a mean-field game: nobody in particular plays it")
     if not (kind.provides_observation_string or kind.provides_information_state_string):
         raise UsageError(f"OpenSpiel gives no text of what a player of {name} sees")
+    if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC and kind.short_name not in SEEDED:
+        raise UsageError(f"{name} draws its chance inside OpenSpiel: no start of it could be played twice")
+    first = _first_decision(game)
+    try:
+        for seat in _to_move(first):
+            first.legal_actions(seat)
+    except (pyspiel.SpielError, RuntimeError) as error:
+        raise UsageError(f"OpenSpiel lists no legal actions of {name}: {str(error).splitlines()[0]}") from error
     limit = min(game.max_game_length(), LIMIT)
     state = game.new_initial_state()
 
