@@ -272,6 +272,18 @@ def test_what_is_no_game_of_these_libraries_is_one_message(name: str) -> None:
         get_scenario(name)
 
 
+def test_a_package_that_a_level_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MiniGrid's WFC levels need packages that MiniGrid does not bring: they ended in a traceback."""
+    gymnasium = pytest.importorskip("gymnasium")
+
+    def lacking(*given: Any, **options: Any) -> Any:
+        raise gymnasium.error.DependencyNotInstalled("imageio is missing")
+
+    monkeypatch.setattr("minigrid.minigrid_env.MiniGridEnv.reset", lacking)
+    with pytest.raises(UsageError, match="MiniGrid-Empty-6x6-v0 lacks a package: imageio is missing"):
+        get_scenario("gym:MiniGrid-Empty-6x6-v0")
+
+
 def test_tic_tac_toe_is_judged_exactly() -> None:
     """The start is a draw whatever is played; who does not block loses, and only then."""
     pytest.importorskip("pyspiel")

@@ -93,7 +93,10 @@ class MiniGridGame(GoalGymGame):
 
 
 def minigrid_scenario(env_id: str, *, step_limit: int | None) -> Scenario:
-    """The scenario of a registered MiniGrid or BabyAI level. Raises UsageError for another id."""
+    """The scenario of a registered MiniGrid or BabyAI level.
+
+    Raises UsageError for another id, and for a level that needs a package which is not there.
+    """
     if any(f"-{name}-" in env_id for name in BROKEN):
         raise UsageError(f"{env_id} is known to be broken: it cannot be solved from some of its starts")
     kwargs: dict[str, Any] = {"max_steps": step_limit} if step_limit else {}
@@ -103,8 +106,11 @@ def minigrid_scenario(env_id: str, *, step_limit: int | None) -> Scenario:
             f"{env_id} is no MiniGrid level",
             fix="a game of your own for any Gymnasium environment: msgrpo.games.gymnasium_game.gym_scenario",
         )
-    env = make_level()
-    env.reset(seed=0)  # BabyAI says how many steps a level has when it has drawn one
+    try:
+        env = make_level()
+        env.reset(seed=0)  # BabyAI says how many steps a level has when it has drawn one
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(f"{env_id} lacks a package: {error}") from error
     limit = step_limit or min(env.max_steps, LIMIT)
     make_env = environment(env_id, max_steps=limit)
 
