@@ -323,7 +323,7 @@ def test_one_team_loses_together_and_bystanders_keep_what_they_have() -> None:
     assert len(set(paid.values())) == 1
     kuhn = get_scenario("spiel:kuhn_poker").new(0, 0)
     assert sum(kuhn.step(dict.fromkeys(kuhn.to_move)).values()) == 0
-    deal = get_scenario("spiel:negotiation").new(0, 0)
+    deal = get_scenario("spiel:bargaining").new(0, 0)
     failed = deal.to_move[0]
     others = {player: paid for player, paid in deal.step({failed: None}).items() if player != failed}
     assert set(others.values()) == {0.0}
