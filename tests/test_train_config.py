@@ -34,6 +34,24 @@ from tests.command_line import run
 ADAPTERS = shipped_adapters()
 
 
+def started(
+    command: list[str], setting: str, before: str, tmp_path: Path
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A command in a Python of its own, which says at its end what it has loaded; and the folder that it names. Its
+    study has one arm with one setting.
+    """
+    study, out = tmp_path / "study.toml", tmp_path / "out"
+    study.write_text(f'question = "?"\nscenario = "frozen-lake"\nseeds = 1\n[arms.a]\n{setting}\n')
+    arguments = ["msgrpo", *(part.format(study=study, out=out) for part in command)]
+    program = (
+        f"import sys; {before}; sys.argv = {arguments}\n"
+        "from msgrpo import cli\n"
+        "try: cli.main()\n"
+        "finally: print('loaded', *{'torch', 'transformers', 'peft'} & set(sys.modules))"
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False), out
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -47,16 +65,7 @@ ADAPTERS = shipped_adapters()
 )
 def test_what_a_person_mistyped_is_told_before_torch_is_loaded(command: list[str], said: str, tmp_path: Path) -> None:
     """It took seconds, nearly all of them the import of torch."""
-    study, out = tmp_path / "study.toml", tmp_path / "out"
-    study.write_text('question = "?"\nscenario = "frozen-lake"\nseeds = 1\n[arms.a]\nstepz = 3\n')
-    command = [part.format(study=study, out=out) for part in command]
-    program = (
-        f"import sys; sys.argv = ['msgrpo', *{command}]\n"
-        "from msgrpo import cli\n"
-        "try: cli.main()\n"
-        "finally: print('loaded', *{'torch', 'transformers', 'peft'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done, out = started(command, "stepz = 3", "pass", tmp_path)
     assert (done.returncode, done.stdout) == (2, "loaded\n")
     assert said in done.stderr
     assert not out.exists()
@@ -73,15 +82,7 @@ def test_a_command_that_needs_torch_says_so_where_it_is_not_installed(
     command: list[str], named: str, tmp_path: Path
 ) -> None:
     """Since the settings were checked before torch is loaded, its want was a traceback."""
-    study, out = tmp_path / "study.toml", tmp_path / "out"
-    study.write_text('question = "?"\nscenario = "frozen-lake"\nseeds = 1\n[arms.a]\nsteps = 3\n')
-    command = [part.format(study=study, out=out) for part in command]
-    program = (
-        f"import sys; sys.modules['torch'] = None; sys.argv = ['msgrpo', *{command}]\n"
-        "from msgrpo import cli\n"
-        "cli.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done, out = started(command, "steps = 3", "sys.modules['torch'] = None", tmp_path)
     assert done.returncode == 2
     assert f"{named} needs packages that are not installed" in " ".join(done.stderr.split())
     assert not out.exists()

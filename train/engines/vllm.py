@@ -168,21 +168,24 @@ class VllmEngine:
                 if response.status in (401, 403) or trial == tries - 1:
                     raise RemoteError(f"it did not load {name}: status {response.status}: {response.text}")
             await asyncio.sleep(min(0.25 * 2**trial, 4.0))
-        rows, sampling = self._chat.ids(self._prompts), contract.canary_sampling(self._policy.temperature)
+        asked = [
+            self._answer_at(client, remote, name, ids, seed, min(tries, PATIENCE))
+            for ids, seed in zip(self._chat.ids(self._prompts), contract.SEEDS, strict=True)
+        ]
+        return list(await asyncio.gather(*asked))
 
-        async def answer(ids: list[int], seed: int) -> Completion:
-            for trial in range(min(tries, PATIENCE)):
-                began = time.monotonic()
-                try:
-                    return await ask(client, remote, name, ids, sampling, seed, self._stop_ids, self._vocabulary)
-                except RemoteError as error:  # in play, too, it is one of so many in a row
-                    late = time.monotonic() - began > QUICK_S
-                    if error.final or late or trial == min(tries, PATIENCE) - 1:
-                        raise
-                await asyncio.sleep(0.25 * 2**trial)
-            raise AssertionError("it is asked at least once")
-
-        return list(await asyncio.gather(*map(answer, rows, contract.SEEDS)))
+    async def _answer_at(
+        self, client: Client, remote: Remote, name: str, ids: list[int], seed: int, tries: int
+    ) -> Completion:
+        """A canary's answer. A failure that comes at once is tried again: in play, too, it is one of PATIENCE."""
+        sampling, began = contract.canary_sampling(self._policy.temperature), time.monotonic()
+        try:
+            return await ask(client, remote, name, ids, sampling, seed, self._stop_ids, self._vocabulary)
+        except RemoteError as error:
+            if error.final or tries == 1 or time.monotonic() - began > QUICK_S:
+                raise
+        await asyncio.sleep(0.25 * 2 ** (PATIENCE - tries))
+        return await self._answer_at(client, remote, name, ids, seed, tries - 1)
 
     def _proved(self, answers: dict[str, Answers]) -> list[tuple[str, str | None]]:
         """Why each server must not play, None where it may.
