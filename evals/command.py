@@ -35,6 +35,7 @@ from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suit
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario, recorded_scenario
+from msgrpo.limits import passing_faults
 from msgrpo.models.endpoint import RETRIES, Timeouts
 from msgrpo.output import err
 from msgrpo.prompt import as_given, json_object
@@ -213,7 +214,10 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     folders = [options.out / folder_name(spec) for spec in specs]
     # what has been played is shown, also where the agents were asked differently: the table says so
     played, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios], mix=True)
-    asked = {scenario.id: episode_seeds(scenario, episodes, options.split, options.repeats) for scenario in scenarios}
+    asked = {}
+    for scenario in scenarios:
+        with passing_faults():  # where none of its starts can be looked at, `fatal` says so
+            asked[scenario.id] = episode_seeds(scenario, episodes, options.split, options.repeats)
     chosen = plays.only(played, asked, specs)
     notes += [
         f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: "

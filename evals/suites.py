@@ -116,7 +116,6 @@ class _Drawn:
 
     def __init__(self, scenario: Scenario, split: HeldOut) -> None:
         self._scenario, self._split = scenario, split
-        self._starts = scenario.starts(split)
         self._seeds: list[int] = []
         self._at = cache(self._drawn_at)
 
@@ -124,8 +123,9 @@ class _Drawn:
         return self._at(i, repeat)
 
     def _drawn_at(self, i: int, repeat: int) -> EpisodeSeeds:
-        while len(self._seeds) <= i:
-            self._seeds.append(next(self._starts))
+        while len(self._seeds) <= i:  # no iterator is kept: a game's fault would end it for good
+            beyond = self._seeds[-1] + 1 if self._seeds else 0
+            self._seeds.append(next(self._scenario.starts(self._split, beyond)))
         named = self._scenario.plain or self._scenario.id  # a retelling has the episodes of the plain game
         place, again = (SUITE_VERSION, self._split, named, i), [repeat] if repeat else []
         return EpisodeSeeds(
