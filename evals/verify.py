@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo.agent import Agent, LanguageAgent, parse_action, recorded_sampling
-from msgrpo.episode import GAME_FAULT, Episode, Turn, observation_of, read_episodes, replay, versions, view_of
+from msgrpo.episode import (
+    GAME_FAULT,
+    Episode,
+    Turn,
+    check_end,
+    observation_of,
+    read_episodes,
+    replay,
+    versions,
+    view_of,
+)
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
 from msgrpo.evals.record import MATCHES, RUN_FILE, Run, folder_name, read_run, run_of, seeds_of, taken_out
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
@@ -250,7 +260,7 @@ def _differences(episode: Episode) -> Iterator[str]:
         yield from _of_step(game, turns, last)
     for turn in last.values():
         yield from _late_left(turn)
-    if episode.error is not None and game.outcome is not Outcome.PLAYING:
+    if episode.error is not None and _is_result(scenario, game):
         yield f"it says that it failed ({episode.error}), but the game was over ({game.outcome})"
     if episode.error is None and game.outcome is Outcome.PLAYING:
         yield f"the record ends after step {game.steps}, the game does not"
@@ -258,6 +268,15 @@ def _differences(episode: Episode) -> Iterator[str]:
     simulated = (str(game.outcome), game.success, dict(game.returns))
     if recorded != simulated and episode.turns:
         yield f"(outcome, success, returns) {recorded}, now {simulated}"
+
+
+def _is_result(scenario: Scenario, game: Game) -> bool:
+    """Whether the game is over as its scenario says that it ends; any other end is a fault of the game."""
+    try:
+        check_end(scenario, game)
+    except GameFaultError:
+        return False
+    return game.outcome is not Outcome.PLAYING
 
 
 def _changed_hands(settings: Mapping[str, Any], spec: str) -> bool:

@@ -174,8 +174,9 @@ async def play_on(
         for played in count(game.steps):
             with games_code(name):
                 if outcome_of(game) is not Outcome.PLAYING:
+                    check_end(scenario, game)
                     break
-                if played > scenario.step_limit:
+                if played >= scenario.step_limit:
                     raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
                 moving = tuple(game.to_move)
                 if not moving or not set(moving) <= set(agents):
@@ -351,6 +352,17 @@ def success_of(game: Game) -> bool | None:
     if type(success).__name__ in ("bool", "bool_"):  # NumPy's
         return bool(success)
     raise GameFaultError(f"success is {repr(success)[:80]}, not True, False or None", rule="goal")
+
+
+def check_end(scenario: Scenario, game: Game) -> None:
+    """Raises GameFaultError for an end that no reader of the record takes for a result of this scenario."""
+    if not game.steps:
+        raise GameFaultError(f"it is over at its start ({game.outcome})", rule="start")
+    success = success_of(game)
+    if (success is not None) != scenario.goal:
+        raise GameFaultError(
+            f"success is {success} at the end, and its scenario says goal={scenario.goal}", rule="goal"
+        )
 
 
 def lost_by(episode: Episode, fault: GameFaultError) -> None:

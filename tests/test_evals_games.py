@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from msgrpo.errors import GameFaultError
+from msgrpo.errors import GameFaultError, RecordError
 from msgrpo.evals.suites import episode_seeds
+from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
 from tests.evals_helpers import eval_here
 
@@ -52,3 +54,22 @@ def test_a_start_that_fails_is_named_each_time_it_is_asked_for(tmp_path: Path) -
     beside = eval_here(tmp_path / "two", agents=["random"], scenarios=["frozen-lake", name], episodes=70)
     assert [row.scenario for row in beside.rows] == ["frozen-lake"]
     assert "no start" in beside.fatal
+
+
+@pytest.mark.parametrize(
+    ("oddity", "said"),
+    [
+        ({"begin": "self._over = True"}, "it is over at its start (terminated)"),
+        ({"begin": "self.step_limit = 4"}, "it goes on after 3 steps; its limit is 3"),
+        ({"fields": "goal=True"}, "success is None at the end, and its scenario says goal=True"),
+        ({"more": "success = False"}, "success is False at the end, and its scenario says goal=False"),
+    ],
+)
+def test_an_end_that_is_no_result_of_the_scenario_is_the_games_fault(
+    oddity: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    """Such episodes were recorded as results, and then the whole folder was called damaged."""
+    name = odd_game(tmp_path, **oddity)
+    with pytest.raises(RecordError, match=re.escape(f"{said} (msgrpo games check")):
+        eval_here(tmp_path / "e", agents=["random"], scenarios=[name], episodes=3)
+    assert verify(next((tmp_path / "e").glob("random/*.jsonl"))).failed == 3
