@@ -34,7 +34,15 @@ PROBED, FEW = 128, 32  # a scenario whose first PROBED seeds draw at most FEW di
 MOST_POINTS = 1e12  # of one reward: sums and squares of larger ones are no numbers any more
 MISTAKE, BLUNDER = 0.1, 0.3  # points of the return that a move loses
 MOVES = ("up", "down", "left", "right")
-KINDS = {"players": tuple, "actions": tuple, "step_limit": int, "rules": str, "source": str}  # of a Scenario's fields
+# What the fields of a Scenario are; those in OPTIONAL may be None.
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("id", "family", "rules", "source", "plain"), str),
+    **dict.fromkeys(("players", "actions"), tuple),
+    **dict.fromkeys(("one_start", "goal", "luck_in_start", "hidden"), bool),
+    **dict.fromkeys(("make", "reference", "describe", "judge"), Callable),
+    "step_limit": int,
+}
+OPTIONAL = ("reference", "describe", "judge", "plain")
 LONGEST_ACTION = 4096  # characters of an action of the player's own words
 # What a cell is to the one who looks, which a screen turns into a sign and a colour; `won` and `lost` say where
 # a player stood when the game ended so.
@@ -344,11 +352,17 @@ class Scenario:
         """Raises UsageError for a field of another type, and for a name that no screen can show."""
         for name, kind in KINDS.items():
             given = getattr(self, name)
-            if not isinstance(given, kind) or isinstance(given, bool):
+            fits = isinstance(given, kind) and (kind is bool or not isinstance(given, bool))
+            if not fits and not (given is None and name in OPTIONAL):
                 raise UsageError(
                     f"{name} of the Scenario {self.id!r} is {reprlib.repr(given)}, a {type(given).__name__}",
-                    fix=f"it must be a {kind.__name__}",
+                    fix=f"it must be a {'function' if kind is Callable else kind.__name__}",
                 )
+        if self.step_limit < 1 or not self.players:
+            raise UsageError(
+                f"the Scenario {self.id!r} has the players {self.players} and the step limit {self.step_limit}",
+                fix="it must have one player and one step, or more",
+            )
         odd = [
             label
             for label in (*self.players, *self.actions)

@@ -205,10 +205,18 @@ def test_a_file_that_is_no_game_is_told_with_its_line(text: str, says: str, tmp_
         ("step_limit=True", "step_limit of the Scenario 't' is True, a bool"),
         ("rules=b'play'", "rules of the Scenario 't' is b'play', a bytes"),
         ("actions=('a', 5)", "5 is no name of a player or an action"),
+        ("family=5", "family of the Scenario 't' is 5, a int"),
+        ("goal='yes'", "goal of the Scenario 't' is 'yes', a str"),
+        ("make=None", "make of the Scenario 't' is None, a NoneType"),
+        ("reference='best'", "reference of the Scenario 't' is 'best', a str"),
+        ("step_limit=0", "'t' has the players .* and the step limit 0"),
+        ("players=()", r"'t' has the players \(\) and the step limit"),
     ],
 )
 def test_a_scenario_whose_fields_have_another_type_is_refused_by_name(field: str, says: str, tmp_path: Path) -> None:
-    """A list of actions ended an evaluation in a traceback, a limit that was text as well; from Python too."""
+    """A list of actions ended an evaluation in a traceback, a limit that was text as well; from Python too. A goal
+    that was text made records that were called damaged; a reference player that was none was the game's fault.
+    """
     file = tmp_path / "typed.py"
     given = f"**dict(id='t', family='t', rules='', step_limit=4, source='', make=Game) | dict({field})"
     file.write_text(f"from msgrpo.game import Game, Scenario\nscenario = Scenario({given})\n")
