@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from msgrpo.errors import UsageError, users_code, where_raised
+from msgrpo.errors import MsgrpoError, UsageError, users_code, where_raised
 from msgrpo.files import is_file
 from msgrpo.limits import is_interrupt, unmoved, within
 
@@ -66,6 +66,8 @@ def loading(name: str, fix: str) -> Iterator[None]:
     with users_code(failed, fix=fix), within(IMPORT_S, f"the import of {name}"), unmoved():
         try:
             yield
+        except MsgrpoError as error:  # it says what is wrong, and not in whose code
+            raise UsageError(f"{failed}: {error.message}", fix=error.fix) from error
         except KeyboardInterrupt as error:
             if is_interrupt(error):
                 raise

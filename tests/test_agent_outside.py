@@ -220,7 +220,7 @@ def test_a_scenario_whose_fields_have_another_type_is_refused_by_name(field: str
     file = tmp_path / "typed.py"
     given = f"**dict(id='t', family='t', rules='', step_limit=4, source='', make=Game) | dict({field})"
     file.write_text(f"from msgrpo.game import Game, Scenario\nscenario = Scenario({given})\n")
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=f"typed.py:scenario' cannot be loaded: .*{says}"):
         get_scenario(f"{file}:scenario")
     with pytest.raises(UsageError, match=says):
         replace(get_scenario("snake"), id="t", **eval(f"dict({field})"))
