@@ -22,6 +22,7 @@ from msgrpo.errors import RunError, UsageError
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.models import loading
 from msgrpo.run_log import read_rows
+from msgrpo.text import counted
 from msgrpo.train import checkpoint, loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
@@ -119,14 +120,17 @@ def test_a_run_that_goes_on_films_no_scene_that_its_share_of_the_time_does_not_h
     assert Film(tmp_path, Players(config))._wanted(1)
 
 
-def test_a_credit_of_ones_own_that_fails_loses_no_update(tmp_path: Path) -> None:
-    """All updates since the last checkpoint were lost with the one in which it failed."""
+@pytest.mark.parametrize("whole", [0, 1])  # updates before the one in which it fails
+def test_a_credit_of_ones_own_that_fails_loses_no_update(whole: int, tmp_path: Path) -> None:
+    """All updates since the last checkpoint were lost with the one in which it failed; in the first one nothing was
+    said of how the run goes on, which names what a person has to allow.
+    """
     out, mine = tmp_path / "run", tmp_path / "mine.py"
     mine.write_text(
         "asked = []\n"
         "def credit(group):\n"
         "    asked.append(group)\n"
-        "    assert len(asked) <= 2, 'no more'\n"
+        f"    assert len(asked) <= {2 * whole}, 'no more'\n"
         "    return [[1.0] * len(turns) for turns in group.turns]\n"
     )
     config = make_config(
@@ -135,8 +139,9 @@ def test_a_credit_of_ones_own_that_fails_loses_no_update(tmp_path: Path) -> None
     told = Told()
     with pytest.raises(UsageError, match=r"no more \(.*mine.py:4\)"):
         loop.train(config, out, report=told)
-    assert [folder.name for folder in (out / "checkpoints").iterdir()] == ["step-000001"]
-    assert told.said[-1].endswith("--resume goes on")
+    assert [folder.name for folder in (out / "checkpoints").glob("*")] == ["step-000001"][:whole]
+    goes_on = f"go on with: msgrpo --allow {mine}:credit train --resume --out {out}"
+    assert told.said[-1] == f"kept: {counted(whole, 'update')}; {goes_on}"
 
 
 class KilledError(BaseException):

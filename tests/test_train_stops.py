@@ -70,7 +70,7 @@ def test_a_loss_that_is_not_finite_stops_and_loses_no_whole_update(
     with pytest.raises(RunError, match="not finite in update 2") as ended:
         loop.train(tiny(checkpoint_every=100), tmp_path / "run", report=told)
     assert "in another --out" in str(ended.value)  # on --resume the learning rate may not change
-    assert told.said[-1] == "kept: 1 update; --resume goes on"
+    assert told.said[-1] == f"kept: 1 update; go on with: msgrpo train --resume --out {tmp_path / 'run'}"
     state, _ = checkpoint.load_latest(tmp_path / "run")
     assert state is not None
     assert state.progress.step == 1
@@ -205,7 +205,7 @@ def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
     state, _ = checkpoint.load_latest(tmp_path / "run")
     assert state is not None
     assert state.progress.step == 2
-    assert told.said[-1] == "kept: 2 updates; --resume goes on"
+    assert told.said[-1] == f"kept: 2 updates; go on with: msgrpo train --resume --out {tmp_path / 'run'}"
 
 
 @pytest.mark.usefixtures("lean")

@@ -33,7 +33,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, entropy
-from msgrpo.train.run_folder import begin, check_folder, write_transcripts, writing
+from msgrpo.train.run_folder import begin, check_folder, further, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks, check_logs
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
@@ -122,8 +122,8 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                 except Exception:  # of servers, of the disk, of games, of a choice of one's own
                     if ranks.first:
                         run.save()
-                        if run.saved and cluster.stopping is None:  # on a cluster the ranks begin again
-                            report.note(f"kept: {counted(run.saved, 'update')}; --resume goes on")
+                        if cluster.stopping is None:  # on a cluster the ranks begin again
+                            report.note(f"kept: {counted(run.saved, 'update')}; {further(out)}")
                     raise
                 run.advance(rollouts, seconds)
                 if rollouts.lost:
