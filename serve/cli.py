@@ -118,23 +118,24 @@ def serve_games(
 ) -> None:
     """Serve games by the OpenEnv protocol, which TRL, SkyRL, verifiers and others play."""
     from msgrpo.extras import needs
-    from msgrpo.loopback import is_loopback
-    from msgrpo.serve.preflight import check_port
-    from msgrpo.serve.vllm_command import KEY_VARIABLE
-
-    with needs("msgrpo env serve", "openenv"):
-        from msgrpo.serve import env_server
     from msgrpo.games import SCENARIOS
+    from msgrpo.loopback import is_loopback
     from msgrpo.serve.env_session import Catalogue
+    from msgrpo.serve.preflight import check_port
+    from msgrpo.serve.terminal import check_key
+    from msgrpo.serve.vllm_command import KEY_VARIABLE, bracketed
 
     key = os.environ.get(KEY_VARIABLE)
+    check_key(key)
     if not key and not is_loopback(host):
         raise UsageError(f"{host} can be reached by others: it needs a key", fix=f"set {KEY_VARIABLE}")
+    with needs("msgrpo env serve", "openenv"):
+        from msgrpo.serve import env_server
     check_port(host, port)
     catalogue = Catalogue(scenarios or list(SCENARIOS))
     most = sessions or env_server.usual_sessions()
     app = env_server.make_server(catalogue, sessions=most, idle_s=idle_s, key=key, web=web, local=not key)
-    say(f"{', '.join(catalogue.scenarios)} at http://{host}:{port}{'/web' if web else ''}; Ctrl-C ends it")
+    say(f"{', '.join(catalogue.scenarios)} at http://{bracketed(host)}:{port}{'/web' if web else ''}; Ctrl-C ends it")
     if sessions is None and most < env_server.SESSIONS:
         say(f"{most} clients at once, at most: this process may have no more files and connections (ulimit -n)")
     env_server.run(app, host, port)

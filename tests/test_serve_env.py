@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
 from msgrpo.serve.env_session import GAME_OVER, NO_GAME, TASKS, Catalogue, Move, Seen, Session
 from msgrpo.serve.preflight import free_port
+from msgrpo.serve.vllm_command import KEY_VARIABLE
 from tests.command_line import PROGRAM, invoked
 
 ROOT = Path(__file__).parents[1]
@@ -236,6 +238,26 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.
     assert isinstance(done.exception, MissingExtraError)
     assert done.exception.fix is not None
     assert "[openenv]" in done.exception.fix
+
+
+@pytest.mark.parametrize("key", ["two words", "schlüssel", "line\n"])
+def test_a_key_that_no_client_could_send_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`msgrpo serve` refused it; here the server ran, and nobody was let in."""
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    done = invoked("env", "serve", "frozen-lake")
+    assert isinstance(done.exception, UsageError)
+    assert "that an HTTP header cannot" in done.exception.message
+
+
+def test_the_address_of_a_server_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By IPv6 it was http://::1:8000."""
+    server = SimpleNamespace(SESSIONS=1, usual_sessions=lambda: 1, make_server=lambda *_, **__: None)
+    server.run = lambda *_: None
+    monkeypatch.setitem(sys.modules, "msgrpo.serve.env_server", server)
+    monkeypatch.setattr("msgrpo.serve.env_server", server, raising=False)
+    port = free_port()
+    done = invoked("env", "serve", "frozen-lake", "--host", "::1", "--port", str(port))
+    assert f"frozen-lake at http://[::1]:{port};" in " ".join(done.stderr.split())
 
 
 # --- through a real server ------------------------------------------------------------------------------------
