@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from msgrpo.episode import play_episode
-from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.errors import GameFaultError, MsgrpoError, RunError, UsageError
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.games import get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.specs import make_agent
 from msgrpo.train.lab import Job, Study, _alone, _same_study, load_study, run
@@ -149,6 +150,18 @@ def test_an_arm_that_could_not_start_is_named_before_anything_runs(setting: str,
     said = STUDY.replace('scenario = "frozen-lake"', f'scenario = "{scenario}"')
     file.write_text(said.replace('select = "uniform(keep=2)"', setting))
     with pytest.raises(MsgrpoError, match="nowhere"):
+        run(load_study(file), tmp_path / "out", 1, print)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_game_that_cannot_begin_is_named_before_anything_runs(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def observe(game: FrozenLake, player: str) -> str:
+        raise ValueError("no view")
+
+    monkeypatch.setattr(FrozenLake, "observe", observe)
+    with pytest.raises(GameFaultError, match="no view"):
         run(load_study(file), tmp_path / "out", 1, print)
     assert not (tmp_path / "out").exists()
 

@@ -193,6 +193,7 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
     Raises UsageError, before anything runs, for an arm that could not start and for a folder with another study.
     """
     with needs("msgrpo lab", "train"):
+        from msgrpo.train.engines.contract import canary_prompts
         from msgrpo.train.ranks import ALONE
         from msgrpo.train.rollouts import Players
 
@@ -202,6 +203,8 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
         config = study.config(arm, 0)
         for choice in config.choices:
             choice.prepare()
+        for scenario in config.scenarios:
+            canary_prompts(scenario)  # a game that cannot begin
         Players.of(config, ALONE)
     if (opposite := study.opponent()) is not None:
         make_agent(opposite)  # a wrong name ends the study before it trains
