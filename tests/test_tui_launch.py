@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -416,6 +417,37 @@ async def test_no_page_of_another_site_types_into_the_app(monkeypatch: pytest.Mo
             for path in ("/", "/ws", "/static/js/textual.js"):
                 assert (await client.get(path, headers=headers)).status == 403
         assert (await client.get("/static/js/textual.js")).status == 200
+
+
+@pytest.mark.parametrize("asked", ["[::1]:8080", "127.0.0.1:9000"])
+def test_the_page_names_the_address_by_which_the_browser_came(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --host ::1 it asked for its parts at http://::1:8080, and through a tunnel at the port of the far end."""
+    pytest.importorskip("textual_serve")
+    from aiohttp.test_utils import TestClient, TestServer
+    from textual_serve.server import Server
+
+    pages: list[str] = []
+
+    async def visit(server: Any) -> None:
+        async with TestClient(TestServer(await server._make_app())) as client:
+            pages.append(await (await client.get("/", headers={"Host": asked})).text())
+
+    monkeypatch.setattr(Server, "serve", lambda server: asyncio.run(visit(server)))
+    launch.web(["play", "--web"], "::1", 8080, force=False)
+    assert f'"http://{asked}/static/js/textual.js"' in pages[0]
+    assert f'"ws://{asked}/ws"' in pages[0]
+
+
+def test_a_port_that_is_taken_is_said_to_be() -> None:
+    """It was a traceback of aiohttp."""
+    pytest.importorskip("textual_serve")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} is in use") as caught:
+            launch.web(["play", "--web"], "127.0.0.1", port, force=False)
+    assert caught.value.fix == f"--port {port + 1}"
 
 
 def test_the_served_command_is_the_same_without_the_serving() -> None:

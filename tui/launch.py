@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -352,7 +353,8 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
         raise UsageError(
             f"{host} is not this machine alone: anybody who reaches port {port} could play, with your agents, "
             "your keys and your files; there is no password",
-            fix="use --host 127.0.0.1 behind a proxy that asks for one, or add --force",
+            fix=f"leave out --host, and reach it from another machine by: ssh -L {port}:127.0.0.1:{port} …   "
+            "(or add --force)",
         )
     with needs("--web", "web"):
         from aiohttp import web as http
@@ -365,15 +367,26 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
         return await handler(request)
 
     class OwnPage(Server):  # type: ignore[misc]  # textual-serve is not checked
+        async def handle_index(self, request: http.Request) -> Any:
+            self.public_url = f"{request.scheme}://{request.host}"  # as the browser names it: a tunnel's port, [::1]
+            return await super().handle_index(request)
+
         async def _make_app(self) -> http.Application:
             app: http.Application = await super()._make_app()
             app.middlewares.append(own_page_only)
             return app
 
     command = shlex.join([sys.executable, "-P", "-m", "msgrpo.cli", *without_web(arguments)])
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     with TemporaryDirectory() as templates:
         page_without_links(Path(templates))
-        OwnPage(command, host=host, port=port, title="msgrpo play", templates_path=templates).serve()
+        page = OwnPage(command, host=host, port=port, title="msgrpo play", templates_path=templates, public_url=url)
+        try:
+            page.serve()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(f"port {port} is in use", fix=f"--port {port + 1}") from error
+            raise UsageError(f"nothing can be served at {url}: {error.strerror}") from error
 
 
 def page_without_links(folder: Path) -> None:
