@@ -438,6 +438,25 @@ def test_the_page_names_the_address_by_which_the_browser_came(asked: str, monkey
     assert f'"ws://{asked}/ws"' in pages[0]
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["snak"], "snak"),
+        (["snake", "--agent", "nano:nothing"], "nothing"),
+        (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["snake", "--plain"], "--web shows the app"),
+    ],
+)
+def test_what_cannot_be_played_is_not_served(asked: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was served, and each browser was told that the session had ended."""
+    served: list[str] = []
+    monkeypatch.setattr(launch, "web", lambda *_, **__: served.append("a page"))
+    with pytest.raises(MsgrpoError, match=says):
+        run(*asked, "--web")
+    run("snake", "--agent", "random", "--web")
+    assert served == ["a page"]
+
+
 def test_a_port_that_is_taken_is_said_to_be() -> None:
     """It was a traceback of aiohttp."""
     pytest.importorskip("textual_serve")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -98,8 +99,6 @@ def play(
     options += [*(["--prompt", prompt] if prompt else []), *(["--chat", chat] if chat else [])]
     if keys:
         launch.print_keys(out)
-    elif web:
-        launch.web(sys.argv[1:], host, port, force=force)
     else:
         for sentence in cut_short(filter(None, (agent, against)), max_tokens):
             say(sentence)
@@ -125,4 +124,5 @@ def play(
             plain=plain,
             record=record,
             console=out,
+            serve=partial(launch.web, sys.argv[1:], host, port, force=force) if web else None,
         )

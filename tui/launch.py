@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -116,11 +116,15 @@ def start(
     plain: bool,
     record: Path | None = None,
     console: Console,
+    serve: Callable[[], None] | None = None,
 ) -> None:
     """Open the app, or print where there is no terminal. Exits with the app's own code where that is not 0.
 
-    `options` of the command say how models are asked in games that are chosen in the app.
+    `options` of the command say how models are asked in games that are chosen in the app. With `serve` the app is
+    not opened here: that is called, once everything that was asked for is known to be there.
     """
+    if serve is not None and plain:
+        raise UsageError("--web shows the app, and --plain leaves it out; give one of them")
     if run is not None and replay is not None:
         raise UsageError("--run watches a training run and --replay a record; give one of them")
     if plays_on is not None and replay is None:
@@ -140,22 +144,25 @@ def start(
             film.write_whole(record, still(watched.film).encode())
             console.print(f"six scenes of the run: {record}", highlight=False, markup=False, soft_wrap=True)
             return
-    if plain or not (has_screen() or record):
+    if plain or not (has_screen() or record or serve):
         _check_printed(wanted, plain=plain)
         if watched is not None:
             print_run(watched, console)
             return
         _print(resolve, wanted, records, games, console)
         return
-    from msgrpo.tui.app import PlayApp
-    from msgrpo.tui.keys import read_keys
-
     check_specs(resolve, plays_on, *((wanted.agent, wanted.against) if wanted is not None else ()))
     if wanted is not None:  # a game that cannot begin is an error before the screen is taken
         new_match(wanted, Table(resolve).seat)
     alone = records is not None and (records.chosen or len(records.episodes) == 1)
     if records is not None and alone:  # one that does not replay is an error before the screen is taken
         Session.replay(records.episode)
+    if serve is not None:
+        serve()
+        return
+    from msgrpo.tui.app import PlayApp
+    from msgrpo.tui.keys import read_keys
+
     app = PlayApp(
         resolve,
         wanted,
