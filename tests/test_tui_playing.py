@@ -265,6 +265,33 @@ async def test_actions_fit_into_a_narrow_terminal(app_of) -> None:
         assert all(action in bars for action in ("up", "down", "left", "right"))
 
 
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (45, 24)])
+async def test_a_person_sees_every_action_beside_an_opponent(app_of, size: tuple[int, int]) -> None:
+    """In 60 columns two of tic-tac-toe's nine were seen: the opponent's panel had half of the rows."""
+    pytest.importorskip("pyspiel")
+    app = app_of(Setup("spiel:tic_tac_toe", "human", "optimal"))
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        for _ in range(2):
+            panel = play_screen(app).panel(0, "player1")
+            assert panel.content_region.contains_region(panel.bars.region)
+            assert "9 x(2,2)" in text_of(app, "#panel-0-player1 ActionBars")
+            await press(pilot, "5")
+
+
+async def test_numbers_fill_a_panel_that_has_become_wider(app_of) -> None:
+    """Until the next move they stood as in the narrow one; and in the first picture they were cut off."""
+    app = app_of(Setup("snake", "human"))
+    async with app.run_test(size=(60, 20)) as pilot:
+        await settle(pilot)
+        assert text_of(app, ".stats") == "return 0 step 0/20"
+        assert text_of(app, ".returns") == "none finished"
+        await pilot.resize_terminal(120, 40)
+        await settle(pilot)
+        assert text_of(app, ".stats") == "return 0 step 0/20 invalid 0"
+        assert text_of(app, ".returns") == "this sitting: none finished"
+
+
 async def test_no_number_of_a_narrow_panel_is_cut_off_or_parted_from_its_name(app_of, clock: ManualClock) -> None:
     """It said: this sitting: 1 played, mean +   and: invalid, with the number on the next line."""
     app = app_of(Setup("frozen-lake", "up", seed=3, speed=64.0), up=scripted("up", answer("up")))
@@ -277,7 +304,7 @@ async def test_no_number_of_a_narrow_panel_is_cut_off_or_parted_from_its_name(ap
         assert text_of(app, ".returns") == "1 played, mean +0.00"
         stats = app.screen.query_one(".stats")
         rows = [strip.text.rstrip() for strip in stats.render_lines(stats.size.region)]
-        assert rows == ["return 0  step 8/8", "invalid 0", "tokens 2560", "time 2.0 s"]
+        assert rows == ["return 0  step 8/8", "tokens 2560", "time 2.0 s"]  # invalid answers, where there are some
 
 
 async def test_a_person_alone_with_a_snake_of_the_game_is_told_which_one_is_theirs(app_of) -> None:

@@ -55,20 +55,20 @@ class ActionBars(Widget):
         before = self.probabilities, self.chosen, self.legal, self.numbers
         if before == (probabilities, chosen, legal, numbers):
             return
-        rows = self._rows(self.size.width)
+        rows = self.rows(self.size.width)
         if probabilities and probabilities != self.probabilities and self.app.animation_level != "none":
             self._before = {action: self._share(action) for action in self.actions}
             self.eased = 0.0
             self.animate("eased", 1.0, duration=EASE_S, easing="out_cubic", level="full")
         self.probabilities, self.chosen, self.legal, self.numbers = probabilities, chosen, legal, numbers
-        self.refresh(layout=rows != self._rows(self.size.width))
+        self.refresh(layout=rows != self.rows(self.size.width))
 
     def _share(self, action: str) -> float:
         """How long the bar of an action is drawn at this moment."""
         before, now = self._before.get(action, 0.0), (self.probabilities or {}).get(action, 0.0)
         return before + self.eased * (now - before)
 
-    def _rows(self, width: int) -> int:
+    def rows(self, width: int) -> int:
         if self.probabilities is not None:
             return len(self.actions)
         return min(MOST_LINES, -(-len(self.actions) // self._columns(width))) if self.actions else 0
@@ -85,7 +85,7 @@ class ActionBars(Widget):
         return f"{self.numbers[action]} {action}" if action in self.numbers else action
 
     def get_content_height(self, container: object, viewport: object, width: int) -> int:
-        return self._rows(width)
+        return self.rows(width)
 
     def render(self) -> Content:
         names = max((len(self._named(action)) for action in self.actions), default=1)

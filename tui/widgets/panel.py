@@ -26,6 +26,7 @@ from msgrpo.tui.widgets.text import Text
 
 NOTHING = "⊥"
 MORE = "… page down: more"
+BESIDES = 6  # rows of a panel besides its actions: the border, the numbers, words, two of what is to be done
 DRAWN = 4000  # characters of a text that are drawn: more than a screen holds
 
 
@@ -83,6 +84,8 @@ class AgentPanel(Widget):
         self.index = index
         self.player = player
         self.bars = ActionBars(index, player, session.game.own_actions(player))
+        self._session = session
+        self._returns: list[float] = []  # of this sitting
         self._begun: Content | None = None  # the words that are shown from their beginning
         self._following = False  # the words scroll to the end of a growing answer
         self.border_title = escape(session.title(player))
@@ -115,21 +118,11 @@ class AgentPanel(Widget):
         about to read, shown with `details` where no turn is shown; `rules` stand where there are no words yet; `idle`
         is what a turn without an action is called."""
         frame = session.frame
-        tally, turn = frame.tallies[self.player], frame.turns.get(self.player)
+        turn = frame.turns.get(self.player)
+        self._session, self._returns = session, returns
         title, subtitle = escape(session.title(self.player)), escape(about(session, self.player))
         if (self.border_title, self.border_subtitle) != (title, subtitle):
             self.border_title, self.border_subtitle = title, subtitle
-        stats = [
-            stat("return", points(tally.total), "bold"),
-            stat("step", f"{frame.step}/{session.scenario.step_limit}"),
-            stat("invalid", str(tally.invalid), "bold $text-warning" if tally.invalid else ""),
-        ]
-        costs = []
-        if tally.tokens:
-            costs.append(stat("tokens", str(tally.tokens)))
-        if tally.seconds:
-            costs.append(stat("time", f"{tally.seconds:.1f} s"))
-        self.query_one(".stats", Text).show(numbers_in([stats, costs], self.size.width))
         words = details_text(turn, decision, prompt) if details else thought_text(turn, decision)
         if session.covers(self.player):
             words = Content("")
@@ -144,11 +137,36 @@ class AgentPanel(Widget):
         spark = self.query_one(Sparkline)
         spark.data = [value - min(returns) for value in returns] if returns else []
         spark.display = len(returns) > 1
+        self._fit()
+
+    def on_resize(self) -> None:
+        self._fit()
+
+    def _fit(self) -> None:
+        """The numbers and the sitting in as many columns as there are; rows for all actions of the only person."""
+        session, width = self._session, self.size.width
+        tally, returns = session.frame.tallies[self.player], self._returns
+        stats = [
+            stat("return", points(tally.total), "bold"),
+            stat("step", f"{session.frame.step}/{session.scenario.step_limit}"),
+            stat("invalid", str(tally.invalid), "bold $text-warning" if tally.invalid else ""),
+        ]
+        if not tally.invalid and spaced(stats).cell_length > width > 0:
+            stats.pop()
+        costs = []
+        if tally.tokens:
+            costs.append(stat("tokens", str(tally.tokens)))
+        if tally.seconds:
+            costs.append(stat("time", f"{tally.seconds:.1f} s"))
+        self.query_one(".stats", Text).show(numbers_in([stats, costs], width))
         mean = sum(returns) / len(returns) if returns else 0.0
         text = f"this sitting: {len(returns)} played, mean {mean:+.2f}" if returns else "this sitting: none finished"
-        if len(text) > self.size.width > 0:
+        if len(text) > width > 0:
             text = text.removeprefix("this sitting: ")
         self.query_one(".returns", Text).show(Content.styled(text, MUTED))
+        people = [player for player in session.players if isinstance(session.agents[player], HumanAgent)]
+        only = people == [self.player] and len(session.players) > 1
+        self.styles.min_height = BESIDES + self.bars.rows(width) if only else None
 
     def _bars(self, session: Session, turn: Turn | None, decision: Decision | None) -> None:
         completion = decision.completion if decision else None
