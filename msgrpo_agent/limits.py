@@ -201,15 +201,17 @@ class _GamesCode:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         try:
-            if self._handlers != _handlers():
-                _put_back(self._handlers)
-            self._limit.__exit__()
+            try:
+                moved = _folder()
+                if moved != self._folder and self._folder:
+                    os.chdir(self._folder)
+                    error = error or GameFaultError(f"it changed the working directory to {moved[:200]!r}")
+                if self._handlers != _handlers():
+                    _put_back(self._handlers)  # last: a signal that was held back arrives here, the limit's own too
+            finally:
+                self._limit.__exit__()
         except TookTooLongError as late:
             error = late
-        moved = _folder()
-        if moved != self._folder and self._folder:
-            os.chdir(self._folder)
-            error = error or GameFaultError(f"it changed the working directory to {moved[:200]!r}")
         if error is not None and (fault := self._fault(error)) is not error:
             raise fault from (None if isinstance(error, TookTooLongError) else error)
 
@@ -268,9 +270,9 @@ def unmoved() -> Iterator[None]:
     try:
         yield
     finally:
-        _put_back(handlers)
         if here and _folder() != here:
             os.chdir(here)
+        _put_back(handlers)
 
 
 def _handlers() -> tuple[Any, Any, Any, set[int]]:
@@ -279,14 +281,14 @@ def _handlers() -> tuple[Any, Any, Any, set[int]]:
 
 
 def _put_back(before: tuple[Any, Any, Any, set[int]]) -> None:
+    """The handlers first: what was held back arrives as soon as it is let in."""
     *handlers, held = before
+    if threading.current_thread() is threading.main_thread():  # no other can have changed them
+        for number, handler in zip((INT, TERM, ALRM), handlers, strict=True):
+            if handler is not None and _handler_of(number) is not handler:
+                signal.signal(number, handler)
     if more := _mask(signal.SIG_BLOCK, ()) - held:  # a signal that is held back ends nothing
         _mask(signal.SIG_UNBLOCK, more)
-    if threading.current_thread() is not threading.main_thread():
-        return  # no other can have changed them
-    for number, handler in zip((INT, TERM, ALRM), handlers, strict=True):
-        if handler is not None and _handler_of(number) is not handler:
-            signal.signal(number, handler)
 
 
 def _folder() -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from msgrpo.evals import inspect_log
 from msgrpo.game import Board
 from msgrpo.games import get_scenario
 from msgrpo.judge import add_regrets
-from msgrpo.limits import games_code, memory_within, within
+from msgrpo.limits import games_code, memory_within, unmoved, within
 from msgrpo.models import loading
 from msgrpo.prompt import ChatFormat
 from msgrpo.references import RandomAgent
@@ -223,6 +223,43 @@ def scenario():
 
 take("import")
 """
+
+
+@pytest.mark.timeout(0)
+def test_a_limit_ends_with_a_game_that_held_the_alarm_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alarm came when signals were let in again, and the limit stayed: a second later the next one struck
+    whatever ran then, and so on, once a second.
+    """
+    monkeypatch.setattr(limits, "GAME_S", 0.3)
+
+    def held() -> None:
+        with games_code("held"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            while not limits._calls[threading.get_ident()].stopped:
+                time.sleep(0.01)
+
+    with pytest.raises(GameFaultError, match="took longer"):
+        held()
+    assert threading.get_ident() not in limits._calls
+
+
+@pytest.mark.parametrize("guard", [lambda: games_code("held"), unmoved])
+def test_ctrl_c_that_code_from_outside_held_back_is_a_persons(guard: Callable[[], Any], tmp_path: Path) -> None:
+    """It went to the handler that the code had set, or came before all was put back."""
+    here = os.getcwd()
+
+    def held() -> None:
+        with guard():
+            os.chdir(tmp_path)
+            signal.signal(signal.SIGINT, lambda *given: None)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        held()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert threading.get_ident() not in limits._calls
+    assert os.getcwd() == here
 
 
 def test_a_template_that_takes_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
