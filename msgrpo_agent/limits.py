@@ -221,7 +221,7 @@ class _GamesCode:
         if isinstance(error, GameFaultError):
             if error.message.startswith(game):
                 return error
-            return GameFaultError(f"{game}: {error.message}", rule=error.rule, fatal=error.fatal)
+            return GameFaultError(f"{game}: {error.message}", rule=error.rule, fatal=error.fatal, fix=error.fix)
         if isinstance(error, GameError):
             return error
         if isinstance(error, TookTooLongError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import pytest
 from msgrpo.agent import Completion, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.contract import examine
 from msgrpo.episode import GAME_FAULT, play_episode
-from msgrpo.errors import EndpointError, GameFaultError, UsageError
+from msgrpo.errors import EndpointError, GameError, GameFaultError, UsageError
 from msgrpo.game import Board, Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import _checked
-from msgrpo.limits import games_code
+from msgrpo.limits import asked_of, games_code, passing_faults
 from msgrpo.prompt import Prompt
 from msgrpo.references import RandomAgent
 from tests.hostile_games import Walk, played, scenario
@@ -332,3 +333,41 @@ def test_one_team_loses_together_and_bystanders_keep_what_they_have() -> None:
 def test_a_fault_of_a_game_is_a_game_error() -> None:
     with pytest.raises(GameFaultError, match="the game x failed: ZeroDivisionError"), games_code("x"):
         print(1 // 0)
+
+
+def test_a_fault_keeps_its_rule_what_mends_it_and_that_it_is_fatal() -> None:
+    """What mends a judge that asks its game for what it refuses was lost on the way."""
+    with pytest.raises(GameFaultError) as refused, games_code("x"), asked_of("judge"):
+        raise GameError("it has no luck", fix="define _draw_luck")
+    fault = refused.value
+    assert (fault.message, fault.rule, fault.fix, fault.fatal) == (
+        "the game x: judge() failed: it has no luck", "judge", "define _draw_luck", False,
+    )  # fmt: skip
+    with pytest.raises(GameFaultError) as twice, games_code("x"), asked_of("describe"), games_code("x"):
+        raise fault
+    assert twice.value is fault  # it is named already, and is no new one
+    with pytest.raises(GameFaultError, match="the game y: the game x: judge"), games_code("y"):
+        raise fault
+    for fatal in (False, True):
+        with pytest.raises(GameFaultError) as passed, games_code("x"):
+            raise GameFaultError("it hangs", fatal=fatal)
+        assert passed.value.fatal == fatal
+
+
+def test_only_a_fatal_fault_of_a_game_goes_on() -> None:
+    with passing_faults():
+        raise GameFaultError("no view")
+    with pytest.raises(GameFaultError), passing_faults():
+        raise GameFaultError("it hangs", fatal=True)
+
+
+def test_a_game_that_fails_in_another_folder_is_said_to_fail(tmp_path: Path) -> None:
+    def fails() -> None:
+        with games_code("x"):
+            os.chdir(tmp_path)
+            print(1 // 0)
+
+    here = Path.cwd()
+    with pytest.raises(GameFaultError, match="the game x failed: ZeroDivisionError"):
+        fails()
+    assert Path.cwd() == here
