@@ -140,6 +140,19 @@ async def test_a_game_that_changes_the_folder_loses_its_episode_and_nothing_else
     assert Path.cwd() == here
 
 
+@pytest.mark.parametrize("guard", [lambda: games_code("moves"), unmoved])
+def test_in_a_folder_that_is_gone_nothing_is_put_back(
+    guard: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with guard():
+        os.chdir(tmp_path)
+    assert Path.cwd() == tmp_path
+
+
 class Tries(Walk):
     """Tries a regular expression that never ends: C code, which holds Python's lock and lets signals in."""
 
@@ -193,12 +206,13 @@ async def test_a_game_takes_no_signal_and_no_folder(
     monkeypatch.setenv("TAKES", where)
     file = tmp_path / "takes.py"
     file.write_text(TAKES)
-    here, interrupt = os.getcwd(), signal.getsignal(signal.SIGINT)
+    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    here, handlers = os.getcwd(), [*map(signal.getsignal, taken)]
     episode = await play_episode(
         get_scenario(f"{file}:scenario"), {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0
     )
-    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGALRM})
-    assert (os.getcwd(), signal.getsignal(signal.SIGINT), held) == (here, interrupt, set())
+    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+    assert (os.getcwd(), [*map(signal.getsignal, taken)], held) == (here, handlers, set())
     assert ("working directory" in (episode.error_message or "")) == (where == "step")
 
 
@@ -209,7 +223,8 @@ from msgrpo.games import SCENARIOS
 def take(where):
     if os.environ["TAKES"] == where:
         os.chdir("/")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGALRM})
 
 def scenario():
@@ -358,6 +373,35 @@ def test_a_limit_stops_what_is_within_and_nothing_after_it(where: str) -> None:
         thread.start()
         thread.join(60)
     assert found == ["stopped", "ended"]
+
+
+@pytest.mark.timeout(0)
+def test_a_limit_holds_on_when_one_within_it_has_ended() -> None:
+    """And its alarm comes in its own time, whatever a longer one before it asked for."""
+    with within(60, "a long one"):
+        pass
+
+    def outer() -> None:
+        with within(0.3, "outer"):
+            assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.3 + limits.LATER_S
+            with within(60, "inner"):
+                pass
+            for _ in range(3000):
+                time.sleep(0.01)
+
+    with pytest.raises(TookTooLongError):
+        outer()
+
+
+@pytest.mark.timeout(0)
+def test_an_alarm_within_a_call_is_set_anew() -> None:
+    """One that came for an earlier call must not be the last; after a call's end the next comes soon, not never."""
+    with within(60, "a call"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.raise_signal(signal.SIGALRM)
+        assert 60 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60 + limits.LATER_S
+        limits._set_alarm(limits._Call("over", time.monotonic() - 5, 1.0, None))
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= limits.LATER_S
 
 
 PROFILED = """

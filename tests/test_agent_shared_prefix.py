@@ -13,7 +13,7 @@ from torch import Tensor
 from msgrpo.agent import Sampling
 from msgrpo.errors import ModelError
 from msgrpo.games import get_scenario
-from msgrpo.models.generation import sample, uniforms
+from msgrpo.models.generation import _searched, sample, uniforms
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
 from msgrpo.models.lora import ADAPTER_WEIGHTS
@@ -226,6 +226,23 @@ def test_a_token_that_cannot_be_is_never_drawn() -> None:
         assert tokens[0] in (2100, 2898)
 
 
+def test_a_number_lies_within_its_weight_whatever_rounding_made_of_the_sums() -> None:
+    """1 + 1.2e-16 is 1 + 2.2e-16 in double precision: 1, where this number is, would lie 0.85 before the second."""
+    weights = torch.tensor([[1.0, 1.2e-16]], dtype=torch.float64)
+    place, inside = _searched(weights, torch.tensor([[1 - 2.0**-53]], dtype=torch.float64))
+    assert place.item() == 1
+    assert 0 <= inside.item() < 1
+
+
+def test_a_flat_row_has_its_nucleus_beside_one_that_a_few_tokens_hold() -> None:
+    """Of 2,048 equal tokens 0.9 × 2,048 = 1,843.2 make the nucleus, so 1,844; of the other row one."""
+    logits = torch.zeros(2, 2048)
+    logits[1, 5] = 100.0
+    tokens, logprobs = sample(logits, Sampling(top_p=0.9), torch.tensor([0.99, 0.99], dtype=torch.float64))
+    assert logprobs.exp().tolist() == pytest.approx([1 / 1844, 1.0])
+    assert tokens[1] == 5
+
+
 def test_a_row_is_sampled_as_if_it_were_alone() -> None:
     logits = torch.randn(90, 151_936, generator=torch.Generator().manual_seed(1))  # several parts
     numbers = uniforms(range(90), 0)
@@ -241,6 +258,22 @@ def test_uniforms_are_fixed_by_seed_and_position() -> None:
     many = uniforms(range(50_000), 0)
     assert abs(float(many.mean()) - 0.5) < 0.01
     assert abs(float(many.var()) - 1 / 12) < 0.005
+
+
+def test_uniforms_are_splitmix64s() -> None:
+    """The numbers that its authors' program gives for seed 1234567: with others no record could be asked again."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    drawn = [float(uniforms([1234567], n)[0]) for n in range(4)]
+    assert drawn == [(number >> 11) / 2**53 for number in published]
+
+
+def test_log_probabilities_are_of_what_was_sampled_from_and_at_temperature_1_where_nothing_was() -> None:
+    """p = ¼, ¾ at temperature 1, and 1/82, 81/82 at ¼, where the less likely one has the numbers below 1/82."""
+    logits, number = torch.tensor([[0.0, math.log(3)]]), torch.tensor([0.01], dtype=torch.float64)
+    for temperature, token, p in ((0.0, 1, 3 / 4), (0.25, 0, 1 / 82)):
+        drawn, logprobs = sample(logits, Sampling(temperature=temperature), number)
+        assert drawn.tolist() == [token]
+        assert logprobs.exp().tolist() == pytest.approx([p])
 
 
 def test_an_adapter_without_its_weights_never_plays_as_its_base(tmp_path: Path) -> None:
