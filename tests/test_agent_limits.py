@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,23 @@ def test_a_template_that_takes_memory_is_refused(monkeypatch: pytest.MonkeyPatch
     assert len(bytearray(2**30)) == 2**30
 
 
+def test_a_lower_limit_of_memory_that_there_is_already_stays() -> None:
+    """And the highest that may be asked for, which nobody but root can raise again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    lower = 2**41 if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
+    try:
+        with memory_within(2**45):
+            assert resource.getrlimit(resource.RLIMIT_AS) == (lower, hard)
+        with memory_within(2**30):
+            found, highest = resource.getrlimit(resource.RLIMIT_AS)
+            assert 2**30 < found < 2**30 + 2**40
+            assert highest == hard
+        assert resource.getrlimit(resource.RLIMIT_AS) == (lower, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 def test_two_templates_at_once_leave_no_limit_behind() -> None:
     """The one that ended first put back what the other had set, for the rest of the process."""
     before, inside = resource.getrlimit(resource.RLIMIT_AS), threading.Event()
@@ -348,6 +366,50 @@ def test_a_persons_ctrl_c_is_no_fault_of_the_game() -> None:
 
     with pytest.raises(KeyboardInterrupt), games_code("x"):
         Handler().ask()  # as a signal's handler does
+
+
+def test_ctrl_c_in_the_midst_of_a_games_line_is_a_persons() -> None:
+    with pytest.raises(KeyboardInterrupt), games_code("x"):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_third_hang_of_each_game_says_what_can_be_pasted() -> None:
+    ends: list[tuple[bool, str | None]] = []
+    for name in ("my game.py:s", "other.py:s", "my game.py:s", "my game.py:s"):
+        with pytest.raises(GameFaultError, match="took longer than 60 s") as fault, games_code(name):
+            raise TookTooLongError
+        ends.append((fault.value.fatal, fault.value.fix))
+    assert ends[:3] == [(False, None)] * 3
+    assert ends[3][0]
+    assert str(ends[3][1]).endswith("msgrpo games check 'my game.py:s'")
+
+
+def test_what_others_do_to_signals_stays() -> None:
+    """One that was held back before still is; in a thread nothing is put back, and not what came from elsewhere."""
+    before, later = signal.getsignal(signal.SIGTERM), lambda *given: None
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    within_it, changed = threading.Event(), threading.Event()
+
+    def guarded() -> str:
+        with games_code("x"), unmoved():
+            within_it.set()
+            changed.wait()
+        return "ended"
+
+    try:
+        with unmoved():
+            pass
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(guarded)
+            within_it.wait()
+            signal.signal(signal.SIGTERM, later)
+            changed.set()
+            assert done.result() == "ended"
+        assert signal.getsignal(signal.SIGTERM) is later
+        assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
