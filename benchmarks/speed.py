@@ -156,7 +156,7 @@ def main() -> None:
         picked = pick(groups, config, learner) or [
             Picked(group, alternating(group), config.select.kept(group, learner)) for group in groups
         ]  # random weights: no group says anything
-        samples = [sample for one in picked for sample in one.samples(config, policy.tokenizer)]
+        samples = [lesson.sample for one in picked for lesson in one.lessons(config, policy.tokenizer)]
         parts = list(micro_batches(samples, config.micro_batch.tokens, policy.model.device, policy.longest_sharing))
         whole = timed(lambda: update(policy, optimizer, samples, config, learner.generator, step))
         reference = timed(lambda: [policy.reference_logprobs(part.prefix, part.pairs) for part in parts])

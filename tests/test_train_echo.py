@@ -135,7 +135,7 @@ def test_teachers_and_old_rollouts_leave_what_was_observed(
     context = learner(policy=policy)
     picked = pick(playing.groups(episodes), chosen, context)
     samples, _ = lessons(picked, chosen, context)
-    plain = [sample for one in picked for sample in one.samples(chosen, policy.tokenizer)]
+    plain = [lesson.sample for one in picked for lesson in one.lessons(chosen, policy.tokenizer)]
     observed = {(one.prompt_ids, one.answer_ids, one.observed) for one in samples if one.was_sampled}
     assert observed == {(one.prompt_ids, one.answer_ids, one.observed) for one in plain}
     assert any(one.observed for one in samples)

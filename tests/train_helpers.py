@@ -81,7 +81,7 @@ def learner(seed: int = 0, policy: Any = None) -> Learner:
 
 def samples_in(picked: list[Picked], config: TrainConfig, tokenizer: Any = None) -> list[Sample]:
     """The turns that an update would see."""
-    return [sample for one in picked for sample in one.samples(config, tokenizer)]
+    return [lesson.sample for one in picked for lesson in one.lessons(config, tokenizer)]
 
 
 def first_playing(config: TrainConfig, policy: Policy) -> Playing:

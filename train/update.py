@@ -22,7 +22,9 @@ from msgrpo.train.config import TrainConfig
 from msgrpo.train.groups import Advantages, Group, Lesson, Sample
 from msgrpo.train.policy import Pairs, Policy
 from msgrpo.train.ranks import ALONE, Ranks
+from msgrpo.train.rivals.actfocus import token_weights
 from msgrpo.train.rivals.contract import Learner
+from msgrpo.train.rivals.echo import observed_tokens
 
 WARM_UP = 5  # updates over which the learning rate rises to its value
 MAX_GRAD_NORM = 0.2  # a rare k3 spike must not steer AdamW for long
@@ -205,14 +207,10 @@ class Picked:
                 assert turn.completion is not None
                 weights, observed = tuple[float, ...](), tuple[int, ...]()
                 if config.credit.words != 1:
-                    weights = config.credit.token_weights(turn.completion, tokenizer)
+                    weights = token_weights(turn.completion, tokenizer, config.credit.words)
                 if config.loss.echo and following is not None:
-                    observed = config.loss.observed_tokens(following.state, tokenizer)
+                    observed = observed_tokens(following.state, tokenizer)
                 yield Lesson(Sample(turn.completion, advantage, weights, observed), turn, episode)
-
-    def samples(self, config: TrainConfig, tokenizer: Any) -> Iterator[Sample]:
-        """What the returns make of these turns."""
-        return (lesson.sample for lesson in self.lessons(config, tokenizer))
 
 
 def pick(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[Picked]:
@@ -233,16 +231,14 @@ def lessons(picked: Sequence[Picked], config: TrainConfig, learner: Learner) -> 
 
     With it come the figures of teacher and loss, for the metrics.
     """
-    tokenizer = learner.policy.tokenizer
-    if config.teacher is None:
-        samples, figures = [sample for one in picked for sample in one.samples(config, tokenizer)], dict[str, float]()
-    else:
-        every = [lesson for one in picked for lesson in one.lessons(config, tokenizer)]
+    every = [lesson for one in picked for lesson in one.lessons(config, learner.policy.tokenizer)]
+    samples, figures = [lesson.sample for lesson in every], dict[str, float]()
+    if config.teacher is not None:
         samples, figures = config.teacher.taught(every, learner)
-    if not config.loss.asks_policy:
-        return samples, figures
-    samples, more = config.loss.prepared(samples, learner, config.micro_batch.tokens)
-    return samples, figures | more
+    if config.loss.asks_policy:
+        samples, more = config.loss.prepared(samples, learner, config.micro_batch.tokens)
+        figures |= more
+    return samples, figures
 
 
 def advantages(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[Advantages]:
@@ -266,11 +262,9 @@ def scaled_by_update(groups: Sequence[Advantages]) -> list[Advantages]:
         [value for group in groups for of_episode in group for value in of_episode], dtype=torch.float64
     )
     root = float(flat.square().mean().sqrt()) if len(flat) else 0.0
-    return (
-        [[[value / root for value in of_episode] for of_episode in group] for group in groups]
-        if root
-        else list(groups)
-    )
+    if not root:
+        return list(groups)
+    return [[[value / root for value in of_episode] for of_episode in group] for group in groups]
 
 
 def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> Iterator[list[Sample]]:

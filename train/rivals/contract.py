@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from msgrpo.agent import Completion, LanguageAgent
+from msgrpo.agent import LanguageAgent
 from msgrpo.episode import Episode
 from msgrpo.game import Game, Scenario
 from msgrpo.prompt import PromptTemplate
@@ -156,12 +156,6 @@ class Credit(Choice):
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
         """The credit of every turn, [group][j][t]; in units of reward if `scale=update`."""
 
-    def token_weights(self, completion: Completion, tokenizer: Any) -> tuple[float, ...]:
-        """One weight for each token of an answer; only asked where `words` is not 1."""
-        from msgrpo.train.rivals.actfocus import token_weights
-
-        return token_weights(completion, tokenizer, self.words)
-
 
 class Select(Choice):
     """Which episodes of a group the update sees."""
@@ -261,12 +255,6 @@ class Loss(Choice):
         once; and figures for the metrics. Only asked where `asks_policy`.
         """
         return list(samples), {}
-
-    def observed_tokens(self, state: str, tokenizer: Any) -> tuple[int, ...]:
-        """The next observation as it follows an answer; only asked where `echo` is above 0."""
-        from msgrpo.train.rivals.echo import observed_tokens
-
-        return observed_tokens(state, tokenizer)
 
     @abstractmethod
     def __call__(
