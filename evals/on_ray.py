@@ -16,7 +16,7 @@ import ray
 
 from msgrpo.agent import Agent
 from msgrpo.episode import Episode, few_collections
-from msgrpo.errors import EndpointError, MsgrpoError, RunError
+from msgrpo.errors import EndpointError, MsgrpoError, RunError, first_line
 from msgrpo.evals.run import Given, play_one
 from msgrpo.games import get_scenario
 
@@ -77,7 +77,7 @@ class OnRay:
             answers = await task.remote(spec, partial(self._make, spec), Path.cwd(), list(chunk), regret)
         except ray.exceptions.RayError as error:
             raise RunError(
-                f"the cluster could not play {len(chunk)} episodes of {spec}: {str(error).splitlines()[0]}",
+                f"the cluster could not play {len(chunk)} episodes of {spec}: {first_line(error)}",
                 fix="what was played before is kept; start the same command again to go on",
             ) from error
         return [

@@ -101,7 +101,7 @@ def no_memory(error: BaseException) -> str | None:
     message = str(error)
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's; it is not loaded
     if known or (isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY)):
-        return f"there is not enough memory: {message.splitlines()[0] if message else type(error).__name__}"
+        return f"there is not enough memory: {first_line(error)}"
     return None
 
 
@@ -116,6 +116,11 @@ def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
         raise UsageError(f"{failed}: {where_raised(error)}", fix=fix) from error
     except TookTooLongError as error:
         raise UsageError(f"{failed}: it took too long: {where_raised(error)}", fix=fix) from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
 
 
 def where_raised(error: BaseException) -> str:

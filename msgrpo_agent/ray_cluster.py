@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msgrpo.errors import RunError, UsageError
+from msgrpo.errors import RunError, UsageError, first_line
 from msgrpo.extras import needs
 from msgrpo.files import read_regular
 
@@ -58,7 +58,7 @@ def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
         ray.init(address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UsageError(
-            f"the Ray cluster at {address} cannot be joined: {str(error).splitlines()[0]}",
+            f"the Ray cluster at {address} cannot be joined: {first_line(error)}",
             fix="the same versions of Python and Ray as there, and where it asks for a token: export "
             "RAY_AUTH_MODE=token; --ray local starts a cluster of its own",
         ) from error
@@ -135,6 +135,6 @@ def _start(ray: Any, quiet: dict[str, Any]) -> None:
     except Exception as error:
         ray.shutdown()
         raise RunError(
-            f"Ray cannot start here: {str(error).splitlines()[0]}",
+            f"Ray cannot start here: {first_line(error)}",
             fix="the same command again when this machine has less to do; or --ray ADDRESS of a cluster that runs",
         ) from error

@@ -11,7 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from msgrpo.errors import ModelError, ServeError
+from msgrpo.errors import ModelError, ServeError, first_line
 from msgrpo.files import is_folder
 from msgrpo.install import install_command
 from msgrpo.models.gguf_file import is_gguf, ready
@@ -137,7 +137,7 @@ def local_weights(base: str, *, download: bool) -> Path | None:
         if not download:
             return None
         raise ModelError(
-            f"the base model {base!r} cannot be downloaded: {str(error).strip().splitlines()[0]}",
+            f"the base model {base!r} cannot be downloaded: {first_line(error)}",
             fix="check the name and the network, or give a folder",
         ) from error
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from msgrpo import ray_cluster
-from msgrpo.errors import UsageError
+from msgrpo.errors import RunError, UsageError
 
 
 @pytest.fixture
@@ -127,3 +129,11 @@ def test_the_token_is_for_one_connection_only(tmp_path: Path) -> None:
             check=True,
         )
     assert said.stdout.decode().split() == ["True", "False", "None"]
+
+
+def test_a_failure_without_a_word_is_named_by_its_type() -> None:
+    def init(*given: Any, **named: Any) -> None:
+        raise Exception  # as Ray does where its processes do not begin in time
+
+    with pytest.raises(RunError, match="Ray cannot start here: Exception"):
+        ray_cluster._start(SimpleNamespace(init=init, shutdown=lambda: None), {})

@@ -24,7 +24,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.errors import MsgrpoError, RunError, UsageError, first_line
 from msgrpo.extras import needs
 from msgrpo.models.paths import NANO
 from msgrpo.ray_cluster import connected
@@ -217,7 +217,7 @@ def train_on_ray(
             return _followed(Fit(work, gpus=gpus), work, report, address, gpus=gpus)
         except ray.exceptions.RayError as error:  # the desk's or the head's process is gone
             raise RunError(
-                f"the Ray cluster is lost: {str(error).splitlines()[0]}",
+                f"the Ray cluster is lost: {first_line(error)}",
                 fix=f"what was saved is kept; {further(out, address)}",
             ) from error
         finally:
@@ -276,7 +276,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: boo
                 break
             if not running:
                 raise RunError(
-                    f"Ray Train has ended the run: {str(fit.error).splitlines()[0] if fit.error else 'no reason'}",
+                    f"Ray Train has ended the run: {first_line(fit.error) if fit.error else 'no reason'}",
                     fix=further(work.out, address),
                 )
             if not begun and stop.asked is not None:

@@ -18,7 +18,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from msgrpo.errors import RunError, UsageError
+from msgrpo.errors import RunError, UsageError, first_line
 from msgrpo.text import counted
 from msgrpo.train import peers
 from msgrpo.train.launched import launched
@@ -99,7 +99,7 @@ class Ranks:
     def _lost(self, error: RuntimeError) -> LostPeerError:
         why = self._others.why() if self._others is not None else None
         return LostPeerError(
-            why or f"another process of this run has ended: {str(error).splitlines()[0]}",
+            why or f"another process of this run has ended: {first_line(error)}",
             fix="its own message says why; then the same command with --resume goes on from the last checkpoint",
         )
 
@@ -160,7 +160,7 @@ def open_ranks() -> Iterator[Ranks]:
         _meet()
     except RuntimeError as error:
         raise RunError(
-            f"the processes of this run cannot meet at {host}:{port}: {str(error).splitlines()[0]}",
+            f"the processes of this run cannot meet at {host}:{port}: {first_line(error)}",
             fix="all must reach this address, at a port that is free: torchrun --master-port N",
         ) from error
 

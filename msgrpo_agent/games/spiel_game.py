@@ -17,7 +17,7 @@ from typing import Any
 
 import pyspiel
 
-from msgrpo.errors import GameError, UsageError, nearest
+from msgrpo.errors import GameError, UsageError, first_line, nearest
 from msgrpo.game import Board, Game, Judgement, Scenario, stream
 
 LIMIT = 400  # steps, where a game may last longer
@@ -164,7 +164,7 @@ def load(name: str) -> Any:
     try:
         return pyspiel.load_game(name)
     except (pyspiel.SpielError, RuntimeError) as error:
-        raise UsageError(f"OpenSpiel has no game {name!r}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"OpenSpiel has no game {name!r}: {first_line(error)}") from error
 
 
 @cache
@@ -301,7 +301,7 @@ def spiel_scenario(name: str) -> Scenario:
         for seat in _to_move(first):
             first.legal_actions(seat)
     except (pyspiel.SpielError, RuntimeError) as error:
-        raise UsageError(f"OpenSpiel lists no legal actions of {name}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"OpenSpiel lists no legal actions of {name}: {first_line(error)}") from error
     limit = min(game.max_game_length(), LIMIT)
     state = game.new_initial_state()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, UsageError
+from msgrpo.errors import ModelError, MsgrpoError, UsageError, first_line
 from msgrpo.extras import needs
 from msgrpo.files import replace_text, replacing_folder
 from msgrpo.models.asked import TAUGHT, trained_as
@@ -64,9 +64,8 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
     except MsgrpoError:
         raise
     except Exception as error:  # the disk, or one of three libraries that write models
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
         fix = "choose another --out" if isinstance(error, OSError) else None
-        raise ModelError(f"{run} could not be written to {out}: {reason}", fix=fix) from error
+        raise ModelError(f"{run} could not be written to {out}: {first_line(error)}", fix=fix) from error
     unchanged = [] if changes else ["the adapter changes nothing: what is written plays as its base does"]
     return [*notes, *unchanged, *_asked(asked), command]
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from pydantic_core import from_json, to_json
 
-from msgrpo.errors import LONGEST_REASON, ModelError
+from msgrpo.errors import ModelError, first_line
 from msgrpo.extras import needs
 from msgrpo.files import check_regular, digest, open_lock, replacing_folder
 from msgrpo.models.headers import save_base
@@ -167,9 +167,8 @@ def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
         plain = type(loaded)(type(loaded.config).from_dict(settings)).to(torch.bfloat16)
         plain.load_state_dict(loaded.state_dict())
     except Exception as error:  # a damaged file raises nearly anything, in gguf and in transformers
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
         raise ModelError(
-            f"the model {file} cannot be converted: {reason}",
+            f"the model {file} cannot be converted: {first_line(error)}",
             fix="fetch the file again; or give a folder with safetensors instead",
         ) from error
     if lost := sorted(report["missing_keys"]):  # transformers would fill them with random numbers

@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from msgrpo.errors import LONGEST_REASON, ModelError, MsgrpoError, no_memory
+from msgrpo.errors import ModelError, MsgrpoError, first_line, no_memory
 from msgrpo.files import digest, is_folder
 from msgrpo.models.asked import run_settings, taught_as, trained_as
 from msgrpo.models.gguf_file import is_gguf, named, ready
@@ -118,7 +118,7 @@ def load_base(
     except MsgrpoError:
         raise
     except Exception as error:  # a damaged folder raises nearly anything, in transformers and in safetensors
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
+        reason = first_line(error)
         if (code := own_code(base)) is not None:
             reason = f"it comes with code of its own ({code}), which is never run; without it: {reason}"
         fix = "check the name and the network, or give the folder of a causal language model"
@@ -169,8 +169,7 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
             warnings.filterwarnings("error", message="Found missing adapter keys")  # it would play as its base
             adapted = PeftModel.from_pretrained(model, str(folder), config=lora).eval()
     except Exception as error:  # as above, and peft
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise ModelError(f"the adapter {folder} does not fit its base: {reason}") from error
+        raise ModelError(f"the adapter {folder} does not fit its base: {first_line(error)}") from error
     layers = {name for name, layer in adapted.get_base_model().named_modules() if hasattr(layer, "lora_A")}
     unused = sorted(set(named_layers) - layers)
     if unused:  # PEFT passes over weights that no layer takes, unless it finds a layer for none of them

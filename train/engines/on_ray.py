@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from msgrpo.errors import MsgrpoError, ServeError
+from msgrpo.errors import MsgrpoError, ServeError, first_line
 from msgrpo.serve.host import ENVIRONMENT, About, Host
 from msgrpo.serve.vllm_command import Request
 from msgrpo.train.sinks import Reporter
@@ -82,7 +82,7 @@ class OnRay:
             try:
                 why = ray.get(one)
             except ray.exceptions.RayError as error:
-                why = f"its actor is gone: {str(error).splitlines()[0]}"
+                why = f"its actor is gone: {first_line(error)}"
             if why is not None:
                 without[sent[one]] = why
         return without
@@ -108,7 +108,7 @@ class OnRay:
             try:
                 answers[asked[one]] = ray.get(one)
             except ray.exceptions.RayActorError as error:
-                self._report.doing(f"a server's actor does not answer: {str(error).splitlines()[0]}")
+                self._report.doing(f"a server's actor does not answer: {first_line(error)}")
         return answers
 
 
