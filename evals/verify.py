@@ -245,8 +245,10 @@ def _differences(episode: Episode) -> Iterator[str]:
         speaks = "template" in settings or is_language_model(spec)
         if _changed_hands(settings, spec):
             continue  # a person took over, or gave it back: some turns have answers, others none
-        if speaks != (turn.answer is not None) or (speaks and turn.player not in episode.prefix):
-            yield f"step {turn.step}: {turn.player} should {'' if speaks else 'not '}have a prompt and an answer"
+        if speaks and (turn.answer is None or turn.player not in episode.prefix):
+            yield f"step {turn.step}: {turn.player} should have a prompt and an answer"
+        if turn.answer is not None and (spec in COMPUTED or spec.startswith("dqn:")):
+            yield f"step {turn.step}: {turn.player} should not have an answer"
     last: dict[str, Turn] = {}  # each player's last turn, with the rewards that the game gives
     for step, group in groupby(episode.turns, key=lambda turn: turn.step):
         turns = list(group)

@@ -91,6 +91,11 @@ class Completion:
     logprobs: tuple[float, ...] = ()  # of the sampled tokens, at the sampling temperature
     model: str | None = None  # which weights answered, where the engine says so
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for a text that is none."""
+        if not isinstance(self.text, str):
+            raise UsageError(f"the text of a Completion is {reprlib.repr(self.text)}, no str")
+
 
 class ParseFailure(StrEnum):
     """Why a text holds no legal action (⊥)."""
@@ -120,6 +125,8 @@ class Decision:
                     f"the {name} of a Decision is {reprlib.repr(value)}, no {kind.__name__}",
                     fix="Decision(action) with the action's name, or Decision(None) for no legal action",
                 )
+        if self.action is not None and self.failure is not None:
+            raise UsageError(f"a Decision for {reprlib.repr(self.action)} has a failure, too: {self.failure}")
 
 
 class LanguageModel(Protocol):

@@ -10,9 +10,11 @@ import gc
 import hashlib
 import inspect
 import platform
+import reprlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -22,8 +24,19 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msgrpo.agent import LONGEST_SPEC, Agent, Completion, Decision, FinishReason, ParseFailure, View, check_agent
-from msgrpo.errors import EndpointError, GameFaultError, RecordError, UsageError, first_fault
+from msgrpo.agent import (
+    LONGEST_SPEC,
+    Agent,
+    Completion,
+    Decision,
+    FinishReason,
+    LanguageAgent,
+    ParseFailure,
+    View,
+    check_agent,
+    parse_action,
+)
+from msgrpo.errors import EndpointError, GameError, GameFaultError, RecordError, UsageError, first_fault
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past
@@ -269,7 +282,27 @@ async def decision_of(agent: Agent, view: View) -> Decision:
             f"act of the agent {agent.spec} gave {repr(decision)[:200]}, not a msgrpo.agent.Decision",
             fix="return Decision(action), or Decision(None) for no legal action",
         )
-    return decision
+    return decision if isinstance(agent, LanguageAgent) else _as_said(agent, view, decision)
+
+
+def _as_said(agent: Agent, view: View, decision: Decision) -> Decision:
+    """The decision, with the failure that its words show where it names no action.
+
+    Raises UsageError for what nobody could verify: words that say something else, a prompt template without words.
+    """
+    fix = "a language model of your own is best a LanguageAgent around it; any other agent gives Decision(action)"
+    if "template" in agent.settings() and (decision.prompt is None or decision.completion is None):
+        raise UsageError(
+            f"the agent {agent.spec} has a prompt template, and decided without prompt or words", fix=fix
+        )
+    if decision.completion is None:
+        return decision
+    text = printable(decision.completion.text)
+    parsed = parse_action(text, view.scenario.actions, view.legal())
+    if parsed.action != decision.action:
+        decided = f"the agent {agent.spec} decided for {reprlib.repr(decision.action)}"
+        raise UsageError(f"{decided}, and its words say {parsed.action}: {reprlib.repr(text)}", fix=fix)
+    return replace(decision, failure=parsed.failure)
 
 
 def apply_turn(
@@ -286,7 +319,13 @@ def apply_turn(
     """
     step = game.steps
     with games_code(episode.scenario):
-        rewards = game.step({player: decision.action for player, decision in decisions.items()})
+        try:
+            rewards = game.step({player: decision.action for player, decision in decisions.items()})
+        except GameFaultError:
+            raise
+        except GameError as error:
+            whose = ", ".join(dict.fromkeys(episode.agents[player] for player in decisions))
+            raise GameError(f"{error.message}; decided by {whose}", fix=error.fix) from error
         after = (outcome_of(game), success_of(game), dict(game.returns))
     pay_late(episode, rewards, set(decisions))
     for player, decision in decisions.items():

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from msgrpo.errors import GameError, GameFaultError, UsageError, nearest
+from msgrpo.errors import LONGEST_FAULT, GameError, GameFaultError, UsageError, nearest
 from msgrpo.limits import games_code
 from msgrpo.text import printable
 
@@ -244,7 +244,8 @@ class Game(ABC):
             raise GameError(f"step needs one action for each of {self.to_move}, not {sorted(actions)}")
         for player, action in actions.items():
             if action is not None and action not in self.legal(player):
-                raise GameError(f"{action!r} of {player} is no action now; legal: {', '.join(self.legal(player))}")
+                legal = ", ".join(self.legal(player))[:LONGEST_FAULT]
+                raise GameError(f"{repr(action)[:200]} of {player} is no action now; legal: {legal}")
         before = dict(self.returns)
         rewards = self._paid(self._advance(dict(actions)))  # whoever has chosen them may keep them
         if self.returns != before:

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 import re
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,12 @@ class Prompt:
     prefix: str
     state: str
     system: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what is no text: an agent of somebody's own gives it."""
+        for name, value in vars(self).items():
+            if not isinstance(value, str):
+                raise UsageError(f"the {name} of a Prompt is {reprlib.repr(value)}, no str")
 
     @property
     def messages(self) -> list[dict[str, str]]:

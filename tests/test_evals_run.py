@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, Sampling, View
+from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, ParseFailure, Sampling, View
 from msgrpo.episode import Turn, new_episode, observation_of, read_episodes
-from msgrpo.errors import EndpointError, RecordError, UsageError
+from msgrpo.errors import EndpointError, GameError, RecordError, UsageError
 from msgrpo.evals import command, leaderboard, plays, suites
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
@@ -39,6 +39,7 @@ from msgrpo.models.endpoint import EndpointModel
 from msgrpo.models.generation import Row
 from msgrpo.models.loading import nano
 from msgrpo.models.local import LocalModel
+from msgrpo.prompt import Prompt
 from msgrpo.references import OptimalAgent, RandomAgent
 from tests.command_line import PROGRAM
 from tests.evals_helpers import eval_here
@@ -598,19 +599,48 @@ def answering(**fields: Any) -> Decision:
         (answering(latency_s=math.nan), "no record can hold: latency_s"),
         (answering(prompt_tokens=-3), "no record can hold: prompt_tokens"),
         (answering(finish_reason="eos"), "no record can hold: finish_reason"),
+        (answering(text="<action>up</action>"), "mine decided for 'left', and its words say up: '<action>up"),
+        (answering(text="left"), "mine decided for 'left', and its words say None: 'left'"),
+        (Decision("jump" * 99), "'jump.{195} of player is no action now; legal: up, .*; decided by mine"),
     ],
 )
 async def test_what_an_agent_decides_is_readable_in_its_record(decision: Any, said: str, tmp_path: Path) -> None:
-    """Counts and times that cannot be were written, and the record was damaged for whoever read it."""
-    with pytest.raises(UsageError, match=said):
+    """Counts and times that cannot be were written, and the record was damaged for whoever read it; words that said
+    something else than the action made a record that does not replay.
+    """
+    with pytest.raises((UsageError, GameError), match=said):
         await evaluate([Named("mine", decision)], [LAKE], 2, tmp_path)
     assert not lines(tmp_path, "mine")
 
 
 async def test_an_answer_that_no_file_can_hold_is_marked_in_the_record(tmp_path: Path) -> None:
     """Half of a surrogate pair ended the evaluation with a traceback."""
-    await evaluate([Named("mine", answering(text="\ud800"))], [LAKE], 1, tmp_path)
-    assert lines(tmp_path, "mine")[0].turns[0].answer == "\ufffd"
+    await evaluate([Named("mine", answering(text="\ud800<action>left</action>"))], [LAKE], 1, tmp_path)
+    assert lines(tmp_path, "mine")[0].turns[0].answer == "\ufffd<action>left</action>"
+
+
+@pytest.mark.parametrize(
+    ("decision", "action", "failure"),
+    [
+        (answering(), "left", None),
+        (Decision(None, completion=Completion("hm", "stop")), None, ParseFailure.NO_TAG),
+    ],
+)
+async def test_an_agent_of_ones_own_may_say_its_words(
+    decision: Decision, action: str | None, failure: ParseFailure | None, tmp_path: Path
+) -> None:
+    """`msgrpo verify` refused every answer of an agent without a prompt template, and ⊥ without its reason."""
+    await evaluate([Named("mine", decision)], [LAKE], 1, tmp_path)
+    (episode,) = lines(tmp_path, "mine")
+    assert {(turn.action, turn.failure) for turn in episode.turns} == {(action, failure)}
+    assert verify(tmp_path / "mine" / "frozen-lake.jsonl").episodes == 1
+
+
+async def test_an_agent_with_a_prompt_template_answers_in_words(tmp_path: Path) -> None:
+    mine = Named("mine", Decision("left"))
+    mine.given = {"template": "t"}
+    with pytest.raises(UsageError, match="mine has a prompt template, and decided without prompt or words"):
+        await evaluate([mine], [LAKE], 1, tmp_path)
 
 
 def odd(settings: Any) -> Named:
@@ -654,6 +684,17 @@ async def test_an_agent_that_is_none_is_refused_before_anything_is_written(
 def test_a_decision_holds_what_a_record_can_hold(field: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"the {field} of a Decision is {value!r}"):
         Decision(**{"action": None, field: value})
+
+
+def test_what_a_decision_consists_of_is_text_and_no_contradiction() -> None:
+    """The first was an AttributeError in the middle of an evaluation."""
+    nothing: Any = None
+    with pytest.raises(UsageError, match="the prefix of a Prompt is None, no str"):
+        Prompt(nothing, "state")
+    with pytest.raises(UsageError, match="the text of a Completion is None, no str"):
+        Completion(nothing, "stop")
+    with pytest.raises(UsageError, match="a Decision for 'up' has a failure, too: empty"):
+        Decision("up", ParseFailure.EMPTY)
 
 
 async def test_names_of_folders_and_scenarios_from_python(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ class Follower:
         if words is not None and not self.further:
             words = replace(words, path=None, chances=None)
         generator = stream(view.seed, "follow")
-        return Decision(follow(words, sight.values, sight.slippery, generator), None, prompt, answer)
+        chosen = follow(words, sight.values, sight.slippery, generator)
+        return Decision(chosen, None, prompt, replace(answer, text=f"{answer.text}<action>{chosen}</action>"))
 
     async def close(self) -> None:
         """The model belongs to others too."""
