@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from msgrpo.errors import UsageError
+from msgrpo.errors import RunError, UsageError
 from msgrpo.models.http import Client
 from msgrpo.run_log import CONFIG
 from msgrpo.serve.host import About
@@ -21,6 +21,7 @@ from tests.test_train_ranks import ROOT
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
 
+from msgrpo.train import cluster  # noqa: E402
 from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
 from msgrpo.train.desk import STARTS, Desk, RunEnd  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
@@ -232,3 +233,21 @@ def test_a_rank_that_is_cut_off_from_the_command_ends_itself(answers: bool, monk
     with cluster.cut_off_ends(desk):
         assert asked.wait(60)
         assert ended.wait(1 if answers else 60) is not answers
+
+
+def test_an_error_of_a_rank_ends_the_run_once_the_first_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all ranks have it, as of a loss that is not finite, the first still saves when another has told of it: it
+    was ended meanwhile. And nothing was said of how the run goes on.
+    """
+    ended = RunEnd(error="the loss is not finite", fix="another rate")
+    desk, joined, told = Handle(fetch=([], ended, True)), [], Notes()
+    thread = SimpleNamespace(is_alive=lambda: True, join=joined.append)
+    (tmp_path / CONFIG).write_text("{}")
+    monkeypatch.setattr(cluster.ray, "get", lambda answer: answer)
+    work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [])
+    with pytest.raises(RunError, match="not finite"):
+        cluster._followed(SimpleNamespace(thread=thread), work, told, "auto", gpus=False)  # type: ignore[arg-type]
+    assert joined == [cluster.END_S]
+    assert told.notes == [f"go on with: msgrpo train --resume --out {tmp_path} --ray auto"]

@@ -294,9 +294,10 @@ def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: boo
                 work.desk.stop.remote()
                 passed_on = True
             time.sleep(POLL_S)
-    if outcome.error:  # the other ranks may still wait for the one that has it
+    fit.thread.join(END_S)  # the first rank may still save; others may wait for one that has an error, without end
+    if outcome.error:
+        report.note(further(work.out, address))
         raise RunError(outcome.error, fix=outcome.fix)
-    fit.thread.join(END_S)
     if outcome.summary is None:
         raise KeyboardInterrupt
     summary: dict[str, Any] = outcome.summary
