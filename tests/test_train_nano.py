@@ -186,6 +186,15 @@ def test_a_full_disk_at_the_end_of_a_build_is_one_sentence(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("small")
+def test_a_loss_that_is_not_finite_ends_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = nano.answer_loss
+    monkeypatch.setattr(nano, "answer_loss", lambda *given: whole(*given) * float("inf"))
+    with pytest.raises(RunError, match="not finite in step 1: inf"):
+        build(tmp_path / "out", steps=2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("small")
 def test_a_build_takes_no_folder_that_holds_something_else(tmp_path: Path) -> None:
     made = Build(0, 6)
     made.save(tmp_path / "build.pt")

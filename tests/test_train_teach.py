@@ -555,11 +555,40 @@ def test_a_base_without_a_legal_answer_is_told_so(tmp_path: Path, monkeypatch: p
         run("teach", "frozen-lake", "--out", "x", "--from", "own", "--no-words")
 
 
-def test_a_damaged_beginning_is_named_and_kept(tmp_path: Path) -> None:
-    (tmp_path / BEGUN).write_bytes(b"torn")
-    with pytest.raises(RunError, match=r"teach\.pt is damaged"):
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_damaged_beginning_is_named_and_kept(torn: bool, tmp_path: Path) -> None:
+    """One that another version had written was a traceback."""
+    if torn:
+        (tmp_path / BEGUN).write_bytes(b"torn")
+    else:
+        planned = Teaching(LAKE, "nano", 0, 2, USUAL, "words").planned
+        torch.save({"planned": planned, "step": 1, "rows": 48}, tmp_path / BEGUN)
+    before = (tmp_path / BEGUN).read_bytes()
+    with pytest.raises(RunError, match=r"teach\.pt is damaged, or of another version"):
         teach(LAKE, tmp_path, steps=2)
-    assert (tmp_path / BEGUN).read_bytes() == b"torn"
+    assert (tmp_path / BEGUN).read_bytes() == before
+
+
+@pytest.mark.usefixtures("near")
+def test_a_loss_that_is_not_finite_ends_a_teaching_before_a_weight_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base of numbers that are none was written, over what had been learned."""
+    calls = []
+
+    def poisoned(*given: Any) -> Any:
+        calls.append(1)
+        logprobs, mask = answer_logprobs(*given)
+        return logprobs * (float("nan") if len(calls) > 1 else 1.0), mask
+
+    monkeypatch.setattr(teaching, "answer_logprobs", poisoned)
+    monkeypatch.setattr(teaching, "SAVE_S", -1.0)
+    with pytest.raises(RunError, match="not finite in step 2: nan"):
+        teach(get_scenario("frozen-lake"), tmp_path / "out", steps=3)
+    saved = torch.load(tmp_path / "out" / BEGUN, weights_only=True)
+    assert saved["step"] == 1
+    assert all(bool(torch.isfinite(weight).all()) for weight in saved["weights"].values())
+    assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_a_base_of_another_size_never_gets_nanos_settings(monkeypatch: pytest.MonkeyPatch) -> None:

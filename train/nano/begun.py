@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from msgrpo.errors import RunError, UsageError
+from msgrpo.errors import RunError, UsageError, no_memory
 from msgrpo.files import check_regular, is_part, remove_parts, replacing
 from msgrpo.models.asked import TAUGHT
 from msgrpo.models.headers import save_base
@@ -68,16 +69,32 @@ def finish(model: Any, tokenizer: Any, out: Path) -> None:
         ) from error
 
 
-def load(file: Path, planned: str) -> dict[str, Any]:
-    """Raises UsageError if something else was begun there, RunError where the file is damaged."""
+@contextmanager
+def taking_over(file: Path, planned: str) -> Iterator[dict[str, Any]]:
+    """What was saved, to be taken over within the block. Raises UsageError if something else was begun there,
+    RunError where the file is damaged, or of a version that learned something else.
+    """
     try:
         check_regular(file)
         saved: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
-        was = saved["planned"]
+        if saved["planned"] != planned:
+            raise UsageError(
+                f"{file.parent} holds what was begun with {saved['planned']}",
+                fix="the same settings go on; or choose another --out",
+            )
+        yield saved
     except Exception as error:  # whatever a file holds that somebody changed
-        raise RunError(f"{file} is damaged: {type(error).__name__}", fix="begin anew in another --out") from error
-    if was != planned:
-        raise UsageError(
-            f"{file.parent} holds what was begun with {was}", fix="the same settings go on; or choose another --out"
+        if isinstance(error, UsageError) or no_memory(error) is not None:
+            raise
+        raise RunError(
+            f"{file} is damaged, or of another version: {type(error).__name__}", fix="begin anew in another --out"
+        ) from error
+
+
+def check_finite(step: int, loss: float, gradient: float) -> None:
+    """Raise RunError, before a weight has changed, where the loss or its gradient is no number."""
+    if not math.isfinite(loss + gradient):
+        raise RunError(
+            f"the loss is not finite in step {step + 1}: {loss}, gradient {gradient}",
+            fix="begin anew in another --out with another --seed",
         )
-    return saved

@@ -354,7 +354,8 @@ class Build:
         loss = answer_loss(self.model, prefix, batch)
         self.model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        begun.check_finite(self.step, float(loss.detach()), float(norm))
         for optimizer in self.optimizers:
             optimizer.step()
         return float(loss.detach())
@@ -388,11 +389,13 @@ class Build:
 
     def restore(self, file: Path) -> None:
         """Raises UsageError if another build was begun there."""
-        saved = begun.load(file, self.planned)
-        self.step, self.rows, self.recent, self.seconds = (saved[k] for k in ("step", "rows", "recent", "seconds"))
-        self.model.load_state_dict(saved["model"])
-        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        with begun.taking_over(file, self.planned) as saved:
+            self.step, self.rows, self.recent, self.seconds = (
+                saved[k] for k in ("step", "rows", "recent", "seconds")
+            )
+            self.model.load_state_dict(saved["model"])
+            for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
 
 
 def build(

@@ -203,7 +203,7 @@ class Teaching:
             part_loss = -answer_logprobs(trunk, head, prefix, part, self.pad_id)[0].sum() / tokens
             part_loss.backward()  # type: ignore[no-untyped-call]
             loss += float(part_loss.detach())
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        begun.check_finite(self.step, loss, float(torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)))
         self.optimizer.step()
         self.step, self.rows = self.step + 1, self.rows + len(rows)
         self.judged += sum(row.best is not None for row in rows)
@@ -227,18 +227,19 @@ class Teaching:
 
     def restore(self, file: Path) -> None:
         """Raises UsageError if something else was being taught there, or for longer than is asked for."""
-        saved = begun.load(file, self.planned)
-        if saved["step"] > self.steps:
-            raise UsageError(
-                f"{file.parent} has {counted(saved['step'], 'step')} already", fix=f"--steps {saved['step']}, or more"
-            )
-        for name in COUNTS:
-            setattr(self, name, saved[name])
-        own = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, weights in saved["weights"].items():
-                own[name].copy_(weights)
-        self.optimizer.load_state_dict(saved["optimizer"])
+        with begun.taking_over(file, self.planned) as saved:
+            if saved["step"] > self.steps:
+                raise UsageError(
+                    f"{file.parent} has {counted(saved['step'], 'step')} already",
+                    fix=f"--steps {saved['step']}, or more",
+                )
+            for name in COUNTS:
+                setattr(self, name, saved[name])
+            own = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, weights in saved["weights"].items():
+                    own[name].copy_(weights)
+            self.optimizer.load_state_dict(saved["optimizer"])
 
     def facts(self) -> dict[str, Any]:
         """What was done."""
