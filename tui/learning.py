@@ -185,10 +185,12 @@ class Learning:
         if not self.train_rows:
             return "the first update is being played"
         took = (measured(self.train_rows[-1], "time/total") or 0.0) / max(self.done, 1)
-        left = took * (self.settings["steps"] - self.done)
+        left = took * max(0, self.settings["steps"] - self.done)
         silent = time.time() - (self.folder / run_log.METRICS).stat().st_mtime
         if goes_on is None and silent > 60 + 5 * took:
             return f"stopped? wrote nothing for {duration(silent)}"
+        if not left:
+            return "the last evaluation is being played"
         return f"{duration(left)} left"
 
     def title(self, width: int | None = None) -> str:
