@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from textual.events import Key
 
 from msgrpo.episode import read_episodes
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
+from msgrpo.tui.screens.play import PlayScreen
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.widgets.bars import ActionBars
 from msgrpo.tui.widgets.board import BoardView
@@ -448,3 +450,27 @@ async def test_a_restart_is_one_however_often_it_is_asked_for(tmp_path: Path) ->
             again = play_screen(app)
             await press(pilot, "r", "r", "r")
             assert play_screen(app) is again
+
+
+async def test_a_key_for_the_next_start_that_is_held_down_builds_few_screens(
+    app_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of thirty presses a second built a screen, and the app went on long after the key was let go."""
+    built: list[int] = []
+    mounted = PlayScreen.on_mount
+
+    def on_mount(screen: PlayScreen) -> None:
+        built.append(screen.setup.seed)
+        mounted(screen)
+
+    monkeypatch.setattr(PlayScreen, "on_mount", on_mount)
+    app = app_of(Setup("snake", "optimal"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        for _ in range(5):
+            app.post_message(Key("x", "x"))
+        await settle(pilot)
+        assert play_screen(app).setup.seed == 5
+        assert built == [0, 5]
+        await press(pilot, "x")
+        assert play_screen(app).setup.seed == 6

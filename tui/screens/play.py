@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from msgrpo.tui import hands
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat
-from msgrpo.tui.clock import once_drawn
+from msgrpo.tui.clock import once_drawn, soon
 from msgrpo.tui.messages import ActionChosen, SeekTo
 from msgrpo.tui.screens.dialogs import Ask, Choose, Confirm, Help
 from msgrpo.tui.screens.match import MatchScreen
@@ -46,6 +46,7 @@ def move_bindings() -> list[BindingType]:
 class PlayScreen(MatchScreen):
     """A match with its keys."""
 
+    _skips = 0  # starts or episodes further on that were asked for and are not shown yet
     BINDINGS: ClassVar[list[BindingType]] = [
         *move_bindings(),
         *(Binding(str(n), f"choose({n})", f"action {n}") for n in range(10)),
@@ -355,13 +356,26 @@ class PlayScreen(MatchScreen):
         if self.series is not None and not self.series.over:
             self.notify("In a series the next game comes by itself.")
             return
-        setup = replace(self.setup, speed=self.pace.speed, seed=self.setup.seed + 1)
+        self._another()
+
+    def _another(self) -> None:
+        """Show what was asked for last, once the keys that have come are handled: a held one builds few screens."""
+        self._skips += 1
+        if self._skips == 1:
+            soon(self, self._open_another)
+
+    def _open_another(self) -> None:
+        skips, self._skips = self._skips, 0
+        if self.replay is not None:
+            self.host.replay(self.replay, replace=True)
+            return
+        setup = replace(self.setup, speed=self.pace.speed, seed=self.setup.seed + skips)
         self.host.open_game(setup, replace=True, details=self.details)
 
     def action_episode(self, by: int) -> None:
         """The next or previous episode of a record."""
         if self.replay is not None and self.replay.move(by):
-            self.host.replay(self.replay, replace=True)
+            self._another()
         elif self.replay is not None:
             self.notify(f"This is the {'last' if by > 0 else 'first'} episode of the list.")
 
