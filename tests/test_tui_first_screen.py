@@ -211,6 +211,16 @@ async def test_a_game_of_ones_own_that_fails_on_the_start_screen_does_not_end_th
         assert app.screen is screen
 
 
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)])
+async def test_in_a_small_window_the_lakes_can_be_told_apart(tmp_path: Path, size: tuple[int, int]) -> None:
+    """In 60 columns four games were called frozen-lake-…"""
+    app = PlayApp(resolver(), None, clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        games = text_of(app, "#games")
+        assert all(f"frozen-lake-{how}" in games for how in ("sl", "bi", "4x", "8x"))
+
+
 async def test_the_start_screen_prints_no_command_that_does_not_work_and_keeps_help_in_sight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,7 +174,7 @@ class StartScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Static(Content.styled(" msgrpo   language agents in text games", "bold"), id="title")
         with Horizontal(id="choices"):
-            with Vertical(classes="column wide"):
+            with Vertical(classes="column games"):
                 recent = filter(is_here, recent_games(remembered(host(self).memory)))
                 self.games = game_choices(list(recent), self.scenario)
                 games = Options(
