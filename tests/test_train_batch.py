@@ -264,6 +264,13 @@ def test_several_players_are_groups_of_their_own_and_train(tmp_path: Path) -> No
     assert all({turn.player for turn in episode.turns} == {"snake1", "snake2"} for episode in episodes)
 
 
+def test_in_units_of_reward_a_group_of_four_weighs_as_one_of_two() -> None:
+    """C − mean C is ½ in both; an episode that is lost must not make the others' differences larger."""
+    for returns in ((0.0, 1.0), (0.0, 1.0, 1.0, 0.0)):
+        assert group(*returns).of_episodes("update") == pytest.approx([paid - 0.5 for paid in returns])
+        assert group(*returns).of_episodes("group") == pytest.approx([2 * paid - 1 for paid in returns])
+
+
 def test_by_the_updates_spread_a_start_weighs_by_what_is_at_stake_in_it() -> None:
     """Of two starts of two episodes one has a tenth of the other's differences: by the group both weigh the same."""
     pair = [group(0.0, 1.0), group(0.9, 1.0)]

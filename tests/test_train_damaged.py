@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import pickle
 import shutil
@@ -69,6 +70,34 @@ def test_the_newest_checkpoint_is_the_one_with_the_largest_number(tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000", "step-999999"]
 
 
+def test_what_a_killed_writer_left_goes_and_a_folder_of_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, state(1))
+    for name in (".step-000002.0a1b2c3d.part", "step-best"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    checkpoint.save(tmp_path, state(2))
+    found, damaged = load_latest(tmp_path)
+    assert found is not None
+    assert (found.progress.step, damaged) == (2, [])
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step-000001", "step-000002", "step-best"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError()])
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one in its place would have an update done again, and the newer one removed."""
+    checkpoint.save(tmp_path, state(1))
+    checkpoint.save(tmp_path, state(2))
+
+    def load(*given: Any, **named: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(type(error)):
+        load_latest(tmp_path)
+
+
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("touch it-ran",)
@@ -81,6 +110,9 @@ HELD: dict[str, Callable[[], Any]] = {
     "an unknown field": lambda: {"progress": {"bogus": 1}, "adapter": {}, "optimizer": {}},
     "a step that is a text": lambda: {"progress": {"step": "x"}, "adapter": {}, "optimizer": {}},
     "a step below 0": lambda: {"progress": {"step": -1}, "adapter": {}, "optimizer": {}},
+    "a start below 0": lambda: {"progress": {"next_start": -1}, "adapter": {}, "optimizer": {}},
+    "seconds without a number": lambda: {"progress": {"seconds": math.nan}, "adapter": {}, "optimizer": {}},
+    "a temperature of 0": lambda: {"progress": {"temperature": 0.0}, "adapter": {}, "optimizer": {}},
     "weights that are numbers": lambda: {"progress": {}, "adapter": {"w": 1}, "optimizer": {}},
     "a memory of numbers": lambda: {"progress": {}, "adapter": {}, "optimizer": {}, "memory": {"critic": 1}},
     "a memory that is a list": lambda: {"progress": {}, "adapter": {}, "optimizer": {}, "memory": []},

@@ -1,8 +1,11 @@
-"""Rollouts by hand: whose luck an episode has, which starts say nothing, what is lost, and where branches go on."""
+"""Rollouts by hand: whose luck an episode has, which starts say nothing, what is lost, where branches go on, and what
+is played beside the trainer.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +14,12 @@ import pytest
 
 from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Episode, Turn
+from msgrpo.errors import RunError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.prompt import Prompt
+from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.rivals import branch as branching
 from msgrpo.train.rivals.branch import Branch
@@ -180,9 +185,35 @@ def test_of_several_seats_the_one_with_more_at_stake_names_the_state(monkeypatch
             assert (fork.place, fork.start_seed, fork.seats) == (0, 7, seats)
 
 
-def test_the_next_starts_begin_after_the_last_of_these() -> None:
-    """Wherever in the order of a mixture that one stands."""
-    for first in range(6):
-        settings = config("groups=3", scenario="frozen-lake@3,snake@1")
-        starts, after = RolloutSource(Players(settings)).next_starts(first)
-        assert after == max(start for _, start in starts) + 1
+def test_what_is_played_beside_the_trainer_is_given_up_with_all_that_it_has_open() -> None:
+    begun, ended = threading.Event(), list[str]()
+
+    async def plays() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("closed")
+
+    work = InThread(plays())
+    assert begun.wait(60)
+    work.give_up()
+    assert (ended, work._thread.is_alive(), work._loop.is_closed()) == (["closed"], False, True)
+    with pytest.raises(asyncio.CancelledError):
+        work.result()
+
+
+def test_what_was_played_beside_the_trainer_is_there_or_says_why_not() -> None:
+    async def plays() -> int:
+        return 7
+
+    async def fails() -> int:
+        raise RunError("no server is left")
+
+    played, failed = InThread(plays()), InThread(fails())
+    assert played.result() == 7
+    with pytest.raises(RunError, match="no server is left"):
+        failed.result()
+    for work in (played, failed):
+        work.give_up()  # it has ended
+        assert work._loop.is_closed()

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import MicroBatching, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.memory import enough_memory
+from msgrpo.train.state import RunState
 from tests.command_line import run_here
 from tests.train_helpers import WEIGHTS, Told, tiny
 
@@ -90,6 +92,35 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path, monkey
     assert state is not None
     assert (state.progress.step, damaged) == (1, [])
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_a_run_counts_on_from_its_checkpoint_and_keeps_each_update_once(tmp_path: Path) -> None:
+    """Of three groups two are flat. What an update goes back to is a copy, and nothing is kept of what cannot be."""
+    written: list[int] = []
+    kept = [None, True]
+    weights: Any = SimpleNamespace(
+        temperature=0.7,
+        memory={"critic": torch.ones(2)},
+        copy=lambda progress: checkpoint.State(progress, {"a": torch.ones(2)}, {}),
+        kept=lambda state: state if kept.pop(0) else None,
+        write=lambda out, state: written.append(state.progress.step),
+    )
+    run = RunState(tmp_path, weights, Progress(step=3, next_start=10, seconds=5.0, flat_groups=2))
+    groups = [SimpleNamespace(is_flat=is_flat) for is_flat in (True, False, True)]
+    rollouts: Any = SimpleNamespace(next_start=14, groups=groups)
+    run.save()  # the checkpoint has it
+    run.advance(rollouts, 2.5)
+    assert run.progress == Progress(step=4, next_start=14, seconds=7.5, flat_groups=4, temperature=0.7)
+    weights.memory["critic"] += 1  # the next update has begun
+    run.save()
+    assert (run.saved, written) == (3, [])
+    for _ in range(2):
+        run.save()
+    assert (run.saved, written) == (4, [4])
+    state, _ = checkpoint.load_latest(tmp_path)
+    assert state is not None
+    assert state.progress == run.progress
+    assert state.memory["critic"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from msgrpo.agent import parse_action
+from msgrpo.agent import Completion, parse_action
+from msgrpo.episode import Episode, Turn
 from msgrpo.errors import GameFaultError, ModelError, RunError, UsageError
 from msgrpo.game import Game, Judgement, Scenario
 from msgrpo.games import get_scenario
@@ -34,7 +37,7 @@ from msgrpo.train.rivals.contract import Learner, Teacher
 from msgrpo.train.rivals.distilled import loaded
 from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens, advised
 from msgrpo.train.update import _accumulate, pick
-from tests.train_helpers import learner, moved_policy, played
+from tests.train_helpers import in_any_order, learner, moved_policy, played
 
 SMALL = ["groups=3", "group_size=4", "select=all", "minibatches=1", "evaluation=4(film=0)", "loss=clip(kl=0)"]
 LAKE = get_scenario("frozen-lake")
@@ -205,6 +208,72 @@ def test_reverse_kl_is_the_gradient_of_the_divergence(policy: Policy, turns: tup
             chosen = teacher._scored([(said, Advice(dict.fromkeys(best, 1 / len(best)), 4), sample.weights)])
             found += float(logs[action].detach().exp()) * gradient(policy, chosen)
         assert torch.allclose(found, right, atol=1e-4 * float(right.abs().max()), rtol=1e-3)
+
+
+def by_hand(action: str | None, *logprobs: float, observed: tuple[int, ...] = ()) -> Lesson:
+    """A turn by its numbers, whose returns say ½."""
+    completion = Completion("", "stop", prompt_ids=(1,), token_ids=(5,) * len(logprobs), logprobs=logprobs)
+    turn = Turn(step=0, player="player", state="s", action=action, completion=completion)
+    return Lesson(Sample(completion, 0.5, observed=observed), turn, None)
+
+
+def test_reverse_kl_by_hand() -> None:
+    """Of two legal actions the teacher plays up: q(up) = 0.9 + 0.1/2, q(down) = 0.1/2. The second token acts.
+
+    A tag that names no legal action teaches nothing, and is no part of the mean over the turns.
+    """
+    turns = [by_hand("up", -1.0, -2.0), by_hand("down", -1.0, -4.0), by_hand(None, -1.0, -3.0)]
+    a, b = math.log(0.95) + 2, math.log(0.05) + 4
+
+    def scored(lessons: Sequence[Lesson], settings: str) -> list[tuple[float, ...]]:
+        teacher = _teacher(f"optimal(weight=0.5, divergence=reverse-kl, smooth=0.1, {settings})")
+        assert isinstance(teacher, Optimal)
+        taught = [(lesson, Advice({"up": 1.0}, 2), (0.0, 1.0)) for lesson in lessons]
+        return [sample.advantages for sample in teacher._scored(taught)]
+
+    assert scored(turns, "returns=0") == [pytest.approx((0, a / 2)), pytest.approx((0, b / 2))]
+    half = (a - b) / 4
+    assert scored(turns, "returns=0, whole=true") == [pytest.approx((half, half)), pytest.approx((-half, -half))]
+    assert scored(turns, "returns=2")[0] == pytest.approx((1, 1 + a / 2))
+    assert scored(turns, "returns=2")[2] == (1, 1)
+    assert scored([by_hand(None, -1.0, -3.0, observed=(7,))], "returns=0") == [(0, 0)]  # what comes next is learnt
+
+
+def test_moves_that_are_worth_much_are_weighed_by_their_differences() -> None:
+    """Of 1,000 and 999 points at τ = 1: 1 / (1 + 1/e), and no number that is too large."""
+    values = {None: 0.0, "up": 1000.0, "down": 999.0, "left": 0.0, "right": 0.0}
+    rich = replace(LAKE, judge=lambda game, player: Judgement(values))
+    share = 1 / (1 + math.exp(-1))
+    assert optimal._chances(rich, LAKE.new(0, 0), "player", 1.0) == pytest.approx({"up": share, "down": 1 - share})
+    assert Advice({"up": share, "down": 1 - share}, 4).best == ["up"]
+    assert Advice({"up": 0.5, "down": 0.5}, 4).best == ["up", "down"]
+
+
+def test_advice_counts_the_actions_that_are_legal_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = replace(in_any_order(), reference=lambda game, player: ["up"])
+    player = game.new(0, 0).to_move[0]
+    monkeypatch.setattr(optimal, "get_scenario", lambda name: game)
+    lesson = by_hand("down", -1.0)
+    turn = lesson.turn.model_copy(update={"player": player})
+    episode = Episode(
+        scenario=game.id, start_seed=0, chance_seed=0, sampling_seed=0, agents={}, settings={}, turns=[turn]
+    )
+    assert advised([replace(lesson, turn=turn, episode=episode)]) == {id(turn): Advice({"up": 1.0}, 2)}
+
+
+def test_an_answer_that_was_cut_before_its_end_is_taught_without_one(
+    policy: Policy, turns: tuple[list[Lesson], Learner]
+) -> None:
+    all_turns, learner = turns
+    end, cut = policy.tokenizer.eos_token_id, list[Lesson]()
+    for lesson in with_action(all_turns):
+        completion = lesson.sample.completion
+        if completion.token_ids[-1] == end:
+            short = replace(completion, token_ids=completion.token_ids[:-1], logprobs=completion.logprobs[:-1])
+            cut.append(replace(lesson, sample=Sample(short, 0.0)))
+    samples, _ = _teacher("optimal(returns=0)").taught(cut, learner)
+    assert any(not sample.was_sampled for sample in samples)
+    assert not any(end in sample.answer_ids for sample in samples)
 
 
 def test_the_words_are_taught_with_their_action(policy: Policy, turns: tuple[list[Lesson], Learner]) -> None:
@@ -449,6 +518,22 @@ def test_another_model_scores_the_answers_token_by_token(policy: Policy, turns: 
     assert max(abs(advantage) for sample in samples for advantage in sample.advantages) < 1e-4
     assert figures["teacher/kl"] == pytest.approx(0, abs=1e-5)
     assert _teacher("model(of=nano)").taught([], learner) == ([], {})  # of no token there is no divergence
+
+
+def test_another_model_is_asked_at_the_temperature_that_the_policy_plays_with() -> None:
+    """The policy as its own teacher has nothing to add to half of what the returns say."""
+    chosen = config("temperature=0.5")
+    own, learner = lessons(chosen, Policy(chosen))
+    samples, _ = _teacher("model(of=nano, returns=0.5)").taught(own, learner)
+    assert len(samples) > 1
+    for lesson, sample in zip(own, samples, strict=True):
+        assert sample.advantages == pytest.approx([0.5 * value for value in lesson.sample.advantages], abs=1e-4)
+
+
+def test_a_model_with_other_words_is_no_teacher() -> None:
+    stranger: Any = SimpleNamespace(tokenizer=SimpleNamespace(get_vocab=lambda: {"a": 0}))
+    with pytest.raises(UsageError, match="has another vocabulary than the policy"):
+        _teacher("model(of=nano)").taught([], learner(policy=stranger))
 
 
 def test_each_rank_asks_the_other_model_about_its_share(
