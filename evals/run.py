@@ -51,6 +51,16 @@ class _Job:
     partial: Partial
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What an agent plays in one scenario: its record, by its name below the folder, and its unfinished episodes."""
+
+    scenario: Scenario
+    name: str
+    record: Record
+    partial: Partial
+
+
 def can_play(agent: Agent, scenario: Scenario) -> bool:
     """Whether an agent can play a scenario: a DQN knows the boards of its training only."""
     able = getattr(agent, "can_play", None)
@@ -93,35 +103,33 @@ async def evaluate(
     _check_repeatable(scenarios)
     able = [(agent, _playable(agent, scenarios)) for agent in agents]
     with ExitStack() as stack:
-        plan: list[tuple[Agent, list[tuple[Scenario, Record, Partial]]]] = []
+        plan: list[tuple[Agent, list[_Part]]] = []
         with changing_run(out) as run:
             _check_split(run, split, out)
             _check_repeats(run, agents, scenarios, episodes, repeats)
             _check_names(run, agents, called)
             forgiven = run.forgiven
         for agent, playable in able:
-            records = []
+            parts = []
             for scenario in playable:
-                name = record_name(agent, scenario)
+                name = f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
                 record = stack.enter_context(Record(out / name, agent.settings(), forgiven=forgiven.get(name, 0)))
                 _count_before(agent, record, progress)
-                records.append((scenario, record, Partial(record.path, agent.settings(), record.recorded)))
-            plan.append((agent, records))
-        progress.planned += episodes * repeats * sum(len(records) for _, records in plan)
+                parts.append(_Part(scenario, name, record, Partial(record.path, agent.settings(), record.recorded)))
+            plan.append((agent, parts))
+        progress.planned += episodes * repeats * sum(len(parts) for _, parts in plan)
         with changing_run(out) as run:  # nothing was refused, so the run is recorded from here on
             run.split = split
             run.names |= called
             run.prices |= progress.prices
             if command:
                 run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
-        for agent, records in plan:
-            progress.begin(agent, episodes * repeats * len(records))
+        for agent, parts in plan:
+            progress.begin(agent, episodes * repeats * len(parts))
             at_once = concurrency if elsewhere is None else CHUNK * elsewhere.at_once
-            _note_start(out, agent, records, episodes, repeats, at_once)
+            _note_start(out, agent, parts, episodes, repeats, at_once)
             jobs = (
-                job
-                for record in records
-                for job in _open_jobs(*record, episodes, repeats, split, progress, retry_failed)
+                job for part in parts for job in _open_jobs(part, episodes, repeats, split, progress, retry_failed)
             )
             ended = False
             try:
@@ -132,15 +140,15 @@ async def evaluate(
                         await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
                 ended = not progress.stopped
             except EndpointError:
-                _forgive(out, agent, records)
+                _forgive(out, parts)
                 raise
             finally:
-                for _, _, begun in records:
-                    begun.close(ended=ended)
+                for part in parts:
+                    part.partial.close(ended=ended)
                 with changing_run(out) as run:
-                    for scenario, record, _ in records:
-                        run.note_lines(record_name(agent, scenario), record.lines)
-            progress.kept_out += [(agent.spec, scenario.id) for scenario, record, _ in records if not record.lines]
+                    for part in parts:
+                        run.note_lines(part.name, part.record.lines)
+            progress.kept_out += [(agent.spec, part.scenario.id) for part in parts if not part.record.lines]
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
 
@@ -189,11 +197,6 @@ def _check_repeatable(scenarios: Sequence[Scenario]) -> None:
             )
 
 
-def record_name(agent: Agent, scenario: Scenario) -> str:
-    """Where an agent's record of a scenario lies below the evaluation's folder."""
-    return f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
-
-
 def _check_split(run: Run, split: HeldOut, out: Path) -> None:
     """Refuse a folder with episodes of another split: its tables would mix them. Its `run.json` may be gone."""
     if (run.asked or holds_episodes(out)) and run.split != split:
@@ -225,51 +228,41 @@ def _check_names(run: Run, agents: Sequence[Agent], called: dict[str, str]) -> N
 
 
 def _note_start(
-    out: Path,
-    agent: Agent,
-    records: Sequence[tuple[Scenario, Record, Partial]],
-    episodes: int,
-    repeats: int,
-    concurrency: int,
+    out: Path, agent: Agent, parts: Sequence[_Part], episodes: int, repeats: int, concurrency: int
 ) -> None:
     """Record what is asked for, so that a table can say how much of it is there."""
     with changing_run(out) as run:
         asked = run.asked.setdefault(agent.spec, {})
-        for scenario, record, _ in records:
-            run.note_lines(record_name(agent, scenario), record.lines)
-            asked[scenario.id] = max(episodes * repeats, asked.get(scenario.id, 0))
+        for part in parts:
+            run.note_lines(part.name, part.record.lines)
+            id = part.scenario.id
+            asked[id] = max(episodes * repeats, asked.get(id, 0))
             again = run.repeats.setdefault(agent.spec, {})
-            again[scenario.id] = max(repeats, again.get(scenario.id, 1))
+            again[id] = max(repeats, again.get(id, 1))
         run.at_once[agent.spec] = max(concurrency, run.at_once.get(agent.spec, 0))
         run.started[agent.spec] = run.started.get(agent.spec, 0) + 1
 
 
-def _forgive(out: Path, agent: Agent, records: Sequence[tuple[Scenario, Record, Partial]]) -> None:
+def _forgive(out: Path, parts: Sequence[_Part]) -> None:
     """Forgive all failures so far: the endpoint failed as a whole, so they use up no episode's attempts."""
     with changing_run(out) as run:
-        run.forgiven |= {record_name(agent, scenario): record.lines for scenario, record, _ in records}
+        run.forgiven |= {part.name: part.record.lines for part in parts}
 
 
 def _open_jobs(
-    scenario: Scenario,
-    record: Record,
-    begun: Partial,
-    episodes: int,
-    repeats: int,
-    split: HeldOut,
-    progress: EvalProgress,
-    retry_failed: bool,
+    part: _Part, episodes: int, repeats: int, split: HeldOut, progress: EvalProgress, retry_failed: bool
 ) -> Iterator[_Job | None]:
     """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
-    for seeds in islice(suite_seeds(scenario, split, repeats), episodes * repeats):
+    record = part.record
+    for seeds in islice(suite_seeds(part.scenario, split, repeats), episodes * repeats):
+        job = None
         if seeds in record.finished:
             progress.finished_before += 1
         elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
             progress.given_up += 1
         else:
-            yield _Job(scenario, seeds, record, begun)
-            continue
-        yield None
+            job = _Job(part.scenario, seeds, record, part.partial)
+        yield job
 
 
 async def _play_all(
