@@ -178,10 +178,8 @@ class Options(Given):
         }
 
     def timeouts(self) -> Timeouts:
-        if self.timeout_s is None:
-            return Timeouts()
-        usual = Timeouts()
-        return Timeouts(min(usual.connect_s, self.timeout_s), self.timeout_s, self.timeout_s)
+        usual, given = Timeouts(), self.timeout_s
+        return usual if given is None else Timeouts(min(usual.connect_s, given), given, given)
 
 
 def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
@@ -226,21 +224,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         for scenario in scenarios
         if not can_play(agent, scenario)
     ]
-    notes += short
-    if options.regret:
-        notes += [f"{one.id} has no judge: nothing says what a move lost." for one in scenarios if one.judge is None]
-        notes += [
-            f"{play.label} in {play.scenario}: no move was judged: the judge failed, or the episodes are older."
-            for play in chosen
-            if play.finished
-            and recorded_scenario(play.scenario).judge is not None
-            and all(turn.regret is None for turn in play.turns)
-        ]
-    if progress.given_up:
-        given_up = counted(progress.given_up, "episode", "was", "were")
-        notes.append(f"{given_up} given up after three failures: --retry-failed plays on.")
-    if progress.stopped:
-        notes.append(f"{progress.stopped}; the same command with a larger budget goes on.")
+    notes += [*short, *(_without_regret(scenarios, chosen) if options.regret else ()), *_left_to_play(progress)]
     if fatal is not None:
         notes.append(f"the evaluation ended before its end: {fatal.message}")
     board = leaderboard.build(chosen, notes)
@@ -257,9 +241,29 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     return board
 
 
+def _without_regret(scenarios: Sequence[Scenario], chosen: Sequence[plays.Series]) -> Iterator[str]:
+    """Where --regret has nothing to show."""
+    for scenario in scenarios:
+        if scenario.judge is None:
+            yield f"{scenario.id} has no judge: nothing says what a move lost."
+    for play in chosen:
+        has_judge = recorded_scenario(play.scenario).judge is not None
+        if play.finished and has_judge and all(turn.regret is None for turn in play.turns):
+            yield f"{play.label} in {play.scenario}: no move was judged: the judge failed, or the episodes are older."
+
+
+def _left_to_play(progress: EvalProgress) -> Iterator[str]:
+    """What another start of the command would play."""
+    if progress.given_up:
+        given_up = counted(progress.given_up, "episode", "was", "were")
+        yield f"{given_up} given up after three failures: --retry-failed plays on."
+    if progress.stopped:
+        yield f"{progress.stopped}; the same command with a larger budget goes on."
+
+
 @contextmanager
 def cluster(options: Options) -> Iterator[Elsewhere | None]:
-    """What plays on the Ray cluster that the options name, for as long; None without."""
+    """While this is open, what plays on the Ray cluster that the options name; None where they name none."""
     if options.ray is None:
         yield None
         return
