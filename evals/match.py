@@ -36,6 +36,8 @@ from msgrpo.text import as_json
 RESAMPLES = 1000
 ELO = 400 / math.log(10)
 Done = Callable[[int, int], None]  # (episodes played, episodes planned)
+Names = tuple[str, str]  # the two agents of a pairing, the first of whom its result speaks of
+GameKey = tuple[EpisodeSeeds, tuple[tuple[str, str], ...]]  # a game's seeds, and who had which seat
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,12 @@ class Rating:
 def play(
     scenario: Scenario,
     agents: Mapping[str, Agent],
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[Names],
     starts: int,
     out: Path | str,
     done: Done = lambda played, planned: None,
     concurrency: int = CONCURRENCY,
-) -> list[tuple[tuple[str, str], Path]]:
+) -> list[tuple[Names, Path]]:
     """Play what is missing of every pairing, and return each one's record.
 
     Raises UsageError for a game that has not two players, an agent that is none, and pairings that cannot be;
@@ -95,12 +97,12 @@ def play(
     return records
 
 
-def records_of(pairs: Sequence[tuple[str, str]], out: Path) -> list[tuple[tuple[str, str], Path]]:
+def records_of(pairs: Sequence[Names], out: Path) -> list[tuple[Names, Path]]:
     """Each pairing with its record."""
     return [(pair, out / MATCHES / f"{folder_name('-vs-'.join(pair))}.jsonl") for pair in pairs]
 
 
-def _check_asked(scenario: Scenario, agents: Mapping[str, Agent], pairs: Sequence[tuple[str, str]]) -> None:
+def _check_asked(scenario: Scenario, agents: Mapping[str, Agent], pairs: Sequence[Names]) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no match can be."""
     check_agents(agents.values())
     if unable := [agent.spec for agent in agents.values() if not can_play(agent, scenario)]:
@@ -115,7 +117,7 @@ def _check_asked(scenario: Scenario, agents: Mapping[str, Agent], pairs: Sequenc
 async def _play_all(
     scenario: Scenario,
     agents: Mapping[str, Agent],
-    records: Sequence[tuple[tuple[str, str], Path]],
+    records: Sequence[tuple[Names, Path]],
     starts: int,
     done: Done,
     concurrency: int,
@@ -141,19 +143,11 @@ async def _play_all(
         waiting = []
         for pair, file in records:
             record = records_open.enter_context(RecordFile(file))
-            known = set()
-            for episode in read_episodes(file):
-                _check_same(episode, scenario, agents, pair, file)
-                if (difference := first_difference(episode)) is not None:
-                    raise RecordError(f"{file}: the start {episode.start_seed} does not replay: {difference}")
-                if episode.error is None and _key(episode) in known:
-                    raise RecordError(f"{file} holds one game twice: start {episode.start_seed}")
-                if episode.error is None:
-                    known.add(_key(episode))
+            finished = _finished(file, pair, scenario, agents)
             for seeds in episode_seeds(scenario, starts):
-                for first, second in (pair, pair[::-1]):
-                    seated = dict(zip(scenario.players, (first, second), strict=True))
-                    if (seeds, tuple(seated.items())) in known:
+                for order in (pair, pair[::-1]):
+                    seated = dict(zip(scenario.players, order, strict=True))
+                    if (seeds, tuple(seated.items())) in finished:
                         played += 1
                     else:
                         waiting.append((seated, seeds, record))
@@ -166,14 +160,26 @@ async def _play_all(
                     await closing
 
 
-def _key(episode: Episode) -> tuple[EpisodeSeeds, tuple[tuple[str, str], ...]]:
-    """An episode's identity within a match: its seeds, and who had which seat."""
+def _finished(file: Path, pair: Names, scenario: Scenario, agents: Mapping[str, Agent]) -> set[GameKey]:
+    """The games of a record that have a result. Raises RecordError for what cannot be of this match."""
+    finished = set[GameKey]()
+    for episode in read_episodes(file):
+        _check_same(episode, scenario, agents, pair, file)
+        if (difference := first_difference(episode)) is not None:
+            raise RecordError(f"{file}: the start {episode.start_seed} does not replay: {difference}")
+        if episode.error is None:
+            if _key(episode) in finished:
+                raise RecordError(f"{file} holds one game twice: start {episode.start_seed}")
+            finished.add(_key(episode))
+    return finished
+
+
+def _key(episode: Episode) -> GameKey:
+    """An episode's identity within a match."""
     return seeds_of(episode), tuple(episode.agents.items())
 
 
-def _check_same(
-    episode: Episode, scenario: Scenario, agents: Mapping[str, Agent], pair: Sequence[str], file: Path
-) -> None:
+def _check_same(episode: Episode, scenario: Scenario, agents: Mapping[str, Agent], pair: Names, file: Path) -> None:
     """Raise RecordError for an episode that was played under other rules or by agents with other settings."""
     rules = episode.versions.get("rules", scenario.rules_hash)
     for what, recorded, now in (
@@ -193,11 +199,8 @@ def _check_same(
             )
 
 
-def points_of(
-    file: Path, pair: tuple[str, str], scenario: Scenario, starts: int
-) -> tuple[dict[int, list[float]], int]:
-    """The first agent's points by the number of the start, and how many starts are left out; two for each that
-    counts."""
+def points_of(file: Path, pair: Names, scenario: Scenario, starts: int) -> tuple[dict[int, list[float]], int]:
+    """The first agent's points by the number of the start, two for each that counts; and how many starts do not."""
     finished = {_key(episode): episode for episode in read_episodes(file) if episode.error is None}
     points_by_start: dict[int, list[float]] = {}
     for number, seeds in enumerate(episode_seeds(scenario, starts)):
@@ -214,7 +217,7 @@ def _points(episode: Episode, seat: int) -> float:
     return 0.5 if own == other else float(own > other)
 
 
-def result(pair: tuple[str, str], points: Mapping[int, Sequence[float]], failed: int) -> Result:
+def result(pair: Names, points: Mapping[int, Sequence[float]], failed: int) -> Result:
     """The result of a pairing of which one start or more was finished."""
     single = [value for both in points.values() for value in both]
     means = np.array([sum(both) / 2 for both in points.values()])
@@ -254,7 +257,7 @@ def bradley_terry(
     return np.asarray(ELO * np.log(updated))
 
 
-def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int, Sequence[float]]]) -> list[Rating]:
+def ratings(agents: Sequence[str], points: Mapping[Names, Mapping[int, Sequence[float]]]) -> list[Rating]:
     """The rating of each agent, the highest first; resamples draw the starts once for all pairings."""
     place = {agent: i for i, agent in enumerate(agents)}
     starts = sorted({number for of in points.values() for number in of})
@@ -283,7 +286,7 @@ def ratings(agents: Sequence[str], points: Mapping[tuple[str, str], Mapping[int,
     return sorted(estimates, key=lambda rating: -rating.elo)
 
 
-def are_linked(pairs: Sequence[tuple[str, str]]) -> bool:
+def are_linked(pairs: Sequence[Names]) -> bool:
     """Whether the pairings lead from each of their agents to every other, if by way of others."""
     reached, left = set(pairs[0]), list(pairs[1:])
     while near := [pair for pair in left if reached & set(pair)]:
@@ -293,7 +296,7 @@ def are_linked(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def report(
-    scenario: Scenario, records: Sequence[tuple[tuple[str, str], Path]], starts: int, out: Path | str
+    scenario: Scenario, records: Sequence[tuple[Names, Path]], starts: int, out: Path | str
 ) -> tuple[list[Result], list[Rating]]:
     """The results of all pairings that have one, and ratings of three agents and more; both also go to match.json.
 
@@ -323,7 +326,7 @@ def report(
     return results, rated
 
 
-def no_result(records: Sequence[tuple[tuple[str, str], Path]]) -> str:
+def no_result(records: Sequence[tuple[Names, Path]]) -> str:
     """Says of each of these pairings that it has no result, and how its last game failed."""
     sentences = []
     for (first, second), file in records:
@@ -333,7 +336,7 @@ def no_result(records: Sequence[tuple[tuple[str, str], Path]]) -> str:
     return "\n".join(sentences)
 
 
-def pairings(agents: Sequence[str], opponent: str | None) -> list[tuple[str, str]]:
+def pairings(agents: Sequence[str], opponent: str | None) -> list[Names]:
     """The pairings: each agent against the opponent, or all against all. Raises UsageError where there is none."""
     pairs = (
         [(agent, opponent) for agent in agents if agent != opponent] if opponent else list(combinations(agents, 2))
