@@ -213,8 +213,8 @@ def crossed_interval(values_by_seed: Sequence[ArrayLike], *, seed: int, resample
     return crossed_bootstrap(list(values_SN), seed=seed, resamples=resamples)
 
 
-def few_seeds_interval(values_SN: NDArray[np.float64], *, level: float = 0.95) -> Interval:
-    """Student's interval of the mean of V, shape (S seeds, n episodes), for two-way random effects.
+def few_seeds_interval(values_SN: NDArray[np.float64]) -> Interval:
+    """Student's 95 % interval of the mean of V, shape (S seeds, n episodes), for two-way random effects.
 
         mean ± √(max(t²_{S−1} · MS_seeds + t²_{n−1} · max(0, MS_starts − MS_rest), t²_{n−1} · MS_rest) / (S · n))
 
@@ -233,7 +233,7 @@ def few_seeds_interval(values_SN: NDArray[np.float64], *, level: float = 0.95) -
     ms_starts = seeds * float(((columns_N - mean) ** 2).sum()) / (n - 1)
     rest_SN = values_SN - rows_S[:, None] - columns_N + mean
     ms_rest = float((rest_SN**2).sum()) / ((seeds - 1) * (n - 1))
-    t_seeds, t_starts = (student_quantile(0.5 + level / 2, count - 1) for count in (seeds, n))
+    t_seeds, t_starts = (student_quantile(0.975, count - 1) for count in (seeds, n))
     spread = max(t_seeds**2 * ms_seeds + t_starts**2 * max(0.0, ms_starts - ms_rest), t_starts**2 * ms_rest)
     half = math.sqrt(spread / (seeds * n))
     return mean - half, mean + half
@@ -275,9 +275,8 @@ def seeds_alike(values_by_seed: Sequence[ArrayLike], *, seed: int, draws: int = 
     """
     values_SN = _by_seed(values_by_seed)
     generator = np.random.default_rng(seed)
-    spread_of_means = values_SN.mean(axis=1).var() * (
-        1 - 1e-12
-    )  # sums of the same numbers in another order differ by rounding
+    # sums of the same numbers in another order differ by rounding
+    spread_of_means = values_SN.mean(axis=1).var() * (1 - 1e-12)
     spread = [generator.permuted(values_SN, axis=0).mean(axis=1).var() for _ in range(draws)]
     return float((1 + np.count_nonzero(np.array(spread) >= spread_of_means)) / (1 + draws))
 
