@@ -315,39 +315,29 @@ class Remote:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A named, fixed setting of a game, and the source of its numbers.
-
-    `make(start_seed, chance_seed)`: two seeds, because a group shares its *start* and not its luck.
-    `family` says which game it is (`frozen-lake`, `snake`); `players` and `actions` are those of its games; a game
-    with too many actions to list has none here, and each state names its legal ones; one that takes the player's own
-    words has `AnyText()`;
-    `one_start` says that every start is the same, `goal` that a game has a goal: success pays, failure does not;
-    `luck_in_start` that what a player sees first depends on the luck as well; `hidden` that players see different
-    things (hands of cards). Both leave nothing to hold out: see `holds_out`.
-    `reference(game, player)` gives the best actions that are known, for the agent `optimal`; `describe(game, player)`
-    says something true about the state, for a model to learn from (`msgrpo teach`); `judge(game, player)` says
-    what every action is worth (`judge.py`). `plain` names
-    the scenario of which this one is a retelling (`games/retold.py`). `remote` is there where games are played on a
-    server.
-    """
+    """A named, fixed setting of a game."""
 
     id: str
-    family: str
+    family: str  # which game it is: frozen-lake, snake
     rules: str
     step_limit: int
-    source: str
+    source: str  # of its numbers
+    # Of (start_seed, chance_seed): two seeds, because a group shares its *start* and not its luck.
     make: Callable[[int, int], Game] = field(repr=False)
     players: tuple[str, ...] = Game.players
+    # Empty where they are too many to list: each state names its legal ones. AnyText(): players use their own words.
     actions: tuple[str, ...] = Game.actions
-    one_start: bool = False
-    goal: bool = False
-    luck_in_start: bool = False
-    hidden: bool = False
+    one_start: bool = False  # every start is the same
+    goal: bool = False  # success pays, failure does not
+    luck_in_start: bool = False  # what a player sees first depends on the luck as well; see `holds_out`
+    hidden: bool = False  # players see different things (hands of cards); see `holds_out`
+    # Of (game, player): the best actions that are known, for the agent `optimal`.
     reference: Callable[[Any, str], Sequence[str]] | None = field(default=None, repr=False)
+    # Of (game, player): something true about the state, for a model to learn from (`msgrpo teach`).
     describe: Callable[[Any, str], str] | None = field(default=None, repr=False)
-    judge: Judge | None = field(default=None, repr=False)
-    plain: str | None = None
-    remote: Remote | None = None
+    judge: Judge | None = field(default=None, repr=False)  # what every action is worth (`judge.py`)
+    plain: str | None = None  # the scenario of which this one is a retelling (`games/retold.py`)
+    remote: Remote | None = None  # where games are played on a server: what that can do
 
     def __post_init__(self) -> None:
         """Raises UsageError for a field of another type, and for a name that no screen can show."""
@@ -427,13 +417,10 @@ class Scenario:
     def _in_split(self, start_seed: int, split: Split) -> bool:
         if not self.holds_out:
             return True
-        key = self.start_key(start_seed)
-        if not self._few_starts:
+        key, number = self.start_key(start_seed), len(self._few_starts)
+        if not number:
             return split_of(key) == split
-        place, number = (
-            self._few_starts.get(key, 2),
-            len(self._few_starts),
-        )  # a start that no probe drew is trained on
+        place = self._few_starts.get(key, 2)  # a start that no probe drew is trained on
         if number <= 2:
             return number == 1 or (place == 0) == (split != "train")
         return {0: "test", 1: "val"}.get(place % 5, "train") == split
