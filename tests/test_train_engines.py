@@ -656,7 +656,7 @@ def test_a_stop_reaches_through_asyncio(where: str) -> None:
     async def _raising() -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    with stop_requests(Told()) as stop:
+    with stop_requests(Told().stopping) as stop:
         with pytest.raises(StopRequested), stop.abandonable():
             asyncio.run(playing())
         signal.raise_signal(signal.SIGTERM)  # a scheduler's second one, while the checkpoint is written

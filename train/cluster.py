@@ -73,7 +73,7 @@ class AtDesk:
 
 
 class Silent(AtDesk):
-    """What the other ranks say."""
+    """The reporter of all ranks but the first, which speaks for them."""
 
     def note(self, text: str) -> None:
         """The first rank says it."""
@@ -253,20 +253,11 @@ class Fit:
             self.error = error
 
 
-class _Stopping:
-    """The reporter, which says of a stop what is true on a cluster."""
-
-    def __init__(self, report: Reporter) -> None:
-        self._report = report
-
-    def stopping(self) -> None:
-        self._report.note("stopping: this update is done and saved; Ctrl-C once more stops without saving")
-
-
 def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: bool) -> dict[str, Any]:
     """Show what the ranks report until the run has ended."""
     passed_on, looked = False, 0.0
-    with stop_requests(_Stopping(report)) as stop:  # type: ignore[arg-type]
+    told = "stopping: this update is done and saved; Ctrl-C once more stops without saving"
+    with stop_requests(lambda: report.note(told)) as stop:
         while True:
             running = fit.thread.is_alive()
             reports, outcome, begun = ray.get(work.desk.fetch.remote())

@@ -92,7 +92,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
         if ranks.first:
             run.rewrite_adapter()
         first_update, film = run.step, Film(out, trainer.players)
-        stopping = stop_requests(report, cluster.stopping)
+        stopping = stop_requests(report.stopping, cluster.stopping)
         with closing(sinks), closing(RolloutSource(trainer.players, weights.memory)) as source, stopping as stop:
             while not stop.agreed(ranks):
                 step, first_start = run.step, run.progress.next_start

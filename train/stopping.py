@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from msgrpo.train.ranks import Ranks
-from msgrpo.train.sinks import Reporter
 
 Asked = Callable[[], bool]
 
@@ -23,10 +22,12 @@ class StopRequested(KeyboardInterrupt):
 
 
 class Stop:
-    """Whether the run was asked to stop. Inside `abandonable` that ends what goes on, elsewhere it waits."""
+    """Whether the run was asked to stop. Within `abandonable` a request ends the work at once; elsewhere it waits
+    until somebody asks `agreed`.
+    """
 
-    def __init__(self, report: Reporter, elsewhere: Asked | None = None) -> None:
-        self._report, self._elsewhere = report, elsewhere
+    def __init__(self, tell: Callable[[], None], elsewhere: Asked | None = None) -> None:
+        self._tell, self._elsewhere = tell, elsewhere
         self._may_abandon = False
         self.asked: int | None = None  # the signal
 
@@ -40,7 +41,7 @@ class Stop:
                 raise KeyboardInterrupt
             return
         self.asked = number
-        self._report.stopping()
+        self._tell()
         if self._may_abandon:
             raise StopRequested
 
@@ -65,9 +66,11 @@ class Stop:
 
 
 @contextmanager
-def stop_requests(report: Reporter, elsewhere: Asked | None = None) -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM ask the run to stop, for as long; in a thread `elsewhere` is asked, where it is given."""
-    stop = Stop(report, elsewhere)
+def stop_requests(tell: Callable[[], None], elsewhere: Asked | None = None) -> Iterator[Stop]:
+    """While this is open, Ctrl-C and SIGTERM ask the run to stop, which `tell` says to a person. In a thread, where
+    no signals arrive, only `elsewhere` can ask.
+    """
+    stop = Stop(tell, elsewhere)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
