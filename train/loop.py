@@ -221,8 +221,7 @@ class LocalWeights:
         self.policy.temperature = value
 
     def engine(self, out: Path, fleet: Fleet | None) -> Engine:
-        config = self._config
-        return open_engine(config, config.scenarios[0], self.policy, out, self._ranks, self._report, fleet)
+        return open_engine(self._config, self.policy, out, self._ranks, self._report, fleet)
 
     def update(
         self, samples: Sequence[Sample], generator: torch.Generator, step: int, done: Done

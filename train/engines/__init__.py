@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from msgrpo.game import Scenario
     from msgrpo.train.config import TrainConfig
     from msgrpo.train.engines.contract import Engine
     from msgrpo.train.engines.fleet import Fleet
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 def open_engine(
     config: TrainConfig,
-    scenario: Scenario,
     policy: Policy,
     out: Path,
     ranks: Ranks,
@@ -29,6 +27,7 @@ def open_engine(
     fleet: Fleet | None,
 ) -> Engine:
     """The engine that `config.rollouts` names; `fleet` are the servers of a cluster, where there are any."""
+    scenario = config.scenarios[0]  # whose prompts the canary takes
     if config.plays_here:
         from msgrpo.train.engines.hf import HfEngine
 
