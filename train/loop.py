@@ -33,7 +33,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, entropy
-from msgrpo.train.run_folder import begin, check_folder, further, write_transcripts, writing
+from msgrpo.train.run_folder import check_folder, further, open_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks, check_logs
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
@@ -88,7 +88,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
     with closing(weights.engine(out, cluster.fleet)) as engine:
         model = engine.load(run.step)
         evaluations = Evaluations(out, trainer.players, run.step)  # refuses before anything changes
-        sinks = begin(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
+        sinks = open_folder(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         if ranks.first:
             run.rewrite_adapter()
         first_update, film = run.step, Film(out, trainer.players)

@@ -22,21 +22,9 @@ from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
 
 # On resume: how long it runs, where it plays and computes; and the film of `evaluation` (`_fixed`).
-MAY_CHANGE = (
-    "steps",
-    "rollouts",
-    "trainers",
-    "shard",
-    "backend",
-)
-BEFORE_A_RUN = (
-    "vllm.log",
-    "versions",
-    "versions-of",
-    "train.log",
-    "cost.json",
-    LOCK,
-)  # what a run leaves that did not begin
+MAY_CHANGE = ("steps", "rollouts", "trainers", "shard", "backend")
+# What a run leaves that did not begin.
+BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", "cost.json", LOCK)
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
 
 
@@ -115,9 +103,9 @@ def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
         return None
     try:
         recorded = _recorded(file.read_bytes())
-        if isinstance(recorded, dict) and isinstance(recorded.get("prompt", {}), str):
-            raise ValueError("prompt is a text, which would be the name of a file to read")
         if isinstance(recorded, dict):
+            if isinstance(recorded.get("prompt", {}), str):
+                raise ValueError("prompt is a text, which would be the name of a file to read")
             steps = f" --steps {given['steps']}" if "steps" in given else ""
             check_named(recorded, given, str(file), f"train --resume --out {shlex.quote(str(out))}{steps}")
         return TrainConfig.model_validate(recorded)
@@ -126,8 +114,8 @@ def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
         raise UsageError(f"{file} is damaged, or of another version: {why}", fix="choose another --out") from error
 
 
-def begin(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
-    """The run's folder with its settings, and its sinks."""
+def open_folder(out: Path, config: TrainConfig, step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
+    """Make the run's folder, or drop from it what came after update `step`; write the settings, open the sinks."""
     out.mkdir(parents=True, exist_ok=True)
     remove_parts(out)  # of a killed run; this one holds the folder
     run_log.forget_after(out, step)
