@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msgrpo import run_log
+from msgrpo.agent import LanguageModel
 from msgrpo.episode import derive_seed, few_collections
 from msgrpo.extras import needs
 from msgrpo.text import counted
@@ -95,7 +96,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
         stopping = stop_requests(report.stopping, cluster.stopping)
         with closing(sinks), closing(RolloutSource(trainer.players, weights.memory)) as source, stopping as stop:
             while not stop.agreed(ranks):
-                step, first_start = run.step, run.progress.next_start
+                step = run.step
                 try:
                     if evaluations.due(step):
                         with stop.abandonable():
@@ -108,9 +109,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                         break
                     with stop.abandonable():
                         began = time.perf_counter()
-                        ended = counter(report, trainer.now(step))
-                        sampling = config.sampling.model_copy(update={"temperature": weights.temperature})
-                        rollouts = source.next(step, first_start, model, sampling, ended)
+                        rollouts = trainer.play(source, run.progress, model)
                         picked, stats = trainer.learn(rollouts, step)
                         model = engine.load(step + 1)
                     seconds = time.perf_counter() - began
@@ -133,9 +132,9 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     report.note(evaluations.forecast(run.step, lasting))
                 if ranks.first:
                     run_log.write_update(out, watched(run.step, rollouts, picked))
-                if ranks.first and (run.step % config.checkpoint_every == 0 or run.step == config.steps):
-                    write_transcripts(out, rollouts.episodes)  # first: what a checkpoint holds is not done again
-                    run.save()
+                    if run.step % config.checkpoint_every == 0 or run.step == config.steps:
+                        write_transcripts(out, rollouts.episodes)  # first: what a checkpoint holds is not done again
+                        run.save()
             if stop.asked is not None:
                 if ranks.first:
                     run.save()
@@ -155,7 +154,7 @@ class Cluster:
 
 @dataclass
 class Trainer:
-    """What learns: the policy's weights, and the settings of the run."""
+    """What plays and learns: the policy's weights, and the settings of the run."""
 
     config: TrainConfig
     weights: Weights
@@ -167,8 +166,13 @@ class Trainer:
         return self.players.ranks
 
     def now(self, step: int) -> str:
-        """What goes on, in a few words."""
+        """Which update is being made, for the display."""
         return f"update {step + 1} of {self.config.steps}"
+
+    def play(self, source: RolloutSource, done: Progress, model: LanguageModel) -> Rollouts:
+        """The rollouts of the update after those that are `done`, at the temperature that the weights have now."""
+        sampling = self.config.sampling.model_copy(update={"temperature": self.weights.temperature})
+        return source.next(done.step, done.next_start, model, sampling, counter(self.report, self.now(done.step)))
 
     def learn(self, rollouts: Rollouts, step: int) -> tuple[list[Picked], dict[str, float]]:
         """Select the episodes that teach, update on their turns, and say how long each part took."""
