@@ -44,7 +44,7 @@ class LostError(RunError):
 
 
 def silent(done: int, planned: int, tokens: int) -> None:
-    """Nobody is told how many episodes have ended."""
+    """An `Ended` that tells nobody."""
 
 
 def counter(report: Reporter, what: str) -> Ended:
@@ -150,7 +150,8 @@ async def together(agent: LanguageAgent, begins: Sequence[Begin], ended: Ended) 
         await agent.close()
 
 
-Draw = Callable[[int, int], tuple[list[Start], int]]  # from a place so many starts, and where to go on
+# By (first, count): so many starts from there on, and where those after them begin.
+Draw = Callable[[int, int], tuple[list[Start], int]]
 
 
 @dataclass(frozen=True)
@@ -298,8 +299,8 @@ class Rollouts:
     lost: list[Episode]  # that have no result, because the game itself failed
     next_start: int  # where the next update's starts begin
     staleness: int  # updates between the version that played and the one that learns
-    played_s: float
-    waited_s: float  # of which the trainer had nothing else to do
+    played_s: float  # how long they were played
+    waited_s: float  # how long the trainer waited for them
 
     @property
     def all_episodes(self) -> list[Episode]:
@@ -320,7 +321,9 @@ Played = tuple[list[Episode], float]  # one rank's episodes, and how long they t
 
 
 class AtOnce:
-    """The same as `InThread` where both would wait for the same cores: what is asked for is played first."""
+    """`InThread` without a thread, for rollouts in the trainer's process, where both would wait for the same cores:
+    all is played at once, when this is made.
+    """
 
     def __init__(self, playing: Coroutine[Any, Any, list[Played]]) -> None:
         self._played = asyncio.run(playing)
@@ -329,33 +332,32 @@ class AtOnce:
         return self._played
 
     def give_up(self) -> None:
-        """It has ended."""
+        """Nothing to give up: it has ended already."""
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """An update's rollouts, played already or on their way; one piece of work may play those of several updates."""
+    """An update's rollouts, played already or being played; one `work` may play those of several updates."""
 
     playing: Playing
     version: int
     work: AtOnce | InThread[list[Played]]
-    number: int = 0  # which of those that the work plays
+    number: int = 0  # their place among what the work plays
 
 
 class RolloutSource:
     """Gives each update its rollouts; with `ahead`, begins those of later updates at the same moment."""
 
     def __init__(self, players: Players, memory: dict[str, Tensor] | None = None) -> None:
-        self._players, self._memory = players, {} if memory is None else memory
+        self._players, self._config, self._memory = players, players.config, {} if memory is None else memory
+        # Read once: each is made from a text of the settings.
         self._scenarios, self._shares = players.config.scenarios, players.config.shares
-        self._ahead = players.config.ahead
-        self._here = players.config.plays_here
+        self._ahead, self._here = players.config.ahead, players.config.plays_here
         self._coming: deque[_Begun] = deque()
 
     def next(self, step: int, first: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Rollouts:
         """The rollouts of update `step`, whose starts begin at `first`; `model` has the version of that number."""
         began = time.perf_counter()
-        config = self._players.config
         if not self._coming:
             playing = self._playing(first, step, model, sampling, ended)
             self._coming.append(_Begun(playing, step, AtOnce(_in_turn([playing]))))
@@ -365,8 +367,8 @@ class RolloutSource:
         episodes = self._players.ranks.gather(own)
         whole(episodes)  # before more is played where it would be lost too
         further = Further([], [])
-        if config.explore is not None:
-            further = config.explore.further(begun.playing, episodes)
+        if self._config.explore is not None:
+            further = self._config.explore.further(begun.playing, episodes)
         waited = time.perf_counter() - began
         whole([*episodes, *further.episodes])
         self._begin(begun.playing.next_start, step, model, sampling)
@@ -388,12 +390,13 @@ class RolloutSource:
 
     def _begin(self, first: int, version: int, model: LanguageModel, sampling: Sampling) -> None:
         """Begin what `ahead` lets be played by this version: at first of several updates, then of one at a time."""
-        last = min(version + self._ahead, self._players.config.steps - 1)
+        last = min(version + self._ahead, self._config.steps - 1)
+        if self._coming:
+            first = self._coming[-1].playing.next_start
         playings: list[Playing] = []
         for step in range(version + 1 + len(self._coming), last + 1):
-            if playings or self._coming:
-                first = (playings or [self._coming[-1].playing])[-1].next_start
             playings.append(self._playing(first, step, model, sampling, silent))
+            first = playings[-1].next_start
         if playings:
             work = AtOnce(_in_turn(playings)) if self._here else InThread(_in_turn(playings))
             self._coming += [_Begun(playing, version, work, number) for number, playing in enumerate(playings)]
@@ -417,18 +420,16 @@ class RolloutSource:
 
         Of a mixture each start's scenario is drawn by its share.
         """
-        config = self._players.config
-        offset = config.seed * 1_000_003
+        offset = self._config.seed * 1_000_003
         starts = [self._starts(scenario, offset + first) for scenario in self._scenarios]
-        size = config.groups if count is None else count
+        size = self._config.groups if count is None else count
         drawn = stream(offset + first, "mixture").choice(len(starts), size=size, p=self._shares)
         chosen = [(self._scenarios[i], next(starts[i])) for i in drawn]
         return chosen, max(start for _, start in chosen) + 1 - offset
 
     def _starts(self, scenario: Scenario, first_seed: int) -> Iterator[int]:
         """A scenario's training starts from there on, without those that `explore` passes over."""
-        starts = scenario.starts("train", first_seed=first_seed)
-        explore = self._players.config.explore
+        starts, explore = scenario.starts("train", first_seed=first_seed), self._config.explore
         return starts if explore is None else explore.worthwhile(scenario, starts, self._memory)
 
 
