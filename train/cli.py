@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from msgrpo.extras import needs
 from msgrpo.output import Chat, HowAsked, Json, err, out, print_json, say, takes
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.train.options import Given
+
+if TYPE_CHECKING:
+    from msgrpo.train.doctor import Examination
 
 commands = typer.Typer()
 nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
@@ -35,12 +38,9 @@ def train(given: Given) -> None:
 
 def show_examination(run: Path, as_json: bool) -> None:
     """`msgrpo doctor RUN`: what ails it, what to change, and the curve of a healthy run beside its own."""
-    from rich.markup import escape
     from rich.table import Table
 
     from msgrpo.run_log import SUMMARY
-    from msgrpo.text import counted
-    from msgrpo.train.diagnosis import RECENT
     from msgrpo.train.doctor import examine, table
 
     exam = examine(run)
@@ -55,6 +55,31 @@ def show_examination(run: Path, as_json: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    _show_findings(exam)
+    if exam.failures and exam.answer is not None:
+        counts = ", ".join(f"{count} {name}" for name, count in exam.failures.items())
+        out.print(f"\nanswers without a legal action in the last update that was kept: {counts}; one of them:")
+        out.print(f"  {exam.answer!r}", markup=False, highlight=False)
+    shown = Table(title=f"\n{exam.score} on the validation starts", title_justify="left", box=None, pad_edge=False)
+    columns, *rows = table(exam)
+    for column in columns:
+        shown.add_column(column, justify="right")
+    for row in rows:
+        shown.add_row(*row)
+    out.print(shown)
+    if exam.healthy is None:
+        say(f"no healthy run of {exam.scenario} with a base of this size comes with msgrpo")
+    else:
+        settings = exam.healthy.settings or "the defaults"
+        say(f"the healthy run: {exam.healthy.base} on {exam.healthy.scenario}, {settings}")
+
+
+def _show_findings(exam: Examination) -> None:
+    from rich.markup import escape
+
+    from msgrpo.text import counted
+    from msgrpo.train.diagnosis import RECENT
+
     for number, finding in enumerate(exam.findings):
         colour = "red" if number == 0 else "yellow"
         out.print(f"\n[bold {colour}]{escape(finding.cause)}[/]: {escape(finding.evidence)}.", highlight=False)
@@ -64,21 +89,6 @@ def show_examination(run: Path, as_json: bool) -> None:
         out.print(f"\n[yellow]too early to say[/]: {ended} ended, and some causes show only after {RECENT}")
     elif not exam.findings:
         out.print("\n[green]nothing ails it[/] that these rows would show")
-    if exam.failures and exam.answer is not None:
-        counts = ", ".join(f"{count} {name}" for name, count in exam.failures.items())
-        out.print(f"\nanswers without a legal action in the last update that was kept: {counts}; one of them:")
-        out.print(f"  {exam.answer!r}", markup=False, highlight=False)
-    shown = Table(title=f"\n{exam.score} on the validation starts", title_justify="left", box=None, pad_edge=False)
-    for column in ("update", "this run", *(["a healthy run"] if exam.healthy else [])):
-        shown.add_column(column, justify="right")
-    for row in table(exam):
-        shown.add_row(row["update"], row["this run"], *([row["healthy"]] if exam.healthy else []))
-    out.print(shown)
-    if exam.healthy is None:
-        say(f"no healthy run of {exam.scenario} with a base of this size comes with msgrpo")
-    else:
-        settings = exam.healthy.settings or "the defaults"
-        say(f"the healthy run: {exam.healthy.base} on {exam.healthy.scenario}, {settings}")
 
 
 @commands.command("train-dqn")

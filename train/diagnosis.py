@@ -86,12 +86,13 @@ class History:
     @cached_property
     def change(self) -> Difference | None:
         """The last evaluation minus the first, on the same starts; None before there are two."""
-        return self.between(0, -1)
+        return self.since(0)
 
-    def between(self, before: int, after: int) -> Difference | None:
+    def since(self, place: int) -> Difference | None:
+        """The last evaluation minus the one at `place`."""
         if len(self.evaluations) < 2:
             return None
-        then, now = (self.evaluations[i].get("values") for i in (before, after))
+        then, now = (self.evaluations[i].get("values") for i in (place, -1))
         if not isinstance(then, list) or not isinstance(now, list):
             return None
         pairs = [(a, b) for a, b in zip(now, then, strict=False) if _number(a) and _number(b)]

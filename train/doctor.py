@@ -141,7 +141,7 @@ def _fallen(history: History) -> Difference | None:
     scores = [score for _, score in _curve(history.evaluations)]
     if len(scores) < 3 or len(scores) != len(history.evaluations):
         return None
-    change = history.between(scores.index(max(scores)), -1)
+    change = history.since(scores.index(max(scores)))
     return change if change is not None and change.high < 0 else None
 
 
@@ -158,12 +158,13 @@ def _failures(run: Path) -> tuple[dict[str, int], str | None]:
     return dict(Counter(str(turn.failure) for turn in failed)), None if shown is None else shown[-LONGEST_ANSWER:]
 
 
-def table(examination: Examination) -> list[dict[str, str]]:
-    """The run's evaluations, and what the healthy run had after as many updates."""
-    rows = []
-    for step, score in examination.curve:
-        healthy = examination.healthy.at(step) if examination.healthy is not None else None
-        rows.append(
-            {"update": str(step), "this run": f"{score:.3f}", "healthy": "" if healthy is None else f"{healthy:.3f}"}
-        )
+def table(examination: Examination) -> list[list[str]]:
+    """The run's evaluations, below the names of the columns; where there is a healthy run, what that had after as
+    many updates.
+    """
+    rows = [["update", "this run"], *([str(step), f"{score:.3f}"] for step, score in examination.curve)]
+    if examination.healthy is not None:
+        scores = [examination.healthy.at(step) for step, _ in examination.curve]
+        others = ["a healthy run", *("" if score is None else f"{score:.3f}" for score in scores)]
+        rows = [[*row, other] for row, other in zip(rows, others, strict=True)]
     return rows
