@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from msgrpo.train.shard import Lockstep
 
 Pairs = Sequence[tuple[list[int], list[int]]]  # of each turn what follows the prefix in its prompt, and its answer
-State = dict[str, Tensor]  # the adapter's weights by name
+AdapterState = dict[str, Tensor]  # the adapter's weights by name
 
 
 class Policy:
@@ -92,12 +92,12 @@ class Policy:
         """The trunk's last hidden state (N, D) at the end of each prompt."""
         return last_hidden(trunk_and_head(self.model)[0], prefix, rests, self.pad_id)
 
-    def adapter_state(self) -> State:
+    def adapter_state(self) -> AdapterState:
         """A copy of the adapter's weights, in the CPU's memory."""
-        state: State = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        state: AdapterState = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 
-    def load_adapter_state(self, state: State) -> None:
+    def load_adapter_state(self, state: AdapterState) -> None:
         """Take these weights over. Raises RunError unless they are all of the adapter's, and no others."""
         own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         wrong = {
@@ -114,8 +114,8 @@ class Policy:
         set_peft_model_state_dict(self.model, state)
 
     @contextmanager
-    def holding(self, state: State) -> Iterator[None]:
-        """For as long, the policy has these weights."""
+    def holding(self, state: AdapterState) -> Iterator[None]:
+        """While this is open, the policy has these weights."""
         own = self.adapter_state()
         self.load_adapter_state(state)
         try:
@@ -123,7 +123,7 @@ class Policy:
         finally:
             self.load_adapter_state(own)
 
-    def adapter_files(self, state: State | None = None) -> dict[str, bytes]:
+    def adapter_files(self, state: AdapterState | None = None) -> dict[str, bytes]:
         """The PEFT adapter as files: safetensors, and a config that names all linear layers."""
         config = self.model.peft_config["default"].to_dict()
         config |= {"inference_mode": True, "target_modules": sorted(config["target_modules"])}
@@ -132,7 +132,7 @@ class Policy:
         weights = self.adapter_state() if state is None else state
         return {ADAPTER_WEIGHTS: save(weights, {"format": "pt"}), ADAPTER_CONFIG: text.encode()}
 
-    def save_adapter(self, folder: Path, state: State | None = None) -> None:
+    def save_adapter(self, folder: Path, state: AdapterState | None = None) -> None:
         """Write the PEFT adapter, each file replaced in one move."""
         for name, data in self.adapter_files(state).items():
             replace_bytes(folder / name, data)

@@ -22,7 +22,7 @@ from msgrpo.game import Scenario
 from msgrpo.limits import games_code
 from msgrpo.models.shared_prefix import common_prefix_length, evaluating, plain_logprobs
 from msgrpo.prompt import Prompt, PromptTemplate
-from msgrpo.train.policy import Policy, State
+from msgrpo.train.policy import AdapterState, Policy
 
 
 class Engine(Protocol):
@@ -69,7 +69,7 @@ def canary_sampling(temperature: float) -> Sampling:
     return Sampling(temperature=temperature, max_tokens=TOKENS)
 
 
-def check(policy: Policy, who: str, generated: Sequence[Completion], previous: Sequence[State] = ()) -> float:
+def check(policy: Policy, who: str, generated: Sequence[Completion], previous: Sequence[AdapterState] = ()) -> float:
     """Fail unless engine, trainer and a plain forward pass agree on the log-probabilities of the same tokens.
 
     `generated` are the engine's answers to `canary_prompts`. They are cut to different lengths, so that errors of

@@ -30,7 +30,7 @@ from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import contract
 from msgrpo.train.engines.fleet import Child, Fleet, Listed, check_one_machine
 from msgrpo.train.engines.pool import NEW, PATIENCE, Pool, Remote, RemoteError, VersionModel, ask, post, still_has
-from msgrpo.train.policy import Policy, State
+from msgrpo.train.policy import AdapterState, Policy
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.sinks import Reporter
 
@@ -68,7 +68,7 @@ class VllmEngine:
             check_one_machine(config)
         self._models: list[VersionModel] = []
         self._kept = 1 + max(1, config.ahead)
-        self._previous: deque[State] = deque(maxlen=max(1, config.ahead))  # that a server may still have
+        self._previous: deque[AdapterState] = deque(maxlen=max(1, config.ahead))  # that a server may still have
         self._fleet = (fleet or self._own_fleet(config, out)) if ranks.first else None
         self._pool = Pool([], key, report.note, self._fleet.failure if self._fleet is not None else lambda: None)
         self._name = ""
