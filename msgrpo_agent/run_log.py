@@ -179,6 +179,16 @@ def settings(run: Path) -> dict[str, Any]:
     return {key: printable(value) if isinstance(value, str) else value for key, value in read.items()}
 
 
+def trained_on(file: Path) -> str | None:
+    """The scenario that a file of settings or facts names; None where it cannot be read, or names none."""
+    try:
+        facts = from_json(read_regular(file))
+    except (OSError, ValueError):
+        return None
+    value = facts.get("scenario") if isinstance(facts, dict) else None
+    return value if isinstance(value, str) else None
+
+
 def write_update(run: Path, update: Update) -> None:
     """Write the update's file, in one move, and thin out the old ones."""
     folder = run / UPDATES

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
 from msgrpo.errors import LONGEST_REASON, ModelError, RunError
-from msgrpo.files import is_folder, is_part, read_regular, replacing_folder
+from msgrpo.files import is_folder, is_part, replacing_folder
 from msgrpo.models.headers import Shapes, tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of, by_layer, read_adapter_config
 from msgrpo.models.paths import adapters_base, base_path
-from msgrpo.run_log import read_rows
+from msgrpo.run_log import CONFIG, read_rows, trained_on
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM's --max-lora-rank takes
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # others change the base's own weights
@@ -135,17 +133,9 @@ def _describe(folder: Path) -> TrainedAdapter:
             check_fits(adapter, Path(base_path(base)))
     except ModelError as error:
         problem = error.message
-    said = [text and text[:LONGEST_REASON] for text in (base, _scenario(folder), _result(folder), problem)]
+    scenario = trained_on(folder / CONFIG)  # an adapter that was not trained here has no such file
+    said = [text and text[:LONGEST_REASON] for text in (base, scenario, _result(folder), problem)]
     return TrainedAdapter(folder.resolve().name, str(folder), *said)
-
-
-def _scenario(run: Path) -> str | None:
-    try:
-        config = from_json(read_regular(run / "config.json"))
-    except (OSError, ValueError):
-        return None  # an adapter that was not trained here has no such file
-    value = config.get("scenario") if isinstance(config, dict) else None
-    return value if isinstance(value, str) else None
 
 
 def _result(run: Path) -> str | None:

@@ -18,7 +18,7 @@ from msgrpo.games.outside import FIXED, offered
 from msgrpo.install import install_command
 from msgrpo.models.lora import ADAPTER_CONFIG
 from msgrpo.models.paths import shipped_adapters
-from msgrpo.run_log import CONFIG, METRICS
+from msgrpo.run_log import CONFIG, METRICS, trained_on
 from msgrpo.text import printable
 from msgrpo.tui.session import short_name
 
@@ -82,15 +82,6 @@ def with_recent(memory: Mapping[str, str], game: str) -> str:
 RUN_FILES = {ADAPTER_CONFIG: ("adapter", CONFIG), "dqn.json": ("dqn", "dqn.json")}
 
 
-def trained_on(file: Path) -> str:
-    """The scenario that a run's file names; empty where there is none that can be read."""
-    try:
-        facts = from_json(read_regular(file))
-    except (OSError, ValueError):
-        return ""
-    return str(facts.get("scenario", "")) if isinstance(facts, dict) else ""
-
-
 def run_choices(runs: Path) -> list[Choice]:
     """The trained runs, newest first."""
     files = (path for name in RUN_FILES for path in runs.glob(f"*/{name}") if not is_part(path.parent))
@@ -136,10 +127,10 @@ def introduced(spec: str) -> str:
     """What nano and the reference player are; nothing for other agents, which a person has named."""
     if spec == "optimal":
         return "optimal plays perfectly where that can be computed; elsewhere it searches, and can err.\n\n"
-    model, _, trained_on = spec.partition(":")
+    model, _, game = spec.partition(":")
     if model != "nano":
         return ""
-    how = f"trained on {trained_on}" if trained_on else "untrained: it knows the rules and plays badly"
+    how = f"trained on {game}" if game else "untrained: it knows the rules and plays badly"
     return f"nano is a language model of one million parameters, {how}.\n\n"
 
 
