@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgrpo.agent import Agent, LanguageAgent, Sampling, check_agent
+from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling, check_agent
 from msgrpo.errors import UsageError, nearest
 from msgrpo.extras import needs
 from msgrpo.models.asked import taught_as, trained_as
@@ -159,35 +159,44 @@ def make_agent(
     if spec == "human":
         raise UsageError("a person plays in the terminal app only", fix="msgrpo play SCENARIO --agent human")
     if spec == "nano" or (kind in ("adapter", "nano", "base") and rest):
-        folder = shipped(rest) if kind == "nano" and rest else Path(rest)
-        with needs(f"the agent {spec!r}", "train"):
-            from msgrpo.models import loading
-        if spec == "nano":
-            model, asked = loading.nano(), USUAL.but(template, None)
-        elif kind == "base":
-            asked = learned_as(spec).but(template, chat)
-            model = loading.based(rest, asked.chat)
-        else:
-            asked = learned_as(spec).but(template, chat)
-            model = loading.adapted(folder, asked.chat)
-        return LanguageAgent(spec, model, sampling, asked.prompt, show_probabilities)
+        model, prompt = _of_this_machine(spec, template, chat)
+        return LanguageAgent(spec, model, sampling, prompt, show_probabilities)
     if kind == "endpoint":
-        if "#" not in rest:
-            raise UsageError(
-                f"{spec!r} does not name the model that {rest or 'the endpoint'} shall answer with",
-                fix=f"write it after a #, like endpoint:{rest or 'http://host:8000/v1'}#model",
-            )
-        from msgrpo.models.endpoint import EndpointModel
-
-        url, _, model_name = rest.rpartition("#")
-        given = dict(endpoint or {})
-        if chat is not None:
-            given["body"] = {"chat_template_kwargs": dict(chat)} | (given.get("body") or {})
-        served = EndpointModel(url, model_name, **given)
+        served = _served(spec, endpoint or {}, chat)
         return LanguageAgent(spec, served, sampling, template or USUAL.prompt, show_probabilities)
     if kind == "dqn" and rest:
         with needs(f"the agent {spec!r}", "dqn"):
             from msgrpo.models.dqn import DQNAgent
         return DQNAgent(spec, Path(rest))
-    hint = nearest(spec, PLAIN) if ":" not in spec else "grammar: " + GRAMMAR
-    raise UsageError(f"no agent is named {spec!r}", fix=f"{hint}; one of {GRAMMAR}" if ":" not in spec else hint)
+    fix = f"grammar: {GRAMMAR}" if ":" in spec else f"{nearest(spec, PLAIN)}; one of {GRAMMAR}"
+    raise UsageError(f"no agent is named {spec!r}", fix=fix)
+
+
+def _of_this_machine(
+    spec: str, template: PromptTemplate | None, chat: Mapping[str, Any] | None
+) -> tuple[LanguageModel, PromptTemplate]:
+    """The model that is loaded here, and how it is asked."""
+    kind, _, rest = spec.partition(":")
+    folder = shipped(rest) if kind == "nano" and rest else Path(rest)
+    with needs(f"the agent {spec!r}", "train"):
+        from msgrpo.models import loading
+    if spec == "nano":
+        return loading.nano(), template or USUAL.prompt
+    asked = learned_as(spec).but(template, chat)
+    model = loading.based(rest, asked.chat) if kind == "base" else loading.adapted(folder, asked.chat)
+    return model, asked.prompt
+
+
+def _served(spec: str, endpoint: Mapping[str, Any], chat: Mapping[str, Any] | None) -> LanguageModel:
+    """The model of `endpoint:URL#model`."""
+    _, _, rest = spec.partition(":")
+    if "#" not in rest:
+        raise UsageError(
+            f"{spec!r} does not name the model that {rest or 'the endpoint'} shall answer with",
+            fix=f"write it after a #, like endpoint:{rest or 'http://host:8000/v1'}#model",
+        )
+    from msgrpo.models.endpoint import EndpointModel
+
+    url, _, name = rest.rpartition("#")
+    asked = {} if chat is None else {"body": {"chat_template_kwargs": dict(chat)} | (endpoint.get("body") or {})}
+    return EndpointModel(url, name, **{**endpoint, **asked})
