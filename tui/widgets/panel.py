@@ -134,6 +134,10 @@ class AgentPanel(Widget):
         self.query_one(MoveList).show(session, judging, idle=idle)
         nobody = isinstance(session.agents[self.player], EmptySeat)  # who is named in a record plays in no sitting
         self.query_one(".sitting").set_class(nobody, "-nobody")
+        self._sitting(returns)
+
+    def _sitting(self, returns: list[float]) -> None:
+        """The returns of the games that this seat's agent has ended in this sitting."""
         spark = self.query_one(Sparkline)
         spark.data = [value - min(returns) for value in returns] if returns else []
         spark.display = len(returns) > 1
