@@ -14,9 +14,8 @@ from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
 from msgrpo.train.tinker.service import Service, TrainingRow
 
-MOST_APART = (
-    0.15  # nats a token on average, between two of the service's own computations: as bfloat16 kernels differ
-)
+# Nats a token on average, between two of the service's own computations: as bfloat16 kernels differ.
+MOST_APART = 0.15
 
 
 class TinkerModel:

@@ -71,13 +71,11 @@ class TinkerWeights:
         self, samples: Sequence[Sample], generator: torch.Generator, step: int, done: Done
     ) -> dict[str, float]:
         """A pass over the kept turns: a gradient and a step of the service for each minibatch."""
-        meter, parts = self.service.meter, list(minibatches(samples, self._config.minibatches, generator))
+        meter, proof = self.service.meter, self.service.proof
+        parts = list(minibatches(samples, self._config.minibatches, generator))
         turns = sum(sample.tokens for sample in samples)
-        whole = self.service.proof | {
-            "train": turns + self.service.proof["train"]
-        }  # with the next version's canary, or nothing
-        meter.reserve(**whole)
-        meter.unused(**self.service.proof)
+        meter.reserve(**proof | {"train": turns + proof["train"]})  # with the next version's canary, or nothing
+        meter.unused(**proof)
         adam = ADAM | {"learning_rate": learning_rate(self._config, step)}
         totals = dict.fromkeys(("loss", "clip_share", "ratio"), 0.0)
         mismatch: dict[str, float] = {}

@@ -44,9 +44,8 @@ BETWEEN_S = 2.0  # two games of a series
 SOON_S = 0.02  # till a recording looks again whether its picture is finished
 STACKED = 60  # columns below which the panels stand under the board
 PANEL = 34  # columns of a panel beside a board, where there is room for more
-LOW = (
-    6  # rows of a panel below a board: border, numbers, words, how it ended; where there is room, the bars come to it
-)
+# Rows of a panel below a board: border, numbers, words, how it ended; where there is room, the bars come to it.
+LOW = 6
 LEAST = 4  # rows of a panel beside another board that would be cut off: its numbers
 ON = "(on)"  # what no action is called where a game goes on by itself
 
