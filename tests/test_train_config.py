@@ -185,7 +185,7 @@ def test_a_choice_with_all_that_it_takes_is_given_as_it_is_listed() -> None:
             given = make_config(settings=[*beside, f"{setting.name}={listed}"])
             shorter = re.sub(r"(, )?\w+=none", "", listed).replace("()", "").replace("(, ", "(")
             less = make_config(settings=[*beside, f"{setting.name}={shorter}"])
-            assert (given.played, given.service) == (less.played, less.service)
+            assert (given.rollout_settings, given.service) == (less.rollout_settings, less.service)
             nothing_given += listed != shorter
     assert nothing_given == 2
 

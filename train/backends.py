@@ -109,13 +109,13 @@ class Local(BaseModel):
 BACKENDS: Mapping[str, type[Local | Tinker]] = {"local": Local, "tinker": Tinker}
 
 
-def played(rollouts: str) -> RolloutSettings:
+def read_rollouts(rollouts: str) -> RolloutSettings:
     """What plays. Raises ValueError for what is no choice, or does not take what stands in parentheses."""
     return _chosen("rollouts", rollouts, ROLLOUTS, "hf, vllm or servers(at=http://host:port, adapters=DIR)")
 
 
-def computed(backend: str) -> Local | Tinker:
-    """What computes. Raises ValueError as `played` does."""
+def read_backend(backend: str) -> Local | Tinker:
+    """What computes. Raises ValueError as `read_rollouts` does."""
     return _chosen("backend", backend, BACKENDS, "local, or tinker(max_cost=…)")
 
 

@@ -34,7 +34,17 @@ from msgrpo.models.gguf_file import is_gguf
 from msgrpo.models.paths import NANO
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
-from msgrpo.train.backends import BACKENDS, ROLLOUTS, Hf, RolloutSettings, Servers, Tinker, Vllm, computed, played
+from msgrpo.train.backends import (
+    BACKENDS,
+    ROLLOUTS,
+    Hf,
+    RolloutSettings,
+    Servers,
+    Tinker,
+    Vllm,
+    read_backend,
+    read_rollouts,
+)
 from msgrpo.train.mixture import names_of, weights_of
 from msgrpo.train.presets import CHOSEN, PRESETS, preset_for
 from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed, rival
@@ -62,7 +72,7 @@ class Numbered(BaseModel):
     """A setting that is written as a number with more in parentheses; its first field is the number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    least: ClassVar[str] = ""  # what is said to somebody who would rather have none
+    least: ClassVar[str] = ""  # a hint in the error for a person who wants none of it
 
     def __str__(self) -> str:
         """How it is written whole."""
@@ -229,7 +239,7 @@ class TrainConfig(BaseModel):
         if not self.loss.by_token and (self.teacher is not None or self.credit.words != 1):
             whose = f"teacher={self.teacher}" if self.teacher is not None else f"credit={self.credit}"
             raise ValueError(f"{whose} tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all")
-        _ = self.played  # raises ValueError
+        _ = self.rollout_settings  # raises ValueError
         form = re.fullmatch(r"[1-9]\d{0,4}(-[1-9]\d{0,4})?", self.trainers)
         if form is None or self.ranks[0] > self.ranks[1]:
             raise ValueError(f"trainers is {self.trainers!r}: a number, or from-to like 2-8")
@@ -314,29 +324,29 @@ class TrainConfig(BaseModel):
         return weights_of(self.scenario)
 
     @property
-    def played(self) -> RolloutSettings:
+    def rollout_settings(self) -> RolloutSettings:
         """The settings of `rollouts`: what plays, and with what."""
-        return played(self.rollouts)
+        return read_rollouts(self.rollouts)
 
     @property
     def vllm(self) -> Vllm | None:
         """The settings of `rollouts=vllm`; None where something else plays."""
-        return self.played if isinstance(self.played, Vllm) else None
+        return self.rollout_settings if isinstance(self.rollout_settings, Vllm) else None
 
     @property
     def listed(self) -> Servers | None:
         """The settings of `rollouts=servers`; None where something else plays."""
-        return self.played if isinstance(self.played, Servers) else None
+        return self.rollout_settings if isinstance(self.rollout_settings, Servers) else None
 
     @property
     def plays_here(self) -> bool:
         """Whether the trainer's own process plays."""
-        return isinstance(self.played, Hf)
+        return isinstance(self.rollout_settings, Hf)
 
     @property
     def ahead(self) -> int:
         """Updates that rollouts run ahead of the trainer."""
-        return self.played.ahead
+        return self.rollout_settings.ahead
 
     @property
     def servers(self) -> int:
@@ -346,7 +356,7 @@ class TrainConfig(BaseModel):
     @property
     def service(self) -> Tinker | None:
         """The settings of `backend=tinker`; None where this machine computes."""
-        backend = computed(self.backend)
+        backend = read_backend(self.backend)
         return backend if isinstance(backend, Tinker) else None
 
     @property
@@ -416,7 +426,7 @@ ELSEWHERE = {
 
 
 def _where(key: str) -> str:
-    """What helps somebody who named a setting that there is not: where it is a part of one, which."""
+    """The fix for a setting that does not exist: its name here, or what takes it in parentheses."""
     if key == "engine":  # as runs called it at first
         return "it is called backend: local, or tinker(max_cost=…)"
     if key == "preset":
