@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from msgrpo.agent import Completion, OnText, Sampling
+from msgrpo.agent import Completion, FinishReason, OnText, Sampling
 from msgrpo.errors import EndpointError, MsgrpoError, RunError
 from msgrpo.models.bounded import BodyError, TooLongError
 from msgrpo.models.endpoint_failures import speaks_of_context
@@ -44,7 +44,7 @@ class RemoteError(Exception):
 
 
 class NoServerError(RunError):
-    """Rollouts have nobody left who plays them."""
+    """No server is left that plays rollouts."""
 
 
 NEW = "no version was loaded there yet"
@@ -251,6 +251,24 @@ async def ask(
     if response.status != 200:
         final = 400 <= response.status < 500 and response.status not in (408, 425, 429)
         raise RemoteError(f"status {response.status}: {response.text}", final=final)
+    text, reason, ids, logprobs = _read_answer(response, version, sampling.max_tokens, vocabulary)
+    return Completion(
+        text=text,
+        finish_reason=reason,
+        prompt_tokens=len(prompt_ids),
+        completion_tokens=len(ids),
+        latency_s=time.perf_counter() - began,
+        prompt_ids=tuple(prompt_ids),
+        token_ids=ids,
+        logprobs=logprobs,
+        model=version,
+    )
+
+
+def _read_answer(
+    response: Response, version: str, most: int, vocabulary: int
+) -> tuple[str, FinishReason, tuple[int, ...], tuple[float, ...]]:
+    """Its text, why it ended, token ids and log-probabilities. Raises RemoteError where it cannot be used."""
     try:
         answer = from_json(response.body)
         choice, named = answer["choices"][0], answer["model"]
@@ -267,19 +285,9 @@ async def ask(
         raise RemoteError(f"its answer has {str(text)[:40]!r} for a text")
     if not ids or len(ids) != len(logprobs) or not _sound(ids, logprobs, vocabulary):
         raise RemoteError(f"{len(ids)} token ids with {len(logprobs)} log-probabilities, not all of them sound")
-    if len(ids) > sampling.max_tokens:
-        raise RemoteError(f"it was asked for at most {sampling.max_tokens} tokens and answered with {len(ids)}")
-    return Completion(
-        text=text,
-        finish_reason="stop" if reason == "stop" else "length",
-        prompt_tokens=len(prompt_ids),
-        completion_tokens=len(ids),
-        latency_s=time.perf_counter() - began,
-        prompt_ids=tuple(prompt_ids),
-        token_ids=ids,
-        logprobs=logprobs,
-        model=version,
-    )
+    if len(ids) > most:
+        raise RemoteError(f"it was asked for at most {most} tokens and answered with {len(ids)}")
+    return text, reason, ids, logprobs
 
 
 def _sound(ids: Sequence[int], logprobs: Sequence[float], vocabulary: int) -> bool:
@@ -302,7 +310,7 @@ class VersionModel:
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody plays with it now."""
+        """Whether rollouts are played with it now."""
         return self._client is not None and self._client.is_open
 
     async def complete(
