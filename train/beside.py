@@ -17,7 +17,7 @@ from msgrpo.run_log import CONFIG, goes_on, settings
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.trust import foreign
 
-WAKES_S = 0.2  # after which whoever a shell has woken is awake
+WAKES_S = 0.2  # by when an app that the shell has woken runs again
 LOG = "train.log"  # in the run's folder: what the training would have printed
 PROGRAM = (sys.executable, "-P", "-m", "msgrpo.cli")  # -P: nothing in the present folder is imported
 

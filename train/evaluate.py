@@ -74,7 +74,7 @@ def evaluate(model: LanguageModel, players: Players, ended: Ended = silent) -> E
     episodes = validation_episodes(model, players, config.evaluation.starts, ended)
     turns = own_turns(whole(episodes))
     values: list[float | None] = [
-        # against an opponent what the policy's seat got: the mean of both would be 0, and success is nobody's
+        # against an opponent the return of the policy's seat: the mean over both seats would be 0
         None
         if one.error is not None
         else one.score

@@ -19,7 +19,7 @@ Advantages = list[list[float]]  # [j][t]
 
 @dataclass(frozen=True)
 class Step:
-    """One turn, as far as credit goes: where it was decided, what, and the reward (with shaping) that followed."""
+    """What credit needs of a turn: the state that it was decided in, the action, and the reward (with shaping)."""
 
     state: Hashable
     action: str | None
@@ -64,7 +64,7 @@ class Group:
         return cls(lambda j: origin(whole[j]), turns, returns, group_advantages(returns), place, whole)
 
     def copy(self) -> Group:
-        """The same, for somebody's own code: whatever that does to it, record and update stay as they are."""
+        """A copy for a person's own function: what that changes reaches neither the record nor the update."""
         copies = {id(turn): _copied(turn) for turns in self.turns for turn in turns}
         episodes = [
             episode.model_copy(update={"turns": []}).model_copy(
@@ -82,7 +82,7 @@ class Group:
         )
 
     def trajectories(self) -> list[list[Step]]:
-        """The turns as far as credit goes."""
+        """The turns of each episode, as credit sees them."""
         return [[Step(_asked(turn), turn.action, turn.paid + turn.shaping) for turn in turns] for turns in self.turns]
 
     def of_episodes(self, scale: str) -> list[float]:
@@ -135,7 +135,7 @@ class Sample:
 
     @property
     def advantages(self) -> tuple[float, ...]:
-        """Of every token."""
+        """The advantage of every token."""
         return tuple(self.advantage * weight for weight in self.weights or (1.0,) * len(self.answer_ids))
 
 

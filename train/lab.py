@@ -128,7 +128,7 @@ def load_study(file: Path, options: Sequence[str] = ()) -> Study:
 
 
 def _tables(values: Any) -> list[Any]:
-    """The arms, whatever stands in their place."""
+    """The values of a table; none where it is no table."""
     return list(values.values()) if isinstance(values, dict) else []
 
 

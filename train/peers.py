@@ -71,7 +71,7 @@ class Peers:
                 return
 
     def look(self) -> None:
-        """Who is silent, counted in looks: whoever stands still does not look either."""
+        """Find who is silent. Time is counted in looks: while this process stands still, it does not look."""
         self._looks += 1
         self.silent = [other for other, (_, at) in self._heard.items() if (self._looks - at) * LOOK_S > SILENT_S]
 

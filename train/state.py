@@ -37,7 +37,7 @@ class Weights(Protocol):
 
     @property
     def policy(self) -> Trained:
-        """What a choice may ask."""
+        """The policy, as far as a choice may look into it."""
         ...
 
     def engine(self, out: Path, fleet: Fleet | None) -> Engine:

@@ -186,7 +186,7 @@ class MicroBatch:
     observed_NT: Tensor
 
     def of_answers(self, values_NT: Tensor) -> list[list[float]]:
-        """Of each turn the values of its answer's tokens."""
+        """For each turn the values of its answer's tokens."""
         rows = zip(values_NT, self.answer_NT.bool(), strict=True)
         return [row[of_answer].tolist() for row, of_answer in rows]
 
@@ -310,7 +310,7 @@ def logprobs_of(
     model: Any,
     forward: Callable[[list[int], Pairs], tuple[Tensor, Tensor]],
 ) -> list[tuple[float, ...]]:
-    """Of each turn log p of its answer's tokens, by this model's `forward(prefix, pairs)`, without a gradient."""
+    """For each turn log p of its answer's tokens, by this model's `forward(prefix, pairs)`, without a gradient."""
     by_sample: dict[int, tuple[float, ...]] = {}
     sharing = longest_sharing(trunk_and_head(model)[0])
     with torch.no_grad():

@@ -28,7 +28,7 @@ class Fleet(Protocol):
     """The servers of a run. The first rank alone asks it."""
 
     def urls(self) -> list[str]:
-        """Who serves now; asked before every version, and answered once there is one."""
+        """The servers that serve now, at least one: waits for it. Asked before every version."""
         ...
 
     def publish(self, name: str, files: Mapping[str, bytes]) -> dict[str, str]:

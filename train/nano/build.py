@@ -362,7 +362,7 @@ class Build:
 
     @property
     def planned(self) -> str:
-        """What makes it another build, as options of the command."""
+        """What must be the same for a build to go on, as options of the command."""
         chosen = self.mix if list(self.mix) != list(MIX) else ()
         return " ".join((f"--seed {self.seed} --steps {self.steps}", *(f"--scenario {name}" for name in chosen)))
 

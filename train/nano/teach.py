@@ -180,7 +180,7 @@ class Teaching:
         turns = self._turns(self.seed * 100_000 + first)
         mixed = itertools.chain.from_iterable(shuffled(turns, stream(self.seed, f"teach-block-{first}")))
         for _ in itertools.islice(mixed, (self.step - first) * self.batch):
-            """Rows that it has learned from already."""
+            pass  # it has learned from these rows already
         while self.step < min(first + BLOCK, self.steps):
             yield self._learn(list(itertools.islice(mixed, self.batch)))
 
@@ -213,7 +213,7 @@ class Teaching:
 
     @property
     def planned(self) -> str:
-        """What makes it another teaching."""
+        """What must be the same for a teaching to go on."""
         whose = f"{self.scenario.id} {self.scenario.rules_hash} {weights_of(self.base)}"
         chat = f" --chat {json.dumps(self.asked.chat)}" if self.asked.chat else ""
         how = f"--prompt {self.asked.prompt.hash}{chat}{ANSWERED[self.answers]}"

@@ -128,7 +128,9 @@ class ActionTeacher(Teacher):
                     yield self._instead(lesson, action, of_action, share, tokenizer)
 
     def _more(self, lesson: Lesson, more: float, parts: Sequence[float]) -> Sample | None:
-        """The turn's own sample with so much more on its parts; None where nothing would be learnt from it."""
+        """The turn's own sample, with `more` times its part added to each token's advantage; None where nothing would
+        be learnt from it.
+        """
         if lesson.turn.action is None:
             parts = [0.0] * len(parts)
         pairs = zip(lesson.sample.advantages, parts, strict=True)

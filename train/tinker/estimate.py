@@ -36,7 +36,7 @@ class Estimate:
 
     @property
     def most(self) -> float:
-        """How many times the turns, where every episode lasts to its step limit."""
+        """The factor by which turns, tokens and cost grow where every episode lasts to its step limit."""
         return self.turns_at_most / max(self.turns, 1)
 
 
