@@ -107,8 +107,8 @@ class Series:
 def load(
     folders: Sequence[Path | str] | Path | str,
     *,
-    agents: Sequence[str] | None = None,
-    scenarios: Sequence[str] | None = None,
+    agents: Sequence[str] | str | None = None,
+    scenarios: Sequence[str] | str | None = None,
     mix: bool = False,
     by_prompt: bool = False,
     check: bool = False,
@@ -120,6 +120,7 @@ def load(
     with `by_prompt` prompts may differ. `check` simulates every record first.
     """
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, (Path, str)) else folders)]
+    agents, scenarios = ([names] if isinstance(names, str) else names for names in (agents, scenarios))
     notes: list[str] = []
     plays: dict[tuple[str, ...], Series] = {}
     versions: set[int] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -98,7 +99,7 @@ async def evaluate(
     """
     progress, out = progress or EvalProgress(), Path(out)
     check_counts(episodes=episodes, repeats=repeats, concurrency=concurrency)
-    _check_asked(agents, scenarios, split)
+    _check_asked(agents, scenarios, split, command)
     called = checked_names(names or {}, [agent.spec for agent in agents])
     _check_repeatable(scenarios)
     able = [(agent, _playable(agent, scenarios)) for agent in agents]
@@ -170,8 +171,13 @@ def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
     return able
 
 
-def _check_asked(agents: Sequence[Agent], scenarios: Sequence[Scenario], split: HeldOut) -> None:
+def _check_asked(agents: Sequence[Agent], scenarios: Sequence[Scenario], split: HeldOut, command: str) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
+    for what, given in (("agents", agents), ("scenarios", scenarios)):
+        if isinstance(given, str) or not isinstance(given, Sequence):  # one, or the name of one
+            raise UsageError(f"{what} is {reprlib.repr(given)}, not a list", fix=f"{what}=[…], also of a single one")
+    if not isinstance(command, str):
+        raise UsageError(f"command is {reprlib.repr(command)}, not the text of a command line")
     if not agents or not scenarios:
         raise UsageError(f"there are {len(agents)} agents and {len(scenarios)} scenarios: nothing can be played")
     check_agents(agents)

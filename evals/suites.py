@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from msgrpo.episode import derive_seed
 from msgrpo.errors import UsageError, nearest
-from msgrpo.game import Scenario
+from msgrpo.game import Scenario, check_kind
 from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo.games.retold import SIGN, TELLINGS
 
@@ -49,11 +49,8 @@ def check_counts(**counts: int) -> None:
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Raise UsageError for what is no scenario, as a caller from Python may give it, or one that its name does not
-    lead to: nothing could read its records.
-    """
-    if not isinstance(scenario, Scenario):
-        raise UsageError(f"{str(scenario)[:80]!r} is no scenario", fix="msgrpo.get_scenario(NAME) gives one")
+    """Raise UsageError for no scenario, or one that its name does not lead to: nothing could read its records."""
+    check_kind(scenario)
     try:
         same = get_scenario(scenario.id).rules_hash == scenario.rules_hash
     except UsageError:

@@ -23,7 +23,7 @@ import numpy as np
 
 from msgrpo.episode import observation_of
 from msgrpo.errors import LONGEST_FAULT, GameError, GameFaultError, TookTooLongError, UsageError, where_raised
-from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, stream
+from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, check_kind, stream
 from msgrpo.judge import judgement_of
 from msgrpo.limits import GAME_S, is_interrupt, within
 from msgrpo.references import best_actions, description_of
@@ -126,6 +126,7 @@ def examine(
     `name` is what another process finds the scenario by; without it nothing is said of processes. What breaks one
     rule often makes others meaningless, so a rule is reported as held only where it was seen to be.
     """
+    check_kind(scenario)
     if plays < 1:
         raise UsageError(f"plays is {plays!r}: without a game nothing is seen to hold", fix="give at least 1")
     broken: dict[str, str] = {}

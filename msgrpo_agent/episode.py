@@ -37,7 +37,7 @@ from msgrpo.agent import (
     parse_action,
 )
 from msgrpo.errors import EndpointError, GameError, GameFaultError, RecordError, UsageError, first_fault
-from msgrpo.game import AnyText, Game, Outcome, Scenario
+from msgrpo.game import AnyText, Game, Outcome, Scenario, check_kind
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past
 from msgrpo.text import Clean, CleanData, printable
@@ -159,6 +159,7 @@ async def play_episode(
     set and has no result. A fatal one (wrong key, unknown model) is raised, and UsageError for agents that are none
     or do not have the seats, and for seeds that no record holds.
     """
+    check_kind(scenario)
     if not set(agents) >= set(scenario.players):
         seats = ", ".join(scenario.players)
         raise UsageError(f"the players of {scenario.id} are {seats}, and agents were given for {list(agents)}")

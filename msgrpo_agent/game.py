@@ -435,6 +435,12 @@ class Scenario:
         return {key: place for place, key in enumerate(keys)} if few else {}
 
 
+def check_kind(scenario: Scenario) -> None:
+    """Raise UsageError for what is no scenario, as a caller from Python may give it."""
+    if not isinstance(scenario, Scenario):
+        raise UsageError(f"{str(scenario)[:80]!r} is no scenario", fix="msgrpo.get_scenario(NAME) gives one")
+
+
 def split_of(key: str) -> Split:
     """The split of a board by its hash: 13 in 20 train, 3 validate, 4 test."""
     share = int(key[:8], 16) % 20

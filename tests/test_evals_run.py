@@ -563,6 +563,9 @@ class Named(RandomAgent):
         (["mine"], {"concurrency": 2 * 10**9}, "concurrency is 2000000000"),
         (["mine"], {"names": {"mine": "nano"}}, "nano is the name of another agent than mine"),
         (["mine", "other"], {"names": {"mine": "Other"}}, "Other is the name of another agent than mine"),
+        (["mine"], {"scenarios": LAKE}, r"scenarios is Scenario\(.*, not a list"),
+        (["mine"], {"scenarios": "frozen-lake"}, "scenarios is 'frozen-lake', not a list"),
+        (["mine"], {"command": 5}, "command is 5, not the text of a command line"),
         (["mine", "other"], {"names": {"mine": "a", "other": "a"}}, "two agents would have one name: a, a"),
         (["mine"], {"names": {"mine": 5}}, "5 is no name for mine"),
         (["mine"], {"names": {"mien": "a"}}, "no agent here is 'mien'"),
@@ -704,6 +707,8 @@ async def test_names_of_folders_and_scenarios_from_python(tmp_path: Path) -> Non
     assert len(list(read_episodes(record))) == verify(record).episodes == 2
     (series,), _ = plays.load([str(tmp_path / "e")])
     assert len(series.finished) == 2
+    (same,), _ = plays.load(tmp_path / "e", agents="random", scenarios="frozen-lake")  # found nothing, silently
+    assert same == series
     given: Any = "frozen-lake"
     with pytest.raises(UsageError, match="'frozen-lake' is no scenario"):
         await evaluate([RandomAgent()], [given], 2, tmp_path / "f")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from msgrpo.contract import check_game
 from msgrpo.episode import play_episode
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.leaderboard import build
@@ -145,3 +146,12 @@ def test_who_can_play_no_episode_is_named(agents: dict[str, Any], seed: int, sai
     playing = play_episode(get_scenario("frozen-lake"), agents, start_seed=seed, chance_seed=0, sampling_seed=0)
     with pytest.raises(UsageError, match=said):
         asyncio.run(playing)
+
+
+def test_the_name_of_a_scenario_is_none() -> None:
+    """Of an episode, and of the contract's check, it was an AttributeError."""
+    name: Any = "snake"
+    with pytest.raises(UsageError, match="'snake' is no scenario"):
+        asyncio.run(play_episode(name, {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0))
+    with pytest.raises(UsageError, match="'snake' is no scenario"):
+        check_game(name)
