@@ -6,6 +6,7 @@ env = gymnasium.make("msgrpo/snake-v0", split="test")
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import gymnasium
@@ -59,11 +60,26 @@ def planes(game: Game, glyphs: tuple[str, ...], shape: tuple[int, int, int]) -> 
     return stack
 
 
+def legal_action(game: Game, player: str, number: int) -> str | None:
+    """The game's action of this number; ⊥ (None) where it is not legal now."""
+    action = game.actions[number]
+    return action if action in game.legal(player) else None
+
+
+def _seed(options: dict[str, Any], name: str) -> int | None:
+    """A seed that somebody gives to `reset`; None for one that is to be drawn."""
+    seed = options.get(name)
+    if seed is not None and not (isinstance(seed, Integral) and seed >= 0):
+        raise UsageError(f"{name} is {seed!r}, no whole number from 0 on")
+    return None if seed is None else int(seed)
+
+
 class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not checked
     """One episode a reset, each from another start of `split`.
 
-    Actions are the indices of `scenario.actions`. `reset` takes `options={"start_seed": …, "chance_seed": …}` for
-    a certain episode. `info` holds both seeds and, in games with a goal, `success`.
+    Actions are the indices of `scenario.actions`; one that is not legal in the state is ⊥. `reset` takes
+    `options={"start_seed": …, "chance_seed": …}` for a certain episode. `info` holds both seeds and, in games with a
+    goal, `success`.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (Gymnasium's own form)
@@ -72,6 +88,8 @@ class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not chec
         self.scenario = get_scenario(scenario_id)
         if len(self.scenario.players) > 1:
             raise UsageError(f"{scenario_id} has several players, a Gymnasium environment has one")
+        if not self.scenario.actions:
+            raise UsageError(f"{scenario_id} lists no actions, which a Gymnasium environment has numbers for")
         self.scenario.starts(split)  # names an unknown split before the first reset
         self.split = split
         self.render_mode = render_mode
@@ -87,15 +105,13 @@ class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not chec
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Planes, dict[str, Any]]:
         super().reset(seed=seed)
-        chosen = options or {}
-        start = chosen.get("start_seed")
+        start, chance = (_seed(options or {}, name) for name in ("start_seed", "chance_seed"))
         if start is None:
             start = next(self.scenario.starts(self.split, int(self.np_random.integers(SEEDS))))
-        chance = chosen.get("chance_seed")
         if chance is None:
             chance = int(self.np_random.integers(SEEDS))
-        self.seeds = {"start_seed": int(start), "chance_seed": int(chance)}
-        self.game = self.scenario.new(int(start), int(chance))
+        self.seeds = {"start_seed": start, "chance_seed": chance}
+        self.game = self.scenario.new(start, chance)
         return planes(self.game, self.glyphs, self.shape), self._info(self.game)
 
     def step(self, action: np.int64) -> tuple[Planes, float, bool, bool, dict[str, Any]]:
@@ -107,7 +123,7 @@ class ScenarioEnv(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not chec
                 fix=f"a whole number from 0 to {len(self.actions) - 1}: {', '.join(self.actions)}",
             )
         with games_code(self.scenario.id):
-            reward = self.game.step({self.player: self.actions[int(action)]})[self.player]
+            reward = self.game.step({self.player: legal_action(self.game, self.player, int(action))})[self.player]
         outcome = self.game.outcome
         observation = planes(self.game, self.glyphs, self.shape)
         return (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -104,3 +106,47 @@ def test_an_action_that_is_none_is_refused(action: object) -> None:
     env.reset(seed=0)
     with pytest.raises(UsageError, match="is no action of frozen-lake"):
         env.step(action)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x"])
+@pytest.mark.parametrize("name", ["start_seed", "chance_seed"])
+def test_a_seed_that_is_none_is_refused(name: str, seed: object) -> None:
+    """A start below 0 was blamed on the game, and 1.5 was taken for 1."""
+    with pytest.raises(UsageError, match=f"{name} is {seed!r}, no whole number"):
+        ScenarioEnv("snake").reset(options={name: seed})
+
+
+GAME = """
+from msgrpo.game import AnyText, Board, Game, Scenario
+
+class Doors(Game):
+    actions = ("left", "right")
+
+    def __init__(self, start_seed, chance_seed):
+        super().__init__(3)
+
+    def legal(self, player):
+        return ("left",)
+
+    def observe(self, player):
+        return "two doors"
+
+    def board(self):
+        return Board((("P", "."),), {"P": "you", ".": "floor"})
+
+    def _advance(self, actions):
+        return {"player": float(actions["player"] is not None)}
+
+scenario = Scenario("doors", "doors", "Go.", 3, "[test]", Doors, actions=Doors.actions, one_start=True)
+talk = Scenario("talk", "talk", "Talk.", 3, "[test]", Doors, actions=AnyText(), one_start=True)
+"""
+
+
+def test_an_action_that_is_not_legal_in_the_state_is_none(tmp_path: Path) -> None:
+    """It ended the program that learns, msgrpo train-dqn too; a game without listed actions was an AssertionError."""
+    (tmp_path / "doors.py").write_text(GAME)
+    env = ScenarioEnv(f"{tmp_path / 'doors.py'}:scenario")
+    env.reset()
+    assert [env.step(np.int64(number))[1] for number in (0, 1)] == [1.0, 0.0]
+    with pytest.raises(UsageError, match="talk lists no actions"):
+        ScenarioEnv(f"{tmp_path / 'doors.py'}:talk")

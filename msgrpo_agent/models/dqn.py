@@ -16,10 +16,10 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor, nn
 
-from msgrpo.agent import Decision, OnText, View
+from msgrpo.agent import Decision, OnText, ParseFailure, View
 from msgrpo.errors import ModelError, UsageError
 from msgrpo.game import Scenario
-from msgrpo.gym_env import layers, planes, planes_shape
+from msgrpo.gym_env import layers, legal_action, planes, planes_shape
 
 CARD, WEIGHTS = "dqn.json", "model.zip"
 
@@ -82,7 +82,8 @@ class DQNAgent:
                 fix=f"msgrpo train-dqn {shlex.quote(view.scenario.id)} --out DIR",
             )
         chosen, _ = self.network.predict(planes(view.game, self.glyphs, self.shape), deterministic=True)
-        return Decision(view.game.actions[int(chosen)])
+        action = legal_action(view.game, view.player, int(chosen))
+        return Decision(action, None if action else ParseFailure.NOT_NOW)
 
     async def close(self) -> None:
         """Nothing to close."""
