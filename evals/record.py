@@ -262,7 +262,7 @@ def check_names(run: Run) -> None:
     for spec, name in run.names.items():
         if is_anothers(name, spec, run.asked):
             raise RecordError(
-                f"{RUN_FILE} calls the agent {spec} {name!r}, as another agent is called",
+                f"{RUN_FILE} calls the agent {spec} {name!r}, which whoever reads a table takes for another agent",
                 fix="give it another name: msgrpo eval --name",
             )
 

@@ -91,7 +91,7 @@ def checked_names(names: Mapping[str, str], specs: Collection[str]) -> dict[str,
         called[spec] = " ".join(printable(name).split())
         if is_anothers(called[spec], spec, specs):
             raise UsageError(
-                f"{called[spec]} is the name of another agent than {spec}",
+                f"{spec} cannot be called {called[spec]!r}: whoever reads a table takes that for another agent",
                 fix=f"--name {shlex.quote(f'{spec}=mine')}",
             )
     if len({called.get(spec, spec) for spec in specs}) < len(specs):

@@ -159,7 +159,7 @@ def test_a_models_record_cannot_call_itself_what_all_are_measured_against(tmp_pa
     played(tmp_path / "b", RandomAgent(), episodes=2)
     run = json.loads((tmp_path / "b" / "run.json").read_text())
     (tmp_path / "b" / "run.json").write_text(json.dumps(run | {"names": {"random": "optimal"}}))
-    with pytest.raises(RecordError, match="as another agent is called"):
+    with pytest.raises(RecordError, match="takes for another agent"):
         plays.load([tmp_path / "b"])
 
 
@@ -204,11 +204,11 @@ def test_no_agent_is_called_as_another_kind_of_agent_is(name: str, tmp_path: Pat
     played(tmp_path, RandomAgent())
     run = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps(run | {"names": {"random": name}}))
-    assert "as another agent is called" in str(cli("leaderboard", str(tmp_path)).exception)
+    assert "takes for another agent" in str(cli("leaderboard", str(tmp_path)).exception)
     told = cli(
         "eval", "random", "--scenario", "frozen-lake", "--name", f"random={name.lower()}", "--out", str(tmp_path)
     )
-    assert "is the name of another agent" in str(told.exception)
+    assert "takes that for another agent" in str(told.exception)
 
 
 @pytest.mark.parametrize(

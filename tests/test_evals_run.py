@@ -561,8 +561,8 @@ class Named(RandomAgent):
         (["mine"], {"scenarios": [replace(LAKE, id="mine")]}, "the name 'mine' does not lead to this scenario"),
         (["mine"], {"repeats": 1001}, "repeats is 1001: 1000 is the most"),
         (["mine"], {"concurrency": 2 * 10**9}, "concurrency is 2000000000"),
-        (["mine"], {"names": {"mine": "nano"}}, "nano is the name of another agent than mine"),
-        (["mine", "other"], {"names": {"mine": "Other"}}, "Other is the name of another agent than mine"),
+        (["mine"], {"names": {"mine": "nano"}}, "mine cannot be called 'nano'"),
+        (["mine", "other"], {"names": {"mine": "Other"}}, "mine cannot be called 'Other'"),
         (["mine"], {"scenarios": LAKE}, r"scenarios is Scenario\(.*, not a list"),
         (["mine"], {"scenarios": "frozen-lake"}, "scenarios is 'frozen-lake', not a list"),
         (["mine"], {"command": 5}, "command is 5, not the text of a command line"),
@@ -585,7 +585,9 @@ async def test_what_makes_no_sense_is_refused_before_anything_is_written(
 async def test_a_name_is_no_other_agents_of_the_folder(tmp_path: Path) -> None:
     """`msgrpo leaderboard` then refused the whole folder."""
     await evaluate([Named("mine", Decision("left"))], [LAKE], 1, tmp_path)
-    with pytest.raises(RecordError, match="calls the agent other 'mine', as another agent is called"):
+    with pytest.raises(
+        RecordError, match="calls the agent other 'mine', which whoever reads a table takes for another"
+    ):
         await evaluate([Named("other", Decision("left"))], [LAKE], 1, tmp_path, names={"other": "mine"})
     assert len(plays.load([tmp_path])[0]) == 1
 
