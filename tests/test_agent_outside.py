@@ -236,6 +236,7 @@ def test_a_scenario_whose_fields_have_another_type_is_refused_by_name(field: str
         ("gym:Nothing-v0", "no Gymnasium environment"),
         ("gym:CartPole-v1", "is no MiniGrid level"),
         ("spiel:nothing", "OpenSpiel has no game"),
+        ("spiel:nfg_game", "OpenSpiel has no game 'nfg_game'"),  # needs a file; it was an IndexError
         ("babyai-got", "no scenario is named"),
     ],
 )

@@ -163,7 +163,7 @@ def load(name: str) -> Any:
         raise UsageError(f"OpenSpiel has no game {short!r}", fix=nearest(short, known))
     try:
         return pyspiel.load_game(name)
-    except (pyspiel.SpielError, RuntimeError) as error:
+    except (pyspiel.SpielError, RuntimeError, IndexError) as error:  # the last for a file that is not named
         raise UsageError(f"OpenSpiel has no game {name!r}: {first_line(error)}") from error
 
 
