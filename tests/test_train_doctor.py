@@ -14,6 +14,7 @@ import pytest
 from msgrpo.episode import Turn
 from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.prompt import make_template
+from msgrpo.run_log import alone
 from msgrpo.train import doctor
 from msgrpo.train.diagnosis import CAUSES, Adviser, History, diagnose, fast_learning
 from msgrpo.train.information import state_information
@@ -237,6 +238,26 @@ def test_a_run_that_was_cut_off_is_said_to_have_stopped(tmp_path: Path) -> None:
     assert "(stopped before its end)" in shown(str(folder))
     (folder / "summary.json").write_text("{}")
     assert "stopped" not in shown(str(folder))
+
+
+def test_a_run_that_has_just_begun_is_to_be_waited_for(tmp_path: Path) -> None:
+    """It was told to go on with --resume, which is refused while it trains."""
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    with alone(tmp_path), pytest.raises(UsageError, match="has no update and no evaluation yet") as none:
+        shown(str(tmp_path))
+    assert none.value.fix == "it goes on: its first evaluation is to come"
+
+
+def test_what_a_runs_files_say_fits_on_the_screen_and_is_no_markup(tmp_path: Path) -> None:
+    """A megabyte in the place of the scenario filled the terminal; a score's name that looks like rich's markup ended
+    in a traceback.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"scenario": "x" * 10**6, "base": "y" * 10**6}))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "eval", "step": 0, "score": "[/red]\x1b[31m"}))
+    text = shown(str(tmp_path))
+    assert len(text) < 50_000
+    assert "[/red]" in text
+    assert "\x1b" not in text
 
 
 def test_healthy_runs_are_of_the_same_size() -> None:

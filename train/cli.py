@@ -13,7 +13,7 @@ import typer
 
 from msgrpo.errors import UsageError
 from msgrpo.extras import needs
-from msgrpo.output import Chat, HowAsked, Json, err, out, print_json, say, takes
+from msgrpo.output import Chat, HowAsked, Json, beginning, err, out, print_json, say, takes
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.train.options import Given
 
@@ -38,6 +38,7 @@ def train(given: Given) -> None:
 
 def show_examination(run: Path, as_json: bool) -> None:
     """`msgrpo doctor RUN`: what ails it, what to change, and the curve of a healthy run beside its own."""
+    from rich.markup import escape
     from rich.table import Table
 
     from msgrpo.run_log import SUMMARY
@@ -50,7 +51,7 @@ def show_examination(run: Path, as_json: bool) -> None:
     stopped = exam.goes_on is False and not (run / SUMMARY).is_file()
     state = " (goes on)" if exam.goes_on else " (stopped before its end)" if stopped else ""
     out.print(
-        f"{exam.base} on {exam.scenario}, {exam.updates} of {exam.planned} updates{state}; {exam.verdict}",
+        beginning(f"{exam.base} on {exam.scenario}, {exam.updates} of {exam.planned} updates{state}; {exam.verdict}"),
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -60,7 +61,8 @@ def show_examination(run: Path, as_json: bool) -> None:
         counts = ", ".join(f"{count} {name}" for name, count in exam.failures.items())
         out.print(f"\nanswers without a legal action in the last update that was kept: {counts}; one of them:")
         out.print(f"  {exam.answer!r}", markup=False, highlight=False)
-    shown = Table(title=f"\n{exam.score} on the validation starts", title_justify="left", box=None, pad_edge=False)
+    title = f"\n{escape(str(exam.score))} on the validation starts"
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     columns, *rows = table(exam)
     for column in columns:
         shown.add_column(column, justify="right")
@@ -82,8 +84,9 @@ def _show_findings(exam: Examination) -> None:
 
     for number, finding in enumerate(exam.findings):
         colour = "red" if number == 0 else "yellow"
-        out.print(f"\n[bold {colour}]{escape(finding.cause)}[/]: {escape(finding.evidence)}.", highlight=False)
-        out.print(f"  {finding.change}", markup=False, highlight=False)
+        evidence = escape(beginning(finding.evidence))
+        out.print(f"\n[bold {colour}]{escape(finding.cause)}[/]: {evidence}.", highlight=False)
+        out.print(beginning(f"  {finding.change}"), markup=False, highlight=False)
     if not exam.findings and exam.updates < RECENT:
         ended = counted(exam.updates, "update")
         out.print(f"\n[yellow]too early to say[/]: {ended} ended, and some causes show only after {RECENT}")

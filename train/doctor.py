@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo import run_log
-from msgrpo.errors import ModelError, RecordError, UsageError
+from msgrpo.errors import LONGEST_REASON, ModelError, RecordError, UsageError
 from msgrpo.evals.stats import Difference
 from msgrpo.models.paths import parameters_of
-from msgrpo.text import interval_text
+from msgrpo.text import interval_text, printable
 from msgrpo.train.diagnosis import Finding, History, Row, diagnose
 from msgrpo.train.run_folder import resume_command
 
@@ -89,7 +89,8 @@ def examine(run: Path) -> Examination:
     settings = run_log.settings(run)
     history = History(settings, run_log.read_rows(run))
     if not history.rows:
-        raise UsageError(f"{run} has no update and no evaluation yet", fix=resume_command(run))
+        begins = "it goes on: its first evaluation is to come" if run_log.goes_on(run) else resume_command(run)
+        raise UsageError(f"{run} has no update and no evaluation yet", fix=begins)
     failures, answer = _failures(run)
     return Examination(
         run=str(run),
@@ -128,7 +129,7 @@ def healthy_runs() -> list[Healthy]:
 
 
 def _score(evaluations: Sequence[Row]) -> str | None:
-    return str(evaluations[0].get("score")) if evaluations else None
+    return printable(str(evaluations[0].get("score")))[:LONGEST_REASON] if evaluations else None
 
 
 def _curve(evaluations: Sequence[Row]) -> Curve:
