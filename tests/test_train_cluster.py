@@ -235,13 +235,14 @@ def test_a_rank_that_is_cut_off_from_the_command_ends_itself(answers: bool, monk
         assert ended.wait(1 if answers else 60) is not answers
 
 
+@pytest.mark.parametrize("saved", [True, False])
 def test_an_error_of_a_rank_ends_the_run_once_the_first_has_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all ranks have it, as of a loss that is not finite, the first still saves when another has told of it: it
     was ended meanwhile. And nothing was said of how the run goes on.
     """
-    ended = RunEnd(error="the loss is not finite", fix="another rate")
+    ended = RunEnd(error="the loss is not finite", fix="another rate", saved=saved)
     desk, joined, told = Handle(fetch=([], ended, True)), [], Notes()
     thread = SimpleNamespace(is_alive=lambda: True, join=joined.append)
     (tmp_path / CONFIG).write_text("{}")
@@ -249,5 +250,5 @@ def test_an_error_of_a_rank_ends_the_run_once_the_first_has_saved(
     work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [])
     with pytest.raises(RunError, match="not finite"):
         cluster._followed(SimpleNamespace(thread=thread), work, told, "auto", gpus=False)  # type: ignore[arg-type]
-    assert joined == [cluster.END_S]
+    assert joined == ([] if saved else [cluster.END_S])
     assert told.notes == [f"go on with: msgrpo train --resume --out {tmp_path} --ray auto"]

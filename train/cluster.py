@@ -129,7 +129,7 @@ def rank(work: Mapping[str, Work]) -> None:
         desk.fault.remote(error.message)
         raise
     except MsgrpoError as error:
-        outcome = RunEnd(error=error.message, fix=error.fix)
+        outcome = RunEnd(error=error.message, fix=error.fix, saved=first)
     except BaseException as error:
         desk.fault.remote(f"{type(error).__name__}: {error}"[:500])
         raise
@@ -285,7 +285,8 @@ def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: boo
                 work.desk.stop.remote()
                 passed_on = True
             time.sleep(POLL_S)
-    fit.thread.join(END_S)  # the first rank may still save; others may wait for one that has an error, without end
+    if not outcome.saved:  # then the others may wait for it without end
+        fit.thread.join(END_S)
     if outcome.error:
         report.note(further(work.out, address))
         raise RunError(outcome.error, fix=outcome.fix)

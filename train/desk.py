@@ -18,6 +18,7 @@ class RunEnd:
     summary: dict[str, Any] | None = None
     error: str = ""
     fix: str | None = None
+    saved: bool = False  # the error is the first rank's, which has saved what there is
 
 
 class Desk:
