@@ -21,7 +21,7 @@ from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.specs import make_agent
-from msgrpo.train.lab import Job, Study, _alone, _same_study, load_study, run
+from msgrpo.train.lab import Job, Study, _alone, _Crew, _same_study, load_study, run
 from msgrpo.train.lab_report import curve, markdown, reported
 from tests.command_line import PROGRAM
 
@@ -279,6 +279,20 @@ def test_a_stopped_study_leaves_no_run_behind_and_a_run_that_fails_is_named(file
     assert failed.returncode == 2
     assert "ended with 2" in failed.stderr
     assert "learning_rate" in failed.stderr
+
+
+def test_the_command_to_watch_a_run_names_what_a_person_has_to_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pasted, the one that was printed showed no board of a game of one's own."""
+    monkeypatch.setattr(Job, "commands", lambda job, episodes: [["false"]])
+    nim = f"{ROOT}/examples/nim.py:scenario"
+    study = Study(question="?", scenario=nim, seeds=1, settings={"opponent": "random"}, arms={"a": {}})
+    job = Job("a", 0, tmp_path / "seed-0", study.config("a", 0))
+    told: list[str] = []
+    with (tmp_path / "lab.lock").open("w") as lock, pytest.raises(RunError, match="ended with 1"):
+        _Crew([job], 4, told.append, lock.fileno())._run(job)
+    assert told == [f"a, seed 0 is running; to watch it: msgrpo --allow {nim} play --run {job.folder}"]
 
 
 def test_equal_seeds_of_two_arms_differ_by_nothing_and_budgets_are_the_smallest() -> None:

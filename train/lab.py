@@ -52,7 +52,7 @@ from msgrpo.text import as_json
 from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
 from msgrpo.train.mixture import names_of
-from msgrpo.train.run_folder import by_todays_names
+from msgrpo.train.run_folder import allowing, by_todays_names
 from msgrpo.trust import check_named
 
 STUDY = "study.json"  # what a folder's study is, whole
@@ -322,7 +322,8 @@ class _Crew:
     def _run(self, job: Job) -> Job:
         commands = job.commands(self._episodes)
         if commands:
-            watch = f"msgrpo play --run {shlex.quote(str(job.folder))}"
+            allowed = allowing(job.config.model_dump(mode="json"))
+            watch = f"msgrpo {allowed}play --run {shlex.quote(str(job.folder))}"
             with self._lock:
                 self._say(f"{job.arm}, seed {job.seed} is running; to watch it: {watch}")
         for command in commands:

@@ -65,10 +65,14 @@ def resume_command(out: Path, ray: str | None = None) -> str:
         recorded = _recorded(read_regular(out / CONFIG))
     except (OSError, ValueError):
         recorded = {}
-    named = [name for _, name in foreign(recorded)] if isinstance(recorded, dict) else []
-    allowed = "".join(f"--allow {shlex.quote(name)} " for name in named)
+    allowed = allowing(recorded) if isinstance(recorded, dict) else ""
     cluster = "" if ray is None else f" --ray {shlex.quote(ray)}"
     return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}{cluster}"
+
+
+def allowing(settings: Mapping[str, Any]) -> str:
+    """The options of `msgrpo` for what only a person may name in a run's settings; empty where that is nothing."""
+    return "".join(f"--allow {shlex.quote(name)} " for _, name in foreign(settings))
 
 
 def further(out: Path, ray: str | None = None) -> str:
