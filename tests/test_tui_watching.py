@@ -345,3 +345,13 @@ async def test_a_move_in_many_words_stands_on_one_line(app_of, clock: ManualCloc
         rows = [" ".join(row.split()) for row in drawn[1 : 1 + len(said)]]
         cut = ("日本語の長い言葉です" * 3)[:18], "x" * 36
         assert rows == ["1 one two +0.1", "2 a tab +0.1", f"3 {cut[0]}… +0.1", f"4 {cut[1]}… +0.1"]
+
+
+async def test_a_move_that_lost_little_is_not_said_to_have_lost_nothing(app_of) -> None:
+    """It said: down lost 0.00, better up; down is worth 0.0002 less there."""
+    app = app_of(Setup("frozen-lake-slippery", "human"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "down")
+        assert text_of(app, ".worth") == "last: down lost <0.01, better up"
+        assert text_of(app, "MoveList").endswith("down 0 <0.01")

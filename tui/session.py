@@ -383,6 +383,11 @@ def points(value: float) -> str:
     return f"{value:+g}" if value else "0"
 
 
+def loss(value: float) -> str:
+    """What a move lost; what is too little for two digits is not called nothing."""
+    return f"{value:.2f}" if value >= 0.005 else "<0.01"
+
+
 def ending(session: Session, frame: Frame) -> str:
     """How a game ended, in its own words, each player by the name of who sits there; empty while it goes on."""
     text = frame.ending

@@ -9,7 +9,7 @@ from msgrpo.tui.asking import Asking
 from msgrpo.tui.hands import keys_of
 from msgrpo.tui.judging import Advice, Judging, to_move
 from msgrpo.tui.match import Match
-from msgrpo.tui.session import Mood, Session, ending, mood
+from msgrpo.tui.session import Mood, Session, ending, loss, mood
 
 Kind = Literal["note", "turn", "wait", "error"] | Mood
 UNJUDGED = "…"
@@ -133,7 +133,7 @@ def move_worth(session: Session, before: Advice, action: str | None, idle: str) 
         already = "the goal was already out of reach" if session.scenario.goal else "the game was already lost"
         return f"{chosen} lost nothing more: {already}"
     if cost:
-        return f"{chosen} lost {cost:.2f} {sign}".rstrip() + f", better {' or '.join(before.moves)}"
+        return f"{chosen} lost {loss(cost)} {sign}".rstrip() + f", better {' or '.join(before.moves)}"
     if action in before.moves:
         return f"{chosen} is best"
     return f"{chosen} lost nothing" if judgement.exact else f"{chosen}, perhaps as good as the best"

@@ -7,7 +7,7 @@ from textual.events import Click
 
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.messages import SeekTo
-from msgrpo.tui.session import Frame, Session, points
+from msgrpo.tui.session import Frame, Session, loss, points
 from msgrpo.tui.widgets.lines import Lines, Part, fitted
 
 BESIDE = 19  # columns of the step, the probability and the reward
@@ -58,7 +58,7 @@ class MoveList(Lines):
         return [
             (text, "cursor" if here else ""),
             (f" {points(turn.paid):>7}", "gain" if turn.paid > 0 else "loss" if turn.paid < 0 else ""),
-            (f" {lost:>6.2f} {sign}" if lost else "", SIGNS[sign]),
+            (f" {loss(lost):>6} {sign}" if lost else "", SIGNS[sign]),
         ]
 
     def on_click(self, event: Click) -> None:
