@@ -317,6 +317,25 @@ async def test_evaluations_without_an_interval_are_shown_all_the_same(run: Path)
         assert shown(app).count("┼") >= 4  # the axes may cross in one, too
 
 
+@pytest.mark.parametrize("always", [0.0, 1e20])
+async def test_a_run_that_always_got_the_same_return_has_a_curve(run: Path, always: float) -> None:
+    """One in which nothing was won yet, in a game without a goal, ended the app: its axis had no height."""
+    rows = [json.loads(line) for line in (run / run_log.METRICS).read_text().splitlines()]
+    for row in rows:
+        row |= {
+            "score": "return",
+            "return": always,
+            "return_low": None,
+            "return_high": None,
+            "rollout/return": always,
+        }
+    (run / run_log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(run), clock=ManualClock())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert "┼" in shown(app)
+
+
 async def test_the_curve_takes_the_colours_of_another_theme(trained: Path) -> None:
     app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(trained), clock=ManualClock())
     async with app.run_test(size=(120, 40)) as pilot:

@@ -50,7 +50,9 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
     elif played:
         measurements = (value for _, *values in (*played, *run.evaluations) for value in values)
         values = [value for value in measurements if value is not None]
-        plot.ylim(min(values), max(values))
+        low, high = min(values), max(values)
+        around = 0.0 if low < high else max(0.5, abs(low) / 100)  # plotext divides by the height of the axis
+        plot.ylim(low - around, high + around)
     curve.refresh()
 
 
