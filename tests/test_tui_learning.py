@@ -317,6 +317,15 @@ async def test_evaluations_without_an_interval_are_shown_all_the_same(run: Path)
         assert shown(app).count("┼") >= 4  # the axes may cross in one, too
 
 
+def test_a_run_of_ones_own_game_names_the_option_that_shows_its_boards(run: Path) -> None:
+    """The reason was shown, and not the command that helps."""
+    for file in [*(run / run_log.UPDATES).iterdir(), *(run / run_log.FILM).iterdir()]:
+        file.write_text(file.read_text().replace('"scenario":"frozen-lake"', '"scenario":"my_game.py:scenario"'))
+    shown = Learning.of(run)
+    for shown.filming in (False, True):
+        assert "msgrpo --allow my_game.py:scenario" in str(shown.session())
+
+
 @pytest.mark.parametrize("always", [0.0, 1e20])
 async def test_a_run_that_always_got_the_same_return_has_a_curve(run: Path, always: float) -> None:
     """One in which nothing was won yet, in a game without a goal, ended the app: its axis had no height."""

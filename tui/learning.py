@@ -137,7 +137,7 @@ class Learning:
         try:
             return Session.replay(sample.episode)
         except MsgrpoError as error:  # one that went on from the middle of another (branch), or a foreign game
-            return str(error.message)
+            return str(error)
 
     @property
     def nothing(self) -> str:

@@ -82,7 +82,7 @@ class Scenes:
         try:
             return Session.replay(episode)
         except MsgrpoError as error:
-            return error.message
+            return str(error)
 
     def results(self) -> list[tuple[int, Episode | str]]:
         """Of each scene its updates, and how the start went."""
