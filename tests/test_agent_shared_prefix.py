@@ -1,9 +1,12 @@
 """The shared prefix gives what the plain forward pass gives: log-probabilities, gradients, generated tokens."""
 
+import itertools
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +16,19 @@ from torch import Tensor
 from msgrpo.agent import Sampling
 from msgrpo.errors import ModelError
 from msgrpo.games import get_scenario
-from msgrpo.models.generation import _searched, sample, uniforms
+from msgrpo.models import generation
+from msgrpo.models.generation import Row, _searched, parts_of, sample, uniforms
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
 from msgrpo.models.lora import ADAPTER_WEIGHTS
-from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, trunk_and_head
+from msgrpo.models.shared_prefix import (
+    NAME,
+    answer_logprobs,
+    attend,
+    common_prefix_length,
+    trunk_and_head,
+    window,
+)
 from msgrpo.prompt import Prompt, PromptTemplate
 from tests.serve_fakes import write_adapter, write_safetensors
 
@@ -85,6 +96,62 @@ def test_log_probabilities_and_gradients_equal_the_plain_ones(
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     model.zero_grad()
     assert (gradients[0] - gradients[1]).norm() < 1e-4 * gradients[1].norm()
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_attention_over_a_prefix_equals_a_slow_loop(length: int) -> None:
+    """Two rows of five tokens, the last of which ask, behind three that they share; four heads on two keys.
+
+    Without a mask each token sees the prefix and its own row up to itself.
+    """
+    draw = torch.Generator().manual_seed(length)
+    prefix_key, prefix_value = (torch.randn(2, 3, 8, generator=draw) for _ in range(2))
+    key, value = (torch.randn(2, 2, 5, 8, generator=draw) for _ in range(2))
+    query = torch.randn(2, 4, length, 8, generator=draw)
+    for scaling in (None, 0.7):
+        module = SimpleNamespace(layer_idx=1)
+        shared = [(prefix_value, prefix_key), (prefix_key, prefix_value)]
+        found, _ = attend(module, query, key, value, None, scaling, shared)
+        assert found.shape == (2, length, 4, 8)
+        for n, h, at in itertools.product(range(2), range(4), range(length)):
+            seen = 3 + 5 - length + at + 1
+            keys = torch.cat([prefix_key[h // 2], key[n, h // 2]])[:seen]
+            values = torch.cat([prefix_value[h // 2], value[n, h // 2]])[:seen]
+            weights = (keys @ query[n, h, at] * (scaling or 8**-0.5)).softmax(0)
+            torch.testing.assert_close(found[n, at, h], weights @ values)
+
+
+def test_the_window_is_the_shortest_that_a_layer_or_the_config_names() -> None:
+    def trunk(*of_layers: Any, **config: Any) -> Any:
+        layers = [SimpleNamespace(), *(SimpleNamespace(sliding_window=width) for width in of_layers)]
+        return SimpleNamespace(modules=lambda: layers, config=SimpleNamespace(**config))
+
+    assert window(trunk(None, 64, 96, sliding_window=128)) == 64
+    assert window(trunk(64, sliding_window=48, attention_chunk_size=32)) == 32
+    assert window(trunk(None, sliding_window=48)) == 48
+    assert window(trunk(0, sliding_window=None)) == sys.maxsize  # none at all
+
+
+def test_prompts_are_computed_in_equal_parts_that_the_longest_has_room_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens are shared by all, so 9 prompts of 12 and one of 22 count as 10 · 20; never fewer rows than four."""
+    monkeypatch.setattr(generation, "PROMPT_TOKENS", 100)
+
+    def sizes(count: int, most: int = 1, width: int | None = None, attention: str = NAME) -> list[int]:
+        config = SimpleNamespace(_attn_implementation=attention, sliding_window=width)
+        trunk = SimpleNamespace(modules=list, config=config)
+        rows = [Row([1, 2, *[seed + 3] * (20 if seed == 5 else 10)], seed, most) for seed in range(count)]
+        parts = parts_of(trunk, rows)
+        assert [row for part in parts for row in part] == rows
+        return [len(part) for part in parts]
+
+    assert sizes(5) == [5]  # 100 tokens of their own are as many as may be
+    assert sizes(10) == [5, 5]
+    assert sizes(11) == [4, 4, 3]
+    assert sizes(10, attention="sdpa") == [4, 4, 2]  # 22 each
+    assert sizes(10, most=8, width=30) == [5, 5]
+    assert sizes(10, most=9, width=30) == [4, 4, 2]  # beyond the window nothing is shared
+    monkeypatch.setattr(generation, "PROMPT_TOKENS", 10)
+    assert sizes(10) == [4, 4, 2]
 
 
 def test_answers_of_one_token_to_the_same_prompt(nano: LocalModel) -> None:

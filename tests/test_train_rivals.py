@@ -154,6 +154,8 @@ def test_long_prompts_are_not_read_sixty_four_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(critic, "TOKENS", 20)
     assert torch.allclose(hidden_states(policy, prompts), whole, atol=1e-5)
     assert max(at_once) <= 20
+    monkeypatch.setattr(critic, "TOKENS", 1)  # less than any prompt has
+    assert torch.allclose(hidden_states(policy, prompts), whole, atol=1e-5)
 
 
 def test_every_turn_of_a_rollout_has_a_value() -> None:

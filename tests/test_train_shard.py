@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
-from msgrpo.errors import UsageError
+from msgrpo.errors import ModelError, UsageError
 from msgrpo.train.config import make_config
 from msgrpo.train.policy import Policy
+from msgrpo.train.shard import layers_of
 from tests.test_train_ranks import ROOT
 
 SHARDED = ["shard=true", "rollouts=vllm"]
@@ -80,3 +83,13 @@ def test_what_one_rank_computes_alone_is_refused(more: dict[str, Any], says: str
 def test_one_process_has_nobody_to_share_with() -> None:
     with pytest.raises(UsageError, match="and there is one"):
         Policy(make_config(settings=SHARDED))
+
+
+def test_the_layers_are_the_list_that_is_as_long_as_the_config_says() -> None:
+    trunk: Any = nn.Module()
+    trunk.experts, trunk.layers = (nn.ModuleList(nn.Identity() for _ in range(count)) for count in (2, 3))
+    trunk.config = SimpleNamespace(num_hidden_layers=3, model_type="mine")
+    assert layers_of(trunk) is trunk.layers
+    trunk.config.num_hidden_layers = 4
+    with pytest.raises(ModelError, match="mine has no list of 4 layers: shard=true cannot"):
+        layers_of(trunk)
