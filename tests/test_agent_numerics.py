@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -24,7 +25,9 @@ from msgrpo.models.proof import prepare
 from msgrpo.models.shared_prefix import (
     NAME,
     answer_logprobs,
+    compute_prefix,
     evaluating,
+    last_hidden,
     plain_logprobs,
     shareable_length,
     trunk_and_head,
@@ -260,6 +263,39 @@ def test_the_plain_forward_computes_no_logits_of_the_prompt(kind: str) -> None:
     assert computed == [len(answer) + 1]
     expected = logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_the_plain_forward_of_an_adapted_model_computes_no_logits_of_the_prompt() -> None:
+    """PEFT's own forward does not say what the model's takes."""
+    adapted: Any = get_peft_model(tiny("qwen2"), LoraConfig(target_modules=["q_proj"]))
+    computed: list[int] = []
+    adapted.get_base_model().lm_head.register_forward_hook(lambda _, given, __: computed.append(given[0].shape[1]))
+    with torch.no_grad():
+        plain_logprobs(adapted, [5, 6, 7, 8], [9, 10])
+    assert computed == [3]
+
+
+@pytest.mark.parametrize("length", [20, 2 * WINDOW])
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_the_last_hidden_states_are_those_of_whole_prompts(kind: str, length: int) -> None:
+    """Beyond a layer's window too, where no prefix is shared."""
+    model = tiny(kind)
+    prepare(model, kind)
+    trunk, _ = trunk_and_head(model)
+    prefix, rests, _ = rows(length)
+    with torch.no_grad():
+        found = last_hidden(trunk, prefix, rests, 0)
+        own = [trunk(input_ids=torch.tensor([prefix + rest])).last_hidden_state[0, -1] for rest in rests]
+    assert torch.allclose(found, torch.stack(own), atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_prefix_leaves_a_model_in_the_mode_that_it_was_in(training: bool) -> None:
+    trunk, _ = trunk_and_head(tiny("qwen2").train(training))
+    compute_prefix(trunk, [5, 6, 7])
+    with pytest.raises(IndexError):
+        compute_prefix(trunk, [97])  # there is no such token
+    assert {module.training for module in trunk.modules()} == {training}
 
 
 TRIMS = "{% for m in messages %}<s>{{ m['content'] | trim }}</s>{% endfor %}A:"
