@@ -354,7 +354,6 @@ def _effective(settings: Mapping[str, Any], what: str) -> Any:
 def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
     """Plays in the order of the registry; those of one agent with different settings get different names."""
     seen: Counter[tuple[str, ...]] = Counter()
-    taken: list[Series] = []
     if len({play.split for play in plays}) > 1:
         for play in plays:
             play.name = f"{play.label} ({play.split})"
@@ -364,15 +363,11 @@ def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
         if (number := seen[key]) > 1:
             play.agent = f"{play.agent} ({number})"
             play.name = f"{play.name} ({number})" if play.name else ""
-    for play in plays:  # a name that was given to two agents identifies neither
-        if any(
-            (as_read(other.label), other.scenario) == (as_read(play.label), play.scenario)
-            and other.agent != play.agent
-            for other in plays
-        ):
-            taken.append(play)
-    for play in taken:
-        play.name = f"{play.label} ({play.agent})"
+    agents: dict[tuple[str, str], set[str]] = defaultdict(set)  # by their names, as a reader takes them
+    for play in plays:
+        agents[as_read(play.label), play.scenario].add(play.agent)
+    for play in [play for play in plays if len(agents[as_read(play.label), play.scenario]) > 1]:
+        play.name = f"{play.label} ({play.agent})"  # a name that two agents have identifies neither
     order = {name: place for place, name in enumerate(SCENARIOS)}
     return sorted(
         (p for p in plays if p.finished or p.left_out or p.failed),
