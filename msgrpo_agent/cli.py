@@ -18,7 +18,7 @@ from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
 from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, err, out, print_json, say, say_error
 from msgrpo.signals import end_with_threads
-from msgrpo.text import printable
+from msgrpo.text import counted, printable
 
 commands = typer.Typer()
 SHOWN = 200  # characters of a file's name
@@ -122,7 +122,7 @@ def show(scenario: Annotated[str, typer.Argument(help="A scenario.")], as_json: 
     if as_json:
         print_json([_facts(one)])
         return
-    players = f"{len(one.players)} player{'s' if len(one.players) > 1 else ''}"
+    players = counted(len(one.players), "player")
     own_words = "your own words" if isinstance(one.actions, AnyText) else "those that the state names"
     actions = ", ".join(one.actions) or own_words
     typer.echo(f"{one.id}: {players}, actions {actions}, {one.step_limit} steps, source {one.source}")
