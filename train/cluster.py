@@ -31,6 +31,7 @@ from msgrpo.ray_cluster import connected
 from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.desk import STARTS, Desk, RunEnd
+from msgrpo.train.display import Quiet
 from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
 from msgrpo.train.engines.pool import NoServerError
 from msgrpo.train.peers import SILENT_S, use_network_of
@@ -72,20 +73,6 @@ class AtDesk:
         """The command closes the console."""
 
 
-class Silent(AtDesk):
-    """The reporter of all ranks but the first, which speaks for them."""
-
-    def note(self, text: str) -> None:
-        """The first rank says it."""
-
-    doing = note
-
-    def update(self, step: int, values: Measured) -> None:
-        """The first rank says it."""
-
-    evaluation = update
-
-
 @dataclass(frozen=True)
 class Work:
     """What every rank is given."""
@@ -106,7 +93,7 @@ def rank(work: Mapping[str, Work]) -> None:
     desk, first = given.desk, ray.train.get_context().get_world_rank() == 0
     if given.folder.is_dir():
         os.chdir(given.folder)
-    report = AtDesk(desk) if first else Silent(desk)
+    report: Reporter = AtDesk(desk) if first else Quiet()  # the first speaks for all
     again = first and ray.get(desk.begin.remote()) > 0
     if ray.get(desk.is_over.remote()):
         return

@@ -35,7 +35,7 @@ STOPPING = (
 
 
 class Quiet:
-    """For `--json`: nothing."""
+    """For `--json`, and for all ranks but the first: nothing is shown."""
 
     def note(self, text: str) -> None:
         """Not shown."""
