@@ -13,8 +13,8 @@ from rich.text import Text
 
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.options import Given
-from msgrpo.output import Chat, Json, out, print_json, say, takes
-from msgrpo.text import counted, interval_text, printable
+from msgrpo.output import Chat, Json, out, print_json, print_line, say, takes
+from msgrpo.text import counted, interval_text
 
 commands = typer.Typer()
 
@@ -107,10 +107,10 @@ def verify(
     for file in records_in(files):
         verified = verify(file)
         complete = complete and verified.is_complete
-        out.print(printable(f"{file}: {verified.summary}"), soft_wrap=True, markup=False, highlight=False)
+        print_line(f"{file}: {verified.summary}")
     for line in (line for folder in files if folder.is_dir() for line in without_record(folder)):
         complete = False
-        out.print(printable(line), soft_wrap=True, markup=False, highlight=False)
+        print_line(line)
     if agent is not None:
 
         async def ask_all(asked: Agent) -> None:
@@ -119,7 +119,7 @@ def verify(
                 for file in records_in(files):
                     again = await ask_again(file, asked, ask)
                     turns += again.turns
-                    out.print(printable(f"{file}: {again.summary}"), soft_wrap=True, markup=False, highlight=False)
+                    print_line(f"{file}: {again.summary}")
             finally:
                 await asked.close()
             if not turns:

@@ -43,6 +43,11 @@ def print_json(value: Any) -> None:
     sys.stdout.write(as_json(value, indent=2) + "\n")
 
 
+def print_line(text: str) -> None:
+    """Write one line to standard output: not wrapped, and no part of it read as markup or by the terminal."""
+    out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
 def beginning(text: str) -> str:
     """The text, or its beginning where it is longer than anybody reads."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}… ({len(text):,} characters in all)"

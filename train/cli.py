@@ -13,7 +13,7 @@ import typer
 
 from msgrpo.errors import UsageError
 from msgrpo.extras import needs
-from msgrpo.output import Chat, HowAsked, Json, beginning, err, out, print_json, say, takes
+from msgrpo.output import Chat, HowAsked, Json, beginning, err, out, print_json, print_line, say, takes
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.train.options import Given
 
@@ -50,11 +50,8 @@ def show_examination(run: Path, as_json: bool) -> None:
         return
     stopped = exam.goes_on is False and not (run / SUMMARY).is_file()
     state = " (goes on)" if exam.goes_on else " (stopped before its end)" if stopped else ""
-    out.print(
-        beginning(f"{exam.base} on {exam.scenario}, {exam.updates} of {exam.planned} updates{state}; {exam.verdict}"),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+    print_line(
+        beginning(f"{exam.base} on {exam.scenario}, {exam.updates} of {exam.planned} updates{state}; {exam.verdict}")
     )
     _show_findings(exam)
     if exam.failures and exam.answer is not None:
@@ -242,12 +239,7 @@ def teach(
         return
     best = facts["best_actions"]
     share = "" if best is None else f", {best:.0%} of the actions that it saw are best ones"
-    out.print(
-        f"loss {facts['loss']:.3f}, {facts['rows']:,} rows{share}, {facts['seconds']} s → {out_dir}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_line(f"loss {facts['loss']:.3f}, {facts['rows']:,} rows{share}, {facts['seconds']} s → {out_dir}")
     evaluation = ["eval", f"base:{out_dir}", "--scenario", scenario]
     training = ["train", scenario, "--base", str(out_dir)]
     say(f"what it plays like: msgrpo {shlex.join(evaluation)}")

@@ -17,7 +17,7 @@ from msgrpo.extras import needs
 from msgrpo.models.asked import taught_as
 from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO
-from msgrpo.output import err, out, print_json, say
+from msgrpo.output import err, out, print_json, print_line, say
 from msgrpo.text import counted
 from msgrpo.train.beside import train_and_watch
 from msgrpo.train.config import TrainConfig, make_config, settings_given
@@ -126,7 +126,7 @@ def _tell(summary: dict[str, Any], folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(summary | {"out": str(folder)})
         return
-    out.print(closing_line(summary), markup=False, highlight=False, soft_wrap=True)
+    print_line(closing_line(summary))
     what = "adapter, curve.png" if (folder / ADAPTER_WEIGHTS).is_file() else "curve.png"
     say(f"{what} and transcripts: {folder}")
 
@@ -162,7 +162,7 @@ def _show_cost(config: TrainConfig, as_json: bool) -> None:
         print_json(asdict(expected) | {"usd": price.of(expected.tokens), "usd_per_million": asdict(price)})
         return
     for line in lines(config, expected, price):
-        out.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(line)
 
 
 def _folder_for(scenario: str) -> str:
