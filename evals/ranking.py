@@ -40,24 +40,10 @@ class Overall(BaseModel):
 
 def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     """The agents that played every scenario that can be ranked, the best first; and what was left out."""
-    tables: list[tuple[str, dict[Key, Series]]] = []
-    notes, without, brackets = [], list[str](), ((LOW, ""), (HIGH, ""))
-    plays = [play for play in plays if not play.is_biased]
-    for scenario in dict.fromkeys(play.scenario for play in plays if play.finished):
-        here = {(play.label, play.prompt): play for play in plays if play.scenario == scenario and play.finished}
-        by_spec = {play.agent: key for key, play in here.items()}
-        if recorded_scenario(scenario).plain:
-            continue  # retellings are compared with the plain game, in a table of their own
-        if lacking := [spec for spec in (LOW, HIGH) if spec not in by_spec]:
-            without.append(f"{scenario} is not in the overall score: no result of {' and '.join(lacking)}")
-            continue
-        tables.append((scenario, here))
-        brackets = by_spec[LOW], by_spec[HIGH]
+    tables, brackets, without = _tables([play for play in plays if play.finished and not play.is_biased])
     agents = [key for key in (tables[0][1] if tables else {}) if all(key in table for _, table in tables)]
     missing = {key for _, table in tables for key in table} - set(agents)
-    notes += [
-        f"{label} is not in the overall score: it has not played every scenario" for label, _ in sorted(missing)
-    ]
+    notes = [f"{label} is not in the overall score: it has not played every scenario" for label, _ in sorted(missing)]
     if len(agents) < 3 or not set(brackets) <= set(agents):
         return [], notes
     notes += without
@@ -67,11 +53,9 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     notes += [f"{scenario} is not in the overall score: {why}" for scenario, why in shares if isinstance(why, str)]
     if not counted:
         return [], notes
-    share_A, draws = (
-        np.mean([means for means, _ in counted.values()], axis=0),
-        np.mean([drawn for _, drawn in counted.values()], axis=0),
-    )
-    draws = draws[~np.isnan(draws).any(axis=1)]
+    share_A = np.mean([means for means, _ in counted.values()], axis=0)
+    draws_RA = np.mean([drawn for _, drawn in counted.values()], axis=0)
+    draws_RA = draws_RA[~np.isnan(draws_RA).any(axis=1)]
     starts = (
         set.intersection(*(set(table[key].by_start) for key in agents))
         for scenario, table in tables
@@ -81,36 +65,65 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     if fewest < 2:
         notes.append("no overall score: from one start nothing says how far apart the agents are")
         return [], notes
-    if 2 * len(draws) < RESAMPLES:
+    if 2 * len(draws_RA) < RESAMPLES:
         notes.append(f"no overall score: whether {HIGH} is better than {LOW} hangs on few starts")
         return [], notes
+    rows = [
+        _overall(key, i, share_A, draws_RA, ends_of_scale=(low, high), starts=fewest, scenarios=len(counted))
+        for i, key in enumerate(agents)
+    ]
+    return sorted(rows, key=lambda row: -row.share), notes
+
+
+def _tables(plays: Sequence[Series]) -> tuple[list[tuple[str, dict[Key, Series]]], tuple[Key, Key], list[str]]:
+    """Of each scenario that can be ranked its plays by agent; who the agents LOW and HIGH are there; and why other
+    scenarios cannot be ranked.
+    """
+    tables, without, brackets = list[tuple[str, dict[Key, Series]]](), list[str](), ((LOW, ""), (HIGH, ""))
+    for scenario in dict.fromkeys(play.scenario for play in plays):
+        if recorded_scenario(scenario).plain:
+            continue  # retellings are compared with the plain game, in a table of their own
+        here = {(play.label, play.prompt): play for play in plays if play.scenario == scenario}
+        by_spec = {play.agent: key for key, play in here.items()}
+        if lacking := [spec for spec in (LOW, HIGH) if spec not in by_spec]:
+            without.append(f"{scenario} is not in the overall score: no result of {' and '.join(lacking)}")
+            continue
+        tables.append((scenario, here))
+        brackets = by_spec[LOW], by_spec[HIGH]
+    return tables, brackets, without
+
+
+def _overall(
+    key: Key,
+    i: int,
+    share_A: NDArray[np.float64],
+    draws_RA: NDArray[np.float64],
+    *,
+    ends_of_scale: tuple[int, int],
+    starts: int,
+    scenarios: int,
+) -> Overall:
+    """The row of agent i: its share, and the places that it may have by its differences from the others."""
 
     def interval(draws_R: NDArray[np.float64], *, fixed: bool) -> list[float]:
         """Of few starts that are all alike there is none, as in `stats.bootstrap_mean`, unless the scale says it."""
-        alike = fewest < FEW_EPISODES and not fixed and np.ptp(draws_R) < 1e-12
-        return [math.nan, math.nan] if alike else [float(end) for end in np.quantile(draws_R, ends(fewest, LEVEL))]
+        alike = starts < FEW_EPISODES and not fixed and np.ptp(draws_R) < 1e-12
+        return [math.nan, math.nan] if alike else [float(end) for end in np.quantile(draws_R, ends(starts, LEVEL))]
 
-    rows = []
-    for i, (label, prompt) in enumerate(agents):
-        apart = [
-            interval(draws[:, i] - draws[:, j], fixed={i, j} <= {low, high} and i != j) for j in range(len(agents))
-        ]
-        worse_than = sum(upper < 0 for _, upper in apart)
-        better_than = sum(lower > 0 for lower, _ in apart)
-        low_end, high_end = interval(draws[:, i], fixed=i in (low, high))
-        rows.append(
-            Overall(
-                agent=label,
-                prompt=prompt,
-                share=float(share_A[i]),
-                low=low_end,
-                high=high_end,
-                rank=1 + worse_than,
-                last_rank=len(agents) - better_than,
-                scenarios=len(counted),
-            )
-        )
-    return sorted(rows, key=lambda row: -row.share), notes
+    apart = [
+        interval(draws_RA[:, i] - draws_RA[:, j], fixed={i, j} == set(ends_of_scale)) for j in range(len(share_A))
+    ]
+    low, high = interval(draws_RA[:, i], fixed=i in ends_of_scale)
+    return Overall(
+        agent=key[0],
+        prompt=key[1],
+        share=float(share_A[i]),
+        low=low,
+        high=high,
+        rank=1 + sum(upper < 0 for _, upper in apart),
+        last_rank=len(share_A) - sum(lower > 0 for lower, _ in apart),
+        scenarios=scenarios,
+    )
 
 
 def _shares(
