@@ -111,16 +111,14 @@ def _go_on(
     newest = newest_checkpoint(out)
     if newest is not None:
         _check_same(out, newest, card)
-    environments = _environments(scenario, tuning)
-    model = _new(environments, tuning, out, card["seed"])
+    model = _new(_environments(scenario, tuning), tuning, out, card["seed"])
     if newest is not None:
         _load(model, newest)
-    if newest is not None:
         model.set_random_seed(card["seed"] + model.num_timesteps)  # else it would meet the first starts once more
-    if newest is not None and model.num_timesteps >= goal:
-        _publish(newest, out)  # a run that was killed after its last checkpoint may lack it
-        say(f"{out} is trained for {model.num_timesteps:,} steps already")
-        return
+        if model.num_timesteps >= goal:
+            _publish(newest, out)  # a run that was killed after its last checkpoint may lack it
+            say(f"{out} is trained for {model.num_timesteps:,} steps already")
+            return
     saver = _Saver(out, card, every, goal, say)
     try:
         try:
@@ -139,7 +137,7 @@ def newest_checkpoint(out: Path) -> Path | None:
 
 
 def _publish(checkpoint: Path, out: Path) -> None:
-    """The agent of a checkpoint, beside it."""
+    """Copy a checkpoint's agent into the run's folder."""
     for name in (WEIGHTS, CARD):
         replace_bytes(out / name, (checkpoint / name).read_bytes())
 
