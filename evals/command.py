@@ -30,7 +30,7 @@ from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
 from msgrpo.evals.progress import EvalProgress, shown, ticking
 from msgrpo.evals.record import Price, folder_name
-from msgrpo.evals.run import Elsewhere, can_play, evaluate
+from msgrpo.evals.run import Elsewhere, can_play, evaluate, why_not
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
@@ -117,10 +117,12 @@ class Options(Given):
         return [f"endpoint:{self.endpoint}#{self.model}"] if self.endpoint else []
 
     def specs(self) -> list[str]:
-        """Every agent once. Without any: nano, or the endpoint, between the references."""
+        """Every agent once. Without any: nano, or the endpoint, between the references that there are."""
         served = self.served()
-        specs = [*self.agents, *served] if self.agents else [*(served or ["nano"]), *REFERENCES]
-        return list(dict.fromkeys(specs))
+        if self.agents:
+            return list(dict.fromkeys([*self.agents, *served]))
+        known = any(scenario.reference for scenario in self.chosen())
+        return [*(served or ["nano"]), *(REFERENCES if known else REFERENCES[:1])]
 
     def chosen(self) -> list[Scenario]:
         if self.scenarios and self.suite:
@@ -218,8 +220,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
             asked[scenario.id] = episode_seeds(scenario, episodes, options.split, options.repeats)
     chosen = plays.only(played, asked, specs)
     notes += [
-        f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: "
-        "it plays the boards of its training only."
+        f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: {why_not(agent)}."
         for agent in agents
         for scenario in scenarios
         if not can_play(agent, scenario)

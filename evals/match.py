@@ -24,7 +24,7 @@ from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import RecordError, UsageError, nearest
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, failure_of, folder_name, seeds_of
-from msgrpo.evals.run import can_play
+from msgrpo.evals.run import can_play, why_not
 from msgrpo.evals.stats import ends, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, episode_seeds
 from msgrpo.evals.verify import first_difference
@@ -105,8 +105,11 @@ def records_of(pairs: Sequence[Names], out: Path) -> list[tuple[Names, Path]]:
 def _check_asked(scenario: Scenario, agents: Mapping[str, Agent], pairs: Sequence[Names]) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no match can be."""
     check_agents(agents.values())
-    if unable := [agent.spec for agent in agents.values() if not can_play(agent, scenario)]:
-        raise UsageError(f"{unable[0]} cannot play {scenario.id}", fix="choose other agents for this game")
+    if unable := [agent for agent in agents.values() if not can_play(agent, scenario)]:
+        why = why_not(unable[0])
+        raise UsageError(
+            f"{unable[0].spec} cannot play {scenario.id}: {why}", fix="choose other agents for this game"
+        )
     if len({frozenset(pair) for pair in pairs}) < max(1, len(pairs)) or any(len({*pair}) != 2 for pair in pairs):
         raise UsageError(f"a match is of pairs of two agents, each pair once, not of {list(pairs)}")
     known = [name for name, agent in agents.items() if agent.spec == name]

@@ -63,9 +63,16 @@ class _Part:
 
 
 def can_play(agent: Agent, scenario: Scenario) -> bool:
-    """Whether an agent can play a scenario: a DQN knows the boards of its training only."""
+    """Whether an agent can play a scenario: a DQN knows the boards of its training only, `optimal` needs a reference
+    player.
+    """
     able = getattr(agent, "can_play", None)
     return True if able is None else bool(able(scenario))
+
+
+def why_not(agent: Agent) -> str:
+    """Why an agent cannot play a scenario, in words."""
+    return "nothing is known to be optimal there" if agent.spec == "optimal" else "it plays what it was trained on"
 
 
 async def evaluate(
@@ -167,7 +174,7 @@ def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
     able = [scenario for scenario in scenarios if can_play(agent, scenario)]
     if not able:
         listed = ", ".join(scenario.id for scenario in scenarios)
-        raise UsageError(f"{agent.spec} can play none of {listed}", fix="choose the scenario it was trained on")
+        raise UsageError(f"{agent.spec} can play none of {listed}: {why_not(agent)}", fix="choose other agents")
     return able
 
 

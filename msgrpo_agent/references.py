@@ -96,6 +96,10 @@ class OptimalAgent:
     def settings(self) -> dict[str, Any]:
         return {"model": "dynamic programming or search"}
 
+    def can_play(self, scenario: Scenario) -> bool:
+        """Whether the scenario brings a reference player."""
+        return scenario.reference is not None
+
     def choose(self, view: View) -> str:
         """One of the best actions that are known: the same for the same seed."""
         best = best_actions(view.scenario, view.game, view.player)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo.errors import GameFaultError, RecordError
+from msgrpo.errors import GameFaultError, RecordError, UsageError
+from msgrpo.evals.command import Options
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
@@ -73,3 +74,19 @@ def test_an_end_that_is_no_result_of_the_scenario_is_the_games_fault(
     with pytest.raises(RecordError, match=re.escape(f"{said} (msgrpo games check")):
         eval_here(tmp_path / "e", agents=["random"], scenarios=[name], episodes=3)
     assert verify(next((tmp_path / "e").glob("random/*.jsonl"))).failed == 3
+
+
+def test_a_game_without_a_reference_player_hides_no_other_agents_result(tmp_path: Path) -> None:
+    """When all others had played, `optimal` ended the evaluation without a table, also where nobody had named it."""
+    name = odd_game(tmp_path)
+    board = eval_here(tmp_path / "e", agents=["random", "optimal"], scenarios=["frozen-lake", name], episodes=2)
+    assert {(row.agent, row.scenario) for row in board.rows} == {
+        ("random", "frozen-lake"),
+        ("optimal", "frozen-lake"),
+        ("random", name),
+    }
+    assert f"optimal is not in {name}: nothing is known to be optimal there." in board.notes
+    assert Options(scenarios=[name]).specs() == ["nano", "random"]
+    with pytest.raises(UsageError, match=r"optimal can play none of .*: nothing is known to be optimal there"):
+        eval_here(tmp_path / "f", agents=["random", "optimal"], scenarios=[name], episodes=2)
+    assert not (tmp_path / "f").exists()

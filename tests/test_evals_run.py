@@ -334,7 +334,7 @@ def test_what_an_agent_cannot_play_is_said_below_the_table(tmp_path: Path, monke
     board = eval_here(tmp_path, agents=["counting"], scenarios=scenarios, episodes=1, names=["counting=Mine"])
     assert [row.scenario for row in board.rows] == ["frozen-lake"]
     assert [note for note in board.notes if "snake" in note] == [
-        "Mine is not in snake: it plays the boards of its training only."
+        "Mine is not in snake: it plays what it was trained on."
     ]
 
 
