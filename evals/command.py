@@ -19,6 +19,7 @@ from msgrpo.agent import Agent, Sampling
 from msgrpo.errors import (
     EndpointError,
     GameFaultError,
+    ModelError,
     MsgrpoError,
     RecordError,
     RunError,
@@ -45,7 +46,8 @@ from msgrpo.specs import checked_names, cut_short, make_agent
 from msgrpo.text import counted, printable
 
 REFERENCES = ["random", "optimal"]
-ENDING = (EndpointError, GameFaultError, RunError)  # what ends an evaluation or a match that has begun
+# What ends an evaluation or a match that has begun.
+ENDING = (EndpointError, GameFaultError, ModelError, RunError, UsageError)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
-from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, RecordError, UsageError
+from msgrpo.errors import EndpointError, GameFaultError, ModelError, MsgrpoError, RecordError, UsageError
 from msgrpo.evals import command, match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
@@ -213,10 +213,12 @@ def test_a_pairing_without_a_result_costs_the_others_nothing_and_says_why(tmp_pa
     [
         EndpointError("no quota", kind="quota", fatal=True, fix="the account has no quota left"),
         GameFaultError("no quota", fatal=True, fix="the account has no quota left"),  # as of a game that hangs
+        ModelError("no quota", fix="the account has no quota left"),  # as of weights that are not finite
+        UsageError("no quota", fix="the account has no quota left"),  # as of too many open files
     ],
 )
 def test_a_failure_that_ends_a_match_hides_no_result(
-    failure: EndpointError | GameFaultError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: MsgrpoError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An account without quota kept from view what the others had played, in this start and before it."""
 

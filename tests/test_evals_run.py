@@ -24,7 +24,7 @@ from rich.console import Console
 
 from msgrpo.agent import Agent, Completion, Decision, LanguageAgent, OnText, ParseFailure, Sampling, View
 from msgrpo.episode import Turn, new_episode, observation_of, read_episodes
-from msgrpo.errors import EndpointError, GameError, RecordError, UsageError
+from msgrpo.errors import EndpointError, GameError, ModelError, MsgrpoError, RecordError, UsageError
 from msgrpo.evals import command, leaderboard, plays, suites
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
@@ -355,6 +355,24 @@ def test_a_failure_that_ends_an_evaluation_hides_no_result(tmp_path: Path, monke
     assert board.fatal == "down"
     assert "the evaluation ended before its end: down" in board.notes
     assert json.loads((tmp_path / "leaderboard.json").read_text())["fatal"] == "down"
+
+
+@pytest.mark.parametrize("failure", [ModelError("not finite"), UsageError("too many files")])
+def test_a_model_that_cannot_go_on_hides_no_result(
+    failure: MsgrpoError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter whose weights are not finite kept from view what the others had played."""
+
+    class Broke(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            raise failure
+
+    monkeypatch.setattr(
+        command, "make_agent", lambda spec, *given, **more: RandomAgent() if spec == "random" else Broke(spec)
+    )
+    options = command.Options(agents=["random", "broke"], scenarios=["frozen-lake"], episodes=2, out=tmp_path)
+    board = command.run(options, Console(file=io.StringIO()))
+    assert ([row.agent for row in board.rows], board.fatal) == (["random"], str(failure))
 
 
 async def test_concurrency_is_bounded_and_reached(tmp_path: Path) -> None:
