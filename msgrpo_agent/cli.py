@@ -93,7 +93,12 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
     from msgrpo.games.outside import offered
     from msgrpo.games.retold import SIGN, TELLINGS
 
-    chosen = [*SCENARIOS.values(), *map(get_scenario, offered())]
+    chosen = [*SCENARIOS.values()]
+    for name in offered():
+        try:
+            chosen.append(get_scenario(name))
+        except MsgrpoError as error:  # one package that is broken hides no other game
+            say_error(str(error))
     if as_json:
         print_json([_facts(scenario) for scenario in chosen])
         return

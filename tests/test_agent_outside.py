@@ -256,10 +256,12 @@ def test_an_installed_package_offers_its_game(tmp_path: Path) -> None:
     metadata = tmp_path / "msgrpo_cards-0.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: msgrpo-cards\nVersion: 0.1\n")
-    (metadata / "entry_points.txt").write_text(f"[msgrpo.scenarios]\ncards = {offered['cards']}\n")
+    broken = "another = msgrpo_cards:nothing"  # it hid all other games from the list
+    (metadata / "entry_points.txt").write_text(f"[msgrpo.scenarios]\ncards = {offered['cards']}\n{broken}\n")
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     listed = msgrpo("games", "--json", cwd=tmp_path, PYTHONPATH=path)
     assert [one["id"] for one in json.loads(listed.stdout)][-1] == "cards"
+    assert "'another' cannot be loaded: AttributeError" in listed.stderr
     done = msgrpo(
         "eval", "optimal", "--scenario", "cards", "--episodes", "12", "--out", "ev", cwd=tmp_path, PYTHONPATH=path
     )
