@@ -240,6 +240,28 @@ def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
 
 
 @pytest.mark.usefixtures("lean")
+def test_a_command_that_is_lost_between_two_updates_loses_none(tmp_path: Path) -> None:
+    """On a cluster every update begins with the question whether to stop; where nobody answered it, those since the
+    last checkpoint were lost.
+    """
+    asked = []
+
+    def stopping() -> bool:
+        asked.append(1)
+        if len(asked) > 2:
+            raise ConnectionError("the desk is gone")
+        return False
+
+    with pytest.raises(RunError, match="the desk is gone"):
+        loop.train(
+            tiny(checkpoint_every=4), tmp_path / "run", report=Quiet(), cluster=loop.Cluster(stopping=stopping)
+        )
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert state.progress.step == 2
+
+
+@pytest.mark.usefixtures("lean")
 def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:
     """Stopped after the first of two optimizer steps and resumed, the run ends as the one that was never stopped."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

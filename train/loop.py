@@ -95,9 +95,11 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
         first_update, film = run.step, Film(out, trainer.players)
         stopping = stop_requests(report.stopping, cluster.stopping)
         with closing(sinks), closing(RolloutSource(trainer.players, weights.memory)) as source, stopping as stop:
-            while not stop.agreed(ranks):
+            while True:
                 step = run.step
                 try:
+                    if stop.agreed(ranks):
+                        break
                     if evaluations.due(step):
                         with stop.abandonable():
                             row = evaluations.at(step, model, report)
