@@ -89,7 +89,8 @@ def choose(kind: str, spec: str) -> Choice:
         if fault["type"] == "extra_forbidden":
             raise ValueError(f"{kind}={name} does not take {key}; it takes {takes}") from error
         given = f", not {fault['input']!r}" if fault["type"] != "missing" else ""
-        raise ValueError(f"{kind}={name}: {key}: {fault['msg']}{given}; it takes {takes}") from error
+        said = fault["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{kind}={name}: {key}: {said}{given}; it takes {takes}") from error
 
 
 def _no_function(kind: str, spec: str) -> str:

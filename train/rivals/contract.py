@@ -20,11 +20,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from msgrpo.agent import LanguageAgent
 from msgrpo.episode import Episode
-from msgrpo.game import Game, Scenario
+from msgrpo.game import MOST_POINTS, Game, Scenario
 from msgrpo.prompt import PromptTemplate
 
 if TYPE_CHECKING:  # settings are read, and refused, without the seconds in which torch is loaded
@@ -124,6 +124,14 @@ class Choice(BaseModel):
     name: ClassVar[str]
     asks_policy: ClassVar[bool] = False  # it computes with the policy, each rank by itself
     one_game: ClassVar[bool] = False  # it compares the returns of different starts, so they must be of one game
+
+    @field_validator("*")
+    @classmethod
+    def _is_bounded(cls, value: Any) -> Any:
+        """Of larger numbers the loss is not finite, and a smaller learning rate would be advised."""
+        if isinstance(value, int | float) and abs(value) > MOST_POINTS:
+            raise ValueError(f"a number of up to {MOST_POINTS:g}")
+        return value
 
     def check(self, config: Settings) -> None:
         """Raise ValueError if this choice does not fit the other settings of the run."""
