@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,15 @@ def test_a_run_killed_after_its_last_checkpoint_gets_its_agent(run: Path, tmp_pa
 def test_several_players_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="several players"):
         train("snake-duel", tmp_path, say=quiet)
+
+
+def test_a_wrong_name_is_told_before_anything_heavy_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took seconds; without the packages a person was sent to install them first."""
+    monkeypatch.setitem(sys.modules, "msgrpo.train.dqn", None)
+    monkeypatch.delattr("msgrpo.train.dqn")
+    done = command_line.invoked("train-dqn", "frozen-lak", "--out", "d")
+    assert isinstance(done.exception, UsageError)
+    assert "no scenario is named 'frozen-lak'" in done.exception.message
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -99,6 +99,9 @@ def train_dqn(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of weights, exploration and starts.")] = 0,
 ) -> None:
     """Train the DQN baseline on a scenario's training starts (stable-baselines3)."""
+    from msgrpo.games import get_scenario
+
+    get_scenario(scenario)  # a wrong name is told before the seconds in which torch is loaded
     with needs("msgrpo train-dqn", "dqn"):
         from msgrpo.train import dqn
 
