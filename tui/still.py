@@ -46,9 +46,11 @@ class Scene(NamedTuple):
 def still(film: Scenes) -> str:
     """The SVG. Raises UsageError where the run keeps no film that can be shown."""
     chosen = list(_chosen(film))
+    if not chosen and len(film):
+        raise UsageError(f"no scene of {film.folder} can be shown: {film.session_of(film.steps[0])}")
     if not chosen:
         raise UsageError(
-            f"{film.folder} keeps no film that can be shown: trained with film=0, not begun yet, or damaged",
+            f"{film.folder} keeps no film: trained with film=0, or not begun yet",
             fix="msgrpo train frozen-lake --set 'evaluation=200(film=3)' --out runs/film",
         )
     panels = [
