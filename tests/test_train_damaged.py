@@ -190,6 +190,25 @@ def test_an_optimizer_that_cannot_go_on_is_refused(what: str, trained: Path, tmp
         train(make_config(settings=[*TINY, "steps=3"]), out, resume=True, report=Told())
 
 
+def test_what_adamw_needs_for_its_next_step_is_asked_for_of_every_weight() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(length)) for length in (2, 3)]
+    own = torch.optim.AdamW(weights)
+    torch.cat(weights).sum().backward()  # type: ignore[no-untyped-call]
+    own.step()
+    whole = own.state_dict()
+    for sound in (whole, whole | {"state": {}}):  # the second has taken no step yet
+        checkpoint.check_optimizer(sound, own)
+    for name in ("betas", "eps", "weight_decay"):
+        groups = [{key: value for key, value in whole["param_groups"][0].items() if key != name}]
+        with pytest.raises(ValueError, match=f"it has no {name}"):
+            checkpoint.check_optimizer(whole | {"param_groups": groups}, own)
+    for mean in ("exp_avg", "exp_avg_sq"):
+        for spoilt in (torch.zeros(2), torch.zeros(3, dtype=torch.long)):
+            state = whole["state"] | {1: whole["state"][1] | {mean: spoilt}}
+            with pytest.raises(ValueError, match="means of weight 1"):
+                checkpoint.check_optimizer(whole | {"state": state}, own)
+
+
 @pytest.mark.parametrize("to", ["sparse", "whole numbers", "nothing at all"])
 def test_weights_that_are_no_plain_numbers_are_passed_over(to: str, tmp_path: Path) -> None:
     checkpoint.save(tmp_path, state(1))
