@@ -305,7 +305,8 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
             )
         except ENDING as error:  # what has a result is shown nevertheless
             fatal = str(error)
-            if not any(match.points_of(file, pair, scenario, starts)[0] for pair, file in records):
+            begun = all(file.is_file() for _, file in records)
+            if not begun or not any(match.points_of(file, pair, scenario, starts)[0] for pair, file in records):
                 raise
     results, rated = match.report(scenario, records, starts, options.out)
     have = {(one.first, one.second) for one in results}

@@ -6,6 +6,7 @@ env = gymnasium.make("msgrpo/snake-v0", split="test")
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import gymnasium
@@ -68,7 +69,7 @@ def legal_action(game: Game, player: str, number: int) -> str | None:
 def _seed(options: dict[str, Any], name: str) -> int | None:
     """A seed that somebody gives to `reset`; None for one that is to be drawn."""
     seed = options.get(name)
-    if seed is not None and not (isinstance(seed, (int, np.integer)) and seed >= 0):
+    if seed is not None and not (isinstance(seed, Integral) and int(seed) >= 0):
         raise UsageError(f"{name} is {seed!r}, no whole number from 0 on")
     return None if seed is None else int(seed)
 
