@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -98,7 +98,7 @@ class Catalogue:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.scenarios = {name: get_scenario(name) for name in names}
-        self._starts: dict[tuple[str, str], tuple[list[int], Iterator[int]]] = {}
+        self._starts = defaultdict[tuple[str, str], list[int]](list)
         self._lock = threading.Lock()
 
     def get(self, name: str | None) -> Scenario:
@@ -119,11 +119,9 @@ class Catalogue:
         if not 0 <= index < self.tasks(scenario):
             raise IndexError(f"{scenario.id} has the starts 0 to {self.tasks(scenario) - 1} in {split}, not {index}")
         with self._lock:
-            key = (scenario.id, split)
-            if key not in self._starts:
-                self._starts[key] = ([], scenario.starts(split))
-            known, more = self._starts[key]
-            known += islice(more, max(0, index + 1 - len(known)))
+            known = self._starts[scenario.id, split]
+            while len(known) <= index:  # no iterator is kept: a game's fault would end it for good
+                known.append(next(scenario.starts(split, known[-1] + 1 if known else 0)))
             return known[index]
 
 

@@ -28,7 +28,7 @@ import pytest
 
 from msgrpo.contract import examine
 from msgrpo.episode import GAME_FAULT, observation_of, play_episode
-from msgrpo.errors import GameError, MissingExtraError, UsageError
+from msgrpo.errors import GameError, GameFaultError, MissingExtraError, UsageError
 from msgrpo.game import AnyText, Game, Outcome, Remote, Scenario, stream
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import RandomAgent
@@ -228,6 +228,27 @@ def test_a_games_own_fault_ends_the_episode_without_a_result(tmp_path: Path) -> 
     session.close()
     with pytest.raises(UsageError, match="this session was closed"):
         session.reset()
+
+
+def test_a_game_that_fails_at_one_start_keeps_its_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fault ended the iterator of starts: from then on every further number was "list index out of range"."""
+    session, whole, failing = Session(Catalogue(["frozen-lake"])), Scenario.start_key, [9]
+
+    def start_key(scenario: Scenario, seed: int) -> str:
+        if seed in failing:
+            raise GameFaultError("no map")
+        return whole(scenario, seed)
+
+    assert session.reset(split="train", index=2).error is None  # whether it has few starts is known
+    monkeypatch.setattr(Scenario, "start_key", start_key)
+    for _ in range(2):
+        with pytest.raises(GameFaultError, match="no map"):
+            session.reset(split="train", index=8)
+    assert session.reset(split="train", index=3).error is None
+    failing.clear()
+    assert session.reset(split="train", index=8).error is None
+    assert session.saved is not None
+    assert session.saved.start_seed == next(islice(get_scenario("frozen-lake").starts("train"), 8, None))
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
