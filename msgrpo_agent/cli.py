@@ -17,7 +17,7 @@ from msgrpo import __version__
 from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
 from msgrpo.game import AnyText, Scenario
 from msgrpo.output import Json, err, out, print_json, say, say_error
-from msgrpo.signals import end_with_threads
+from msgrpo.signals import end_with_threads, ending_as_interrupt
 from msgrpo.text import counted, printable
 
 commands = typer.Typer()
@@ -234,12 +234,15 @@ def export(
 
         if len(folders) > 1:
             raise UsageError(f"--to {to} takes one run, and {len(folders)} folders were given")
-        for note in export_run(folders[0], to, out_dir, dtype):
+        with ending_as_interrupt():  # what is half written goes
+            notes = export_run(folders[0], to, out_dir, dtype)
+        for note in notes:
             say(note)
         return
     if dtype is not None:
         raise UsageError(f"--dtype is for the weights of a run, and --to {to} writes none")
-    done = interchange.export(folders, to, out_dir)
+    with ending_as_interrupt():
+        done = interchange.export(folders, to, out_dir)
     for note in done.notes:
         say(f"note: {note}")
     say(f"{out_dir}: {done.summary}")

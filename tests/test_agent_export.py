@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from msgrpo.errors import ModelError, UsageError  # noqa: E402
 from msgrpo.models import gguf_writer  # noqa: E402
 from msgrpo.models.asked import Taught, taught_as, trained_as  # noqa: E402
 from msgrpo.models.card import card, shown_setting  # noqa: E402
-from msgrpo.models.export import export_run  # noqa: E402
+from msgrpo.models.export import WRITERS, export_run  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.lora import ADAPTER_WEIGHTS  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
@@ -32,7 +33,7 @@ from msgrpo.models.paths import NANO_DIR, shipped_adapters  # noqa: E402
 from msgrpo.models.shared_prefix import plain_logprobs  # noqa: E402
 from msgrpo.prompt import PromptTemplate, as_given  # noqa: E402
 from msgrpo.specs import make_agent  # noqa: E402
-from tests.command_line import invoked  # noqa: E402
+from tests.command_line import invoked, run_here  # noqa: E402
 
 RUN = shipped_adapters()["frozen-lake"]
 PROMPTS = [list(gguf_writer.probes())[i] for i in (0, 25, 90)]
@@ -68,6 +69,17 @@ def test_the_merged_folder_is_the_adapted_model(tmp_path: Path, plain: tuple[Any
     assert (tmp_path / "merged").stat().st_mode & 0o777 == 0o755
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "merged").iterdir()} == {0o644}
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_a_signal_that_ends_an_export_leaves_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does: ended by SIGTERM or a terminal that closed, a hidden folder with the weights was left."""
+    monkeypatch.setitem(WRITERS, "hub", lambda order: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *given: None)  # where the command takes none, it ends no test
+    try:
+        assert run_here(monkeypatch, "export", str(RUN), "--to", "hub", "--out", str(tmp_path / "out")) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("to", ["merged", "gguf", "hub"])
