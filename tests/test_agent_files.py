@@ -128,7 +128,7 @@ def test_text_is_written_in_utf8_in_any_locale(tmp_path: Path) -> None:
     "read",
     [
         lambda file: settings_given(file=file), load_study, parameters, read_keys,
-        lambda file: begun.load(file, "planned"), lambda file: _load(Mock(), file.parent),
+        lambda file: begun.taking_over(file, "planned").__enter__(), lambda file: _load(Mock(), file.parent),
     ],
     ids=["train --config", "lab", "gguf", "keys", "teach and nano build", "train-dqn"],
 )  # fmt: skip
