@@ -103,6 +103,15 @@ def test_play_goes_on_where_the_reference_player_fails(monkeypatch: pytest.Monke
     assert {parse_action(row.answer, LAKE.actions).failure for row in turns} == {None}
 
 
+@pytest.mark.parametrize("reference", [LAKE.reference, None])
+def test_a_game_of_ones_own_that_is_a_lake_is_taught(reference: Any) -> None:
+    """How it is played stands in a table of families, where its own is not: that was a KeyError."""
+    mine = replace(LAKE, id="mine", family="mine", reference=reference)
+    turns = [row for row, *_ in itertools.islice(rows_of(mine, 0), 10)]
+    assert {parse_action(row.answer, LAKE.actions).failure for row in turns} == {None}
+    assert {row.best is None for row in turns} == {reference is None}
+
+
 @pytest.mark.parametrize("what", ["observe", "outcome", "legal", "describe"])
 def test_a_games_own_fault_ends_that_game_and_no_more(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of it fails: a fault of `outcome`, or of `legal` as an action is drawn, was a traceback, and what
