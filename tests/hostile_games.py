@@ -30,5 +30,6 @@ def scenario(game: type[Game], **more: Any) -> Scenario:
     return Scenario("hostile", "hostile", "Walk.", 3, "[test]", game, **fields)
 
 
-async def played(game: type[Game]) -> Any:
-    return await play_episode(scenario(game), {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0)
+async def played(game: type[Game], **more: Any) -> Any:
+    of = scenario(game, **more)
+    return await play_episode(of, {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0)
