@@ -30,7 +30,6 @@ from msgrpo.agent import (
     Completion,
     Decision,
     FinishReason,
-    LanguageAgent,
     ParseFailure,
     View,
     check_agent,
@@ -283,7 +282,7 @@ async def decision_of(agent: Agent, view: View) -> Decision:
             f"act of the agent {agent.spec} gave {repr(decision)[:200]}, not a msgrpo.agent.Decision",
             fix="return Decision(action), or Decision(None) for no legal action",
         )
-    return decision if isinstance(agent, LanguageAgent) else _as_said(agent, view, decision)
+    return _as_said(agent, view, decision)
 
 
 def _as_said(agent: Agent, view: View, decision: Decision) -> Decision:
@@ -291,10 +290,10 @@ def _as_said(agent: Agent, view: View, decision: Decision) -> Decision:
 
     Raises UsageError for what nobody could verify: words that say something else, a prompt template without words.
     """
-    fix = "a language model of your own is best a LanguageAgent around it; any other agent gives Decision(action)"
     if "template" in agent.settings() and (decision.prompt is None or decision.completion is None):
         raise UsageError(
-            f"the agent {agent.spec} has a prompt template, and decided without prompt or words", fix=fix
+            f"the agent {agent.spec} has a prompt template, and decided without prompt or words",
+            fix="Decision(action, failure, prompt, completion), or settings() without a template",
         )
     if decision.completion is None:
         return decision
@@ -302,7 +301,10 @@ def _as_said(agent: Agent, view: View, decision: Decision) -> Decision:
     parsed = parse_action(text, view.scenario.actions, view.legal())
     if parsed.action != decision.action:
         decided = f"the agent {agent.spec} decided for {reprlib.repr(decision.action)}"
-        raise UsageError(f"{decided}, and its words say {parsed.action}: {reprlib.repr(text)}", fix=fix)
+        raise UsageError(
+            f"{decided}, and its words say {parsed.action}: {reprlib.repr(text)}",
+            fix="words that end with that action in tags (<action>…</action>), or a Decision without words",
+        )
     return replace(decision, failure=parsed.failure)
 
 

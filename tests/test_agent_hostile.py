@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,22 @@ class Says:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class Mending(LanguageAgent):
+    """Somebody's own, which acts otherwise than its model says."""
+
+    async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+        said = await super().act(view)
+        return replace(said, action="back", failure=None)
+
+
+async def test_who_changes_a_language_models_action_is_told_how_to_say_it() -> None:
+    """A LanguageAgent of somebody's own was not looked at: verify refused its records afterwards."""
+    seats = {"player": Mending("mending", Says())}
+    with pytest.raises(UsageError, match="mending decided for 'back', and its words say on") as refused:
+        await play_episode(scenario(Walk), seats, start_seed=0, chance_seed=0, sampling_seed=0)
+    assert "words that end with that action in tags" in (refused.value.fix or "")
 
 
 @pytest.mark.parametrize("words", [{"caption": "\x1b[2J"}, {"legend": {".": "\x1b]0;x"}}, {"down": ("\x9b1m",)}])
