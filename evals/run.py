@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import reprlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,8 +76,8 @@ def why_not(agent: Agent) -> str:
 
 
 async def evaluate(
-    agents: Sequence[Agent],
-    scenarios: Sequence[Scenario],
+    agents: Collection[Agent],
+    scenarios: Collection[Scenario],
     episodes: int,
     out: Path | str,
     *,
@@ -169,7 +169,7 @@ def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:
     progress.spoken += len(record.finished) if isinstance(agent, LanguageAgent) else 0
 
 
-def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
+def _playable(agent: Agent, scenarios: Collection[Scenario]) -> list[Scenario]:
     """Those that an agent can play. Raises UsageError where it can play none."""
     able = [scenario for scenario in scenarios if can_play(agent, scenario)]
     if not able:
@@ -178,10 +178,10 @@ def _playable(agent: Agent, scenarios: Sequence[Scenario]) -> list[Scenario]:
     return able
 
 
-def _check_asked(agents: Sequence[Agent], scenarios: Sequence[Scenario], split: HeldOut, command: str) -> None:
+def _check_asked(agents: Collection[Agent], scenarios: Collection[Scenario], split: HeldOut, command: str) -> None:
     """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
     for what, given in (("agents", agents), ("scenarios", scenarios)):
-        if isinstance(given, str) or not isinstance(given, Sequence):  # one, or the name of one
+        if isinstance(given, str) or not isinstance(given, Collection):  # one, or the name of one
             raise UsageError(f"{what} is {reprlib.repr(given)}, not a list", fix=f"{what}=[…], also of a single one")
     if not isinstance(command, str):
         raise UsageError(f"command is {reprlib.repr(command)}, not the text of a command line")
@@ -199,7 +199,7 @@ def _check_asked(agents: Sequence[Agent], scenarios: Sequence[Scenario], split: 
         raise UsageError(f"no split of evaluations is named {split!r}", fix=nearest(split, get_args(HeldOut)))
 
 
-def _check_repeatable(scenarios: Sequence[Scenario]) -> None:
+def _check_repeatable(scenarios: Collection[Scenario]) -> None:
     """Refuse games of a server that gives another game for the same seed: nothing could be compared by pairs."""
     for scenario in scenarios:
         if scenario.remote is not None and not scenario.remote.repeats:
@@ -220,7 +220,7 @@ def _check_split(run: Run, split: HeldOut, out: Path) -> None:
 
 
 def _check_repeats(
-    run: Run, agents: Sequence[Agent], scenarios: Sequence[Scenario], episodes: int, repeats: int
+    run: Run, agents: Collection[Agent], scenarios: Collection[Scenario], episodes: int, repeats: int
 ) -> None:
     """Refuse fewer repeats or starts than are recorded, which would leave results out; more are allowed."""
     for spec, scenario in ((agent.spec, scenario.id) for agent in agents for scenario in scenarios):
@@ -234,7 +234,7 @@ def _check_repeats(
             )
 
 
-def _check_names(run: Run, agents: Sequence[Agent], called: dict[str, str]) -> None:
+def _check_names(run: Run, agents: Collection[Agent], called: dict[str, str]) -> None:
     """Refuse names that, with those of earlier evaluations in the folder, would make one agent another."""
     asked = run.asked | {agent.spec: {} for agent in agents}
     check_names(run.model_copy(update={"names": run.names | called, "asked": asked}))

@@ -722,7 +722,7 @@ def test_what_a_decision_consists_of_is_text_and_no_contradiction() -> None:
 
 async def test_names_of_folders_and_scenarios_from_python(tmp_path: Path) -> None:
     """A folder may be a text, too; the name of a scenario is no scenario, and the error says how to get it."""
-    await evaluate([RandomAgent()], [LAKE], 2, str(tmp_path / "e"))
+    await evaluate([RandomAgent()], {LAKE.id: LAKE}.values(), 2, str(tmp_path / "e"))  # as of SCENARIOS
     record = str(tmp_path / "e" / "random" / "frozen-lake.jsonl")
     assert len(list(read_episodes(record))) == verify(record).episodes == 2
     (series,), _ = plays.load([str(tmp_path / "e")])
