@@ -292,9 +292,13 @@ async def _play_all(
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
     places = min(concurrency, progress.planned)
     first: list[_Job | None] = []
-    for job in islice(jobs, places):  # a start is looked for among many: not all in one go, which holds up the loop
-        first.append(job)
-        await asyncio.sleep(0)
+    fault: GameFaultError | None = None
+    try:
+        for job in islice(jobs, places):  # a start is looked for among many: not all at once, which holds up the loop
+            first.append(job)
+            await asyncio.sleep(0)
+    except GameFaultError as error:  # of a game whose starts cannot be looked at: those of others are played first
+        fault = error
     jobs = chain(first, jobs)
     admission = asyncio.Lock()  # episodes begin in the suite's order, also where they wait for room in the budget
 
@@ -321,6 +325,8 @@ async def _play_all(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+    if fault is not None:
+        raise fault
 
 
 async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -> Episode:

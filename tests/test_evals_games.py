@@ -52,8 +52,8 @@ def test_a_start_that_fails_is_named_each_time_it_is_asked_for(tmp_path: Path) -
             episode_seeds(get_scenario(name), 1)
     with pytest.raises(GameFaultError, match="no start"):
         eval_here(tmp_path / "alone", agents=["random"], scenarios=[name])
-    beside = eval_here(tmp_path / "two", agents=["random"], scenarios=["frozen-lake", name], episodes=70)
-    assert [row.scenario for row in beside.rows] == ["frozen-lake"]
+    beside = eval_here(tmp_path / "two", agents=["random"], scenarios=["frozen-lake", name], episodes=3)
+    assert [(row.scenario, row.episodes) for row in beside.rows] == [("frozen-lake", 3)]
     assert "no start" in beside.fatal
 
 
