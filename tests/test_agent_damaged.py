@@ -49,5 +49,5 @@ def test_a_run_that_called_its_backend_engine_goes_on(tmp_path: Path) -> None:
 def test_a_file_that_only_tells_more_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text(DEEP + "\n")
     assert read_rows(tmp_path) == []
-    assert trained_on(tmp_path / METRICS) == ""
+    assert trained_on(tmp_path / METRICS) is None
     assert remembered(tmp_path / METRICS) == {}

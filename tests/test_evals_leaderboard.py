@@ -38,7 +38,7 @@ from msgrpo.games import get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.prompt import PromptTemplate
 from tests.command_line import PROGRAM, invoked, run
-from tests.evals_helpers import SCENARIO, eval_aside, eval_here, suite_episode, write
+from tests.evals_helpers import SCENARIO, eval_aside, eval_here, rewritten, suite_episode, write
 from tests.fake_server import FakeServer
 
 SEEDS = episode_seeds(get_scenario(SCENARIO), 8)
@@ -397,6 +397,7 @@ def test_verify_knows_the_suites_episodes_and_takes_each_once(evaluated: Path) -
 
 def test_verify_says_which_prompts_it_cannot_check(tmp_path: Path, evaluated: Path) -> None:
     other = recorded(evaluated)
+    other.agents["player"] = "nano"
     other.settings["player"]["template"] = "another version's"
     other.prefix["player"] = "p"
     for turn in other.turns:
@@ -405,9 +406,15 @@ def test_verify_says_which_prompts_it_cannot_check(tmp_path: Path, evaluated: Pa
     assert verify(tmp_path / "r.jsonl").unchecked_prompts == 1
     told = invoked("verify", str(tmp_path))
     assert "could not be checked" in told.stdout
-    assert (told.exit_code, "1 episode of frozen-lake asked for and not there" in told.stdout) == (1, True)
+    assert (told.exit_code, "missing: 1 earlier episode" in told.stdout) == (1, True)
     other.turns[0].answer = "<action>none</action>"
     assert "now None" in str(first_difference(other))
+
+
+def test_verify_counts_what_was_asked_for_and_is_not_there(evaluated: Path) -> None:
+    rewritten(evaluated / "random" / f"{SCENARIO}.jsonl", lambda rows: rows[:-1])
+    told = invoked("verify", str(evaluated))
+    assert (told.exit_code, f"1 episode of {SCENARIO} asked for and not there" in told.stdout) == (1, True)
 
 
 def test_a_person_may_have_taken_over(evaluated: Path) -> None:

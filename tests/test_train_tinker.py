@@ -206,7 +206,9 @@ def test_an_update_that_cannot_be_saved_is_not_called_kept(fake: Fake, tmp_path:
     with pytest.raises(RunError, match="with the weights of the version before"):
         train(settings("checkpoint_every=100", steps=3), tmp_path / "run", report=told)
     assert saved(tmp_path / "run") == []
-    assert told.said[-1].startswith("update 1 is not saved")
+    *_, why, kept = told.said
+    assert why.startswith("update 1 is not saved")
+    assert kept.startswith("kept: 0 updates")
 
 
 def test_a_second_service_of_a_process_is_asked_for_its_own_adapter(
