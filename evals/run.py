@@ -71,8 +71,8 @@ def can_play(agent: Agent, scenario: Scenario) -> bool:
 
 
 def why_not(agent: Agent) -> str:
-    """Why an agent cannot play a scenario, in words."""
-    return "nothing is known to be optimal there" if agent.spec == "optimal" else "it plays what it was trained on"
+    """Why an agent with a `can_play` does not play a scenario: its own words, where it has some."""
+    return str(getattr(agent, "why_not", "it cannot play this game"))
 
 
 async def evaluate(

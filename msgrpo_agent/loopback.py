@@ -20,6 +20,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def bracketed(host: str) -> str:
+    """A host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_own(host: str, origin: str | None, *, anywhere: bool = False) -> bool:
     """Whether a request with these headers is meant for this server, and comes from no page but its own.
 

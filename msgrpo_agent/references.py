@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from msgrpo.agent import Decision, OnText, View
 from msgrpo.errors import GameFaultError, UsageError
@@ -92,6 +92,7 @@ class OptimalAgent:
     """The scenario's reference player: on Frozen Lake the exact optimum within the step limit, on Snake a search."""
 
     spec: str = "optimal"
+    why_not: ClassVar[str] = "nothing is known to be optimal there"  # said where it cannot play
 
     def settings(self) -> dict[str, Any]:
         return {"model": "dynamic programming or search"}

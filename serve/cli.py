@@ -119,11 +119,11 @@ def serve_games(
     """Serve games by the OpenEnv protocol, which TRL, SkyRL, verifiers and others play."""
     from msgrpo.extras import needs
     from msgrpo.games import SCENARIOS
-    from msgrpo.loopback import is_loopback
+    from msgrpo.loopback import bracketed, is_loopback
     from msgrpo.serve.env_session import Catalogue
     from msgrpo.serve.preflight import check_port
     from msgrpo.serve.terminal import check_key
-    from msgrpo.serve.vllm_command import KEY_VARIABLE, bracketed
+    from msgrpo.serve.vllm_command import KEY_VARIABLE
 
     key = os.environ.get(KEY_VARIABLE)
     check_key(key)

@@ -19,11 +19,12 @@ from typing import Self
 from pydantic_core import from_json
 
 from msgrpo.errors import ServeError
+from msgrpo.loopback import bracketed
 from msgrpo.models.bounded import BodyError
 from msgrpo.models.http import Client, NoAnswerError, Response
 from msgrpo.serve import supervisor
 from msgrpo.serve.preflight import failure, stage
-from msgrpo.serve.vllm_command import DRAIN_S, Launch, bracketed, child_environment
+from msgrpo.serve.vllm_command import DRAIN_S, Launch, child_environment
 
 STOP_S = 15.0  # the longest that stopping may take
 _POLL_S = 0.2

@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgrpo.errors import UsageError
 from msgrpo.files import is_folder
-from msgrpo.loopback import is_loopback
+from msgrpo.loopback import bracketed, is_loopback
 from msgrpo.models.gguf_file import cache_folder, is_gguf
 from msgrpo.models.paths import NANO, base_path
 from msgrpo.serve.adapters import Adapter, same_base, served_rank
@@ -223,10 +223,6 @@ def _check_extra(extra: tuple[str, ...]) -> None:
                 f"{option} is set by msgrpo serve itself",
                 fix="use its own --host, --port, --base, --name, --adapter, and a reverse proxy for TLS and paths",
             )
-
-
-def bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _can_write(folder: Path) -> bool:

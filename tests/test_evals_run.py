@@ -333,9 +333,7 @@ def test_what_an_agent_cannot_play_is_said_below_the_table(tmp_path: Path, monke
     scenarios = ["frozen-lake", "snake"]
     board = eval_here(tmp_path, agents=["counting"], scenarios=scenarios, episodes=1, names=["counting=Mine"])
     assert [row.scenario for row in board.rows] == ["frozen-lake"]
-    assert [note for note in board.notes if "snake" in note] == [
-        "Mine is not in snake: it plays what it was trained on."
-    ]
+    assert [note for note in board.notes if "snake" in note] == ["Mine is not in snake: it cannot play this game."]
 
 
 def test_a_failure_that_ends_an_evaluation_hides_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
-from msgrpo.loopback import is_loopback, is_own
+from msgrpo.loopback import bracketed, is_loopback, is_own
 from msgrpo.models.lora import read_adapter_config
 from msgrpo.specs import shipped
 from msgrpo.text import counted, interval_text
@@ -384,7 +384,7 @@ def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
             return app
 
     command = shlex.join([sys.executable, "-P", "-m", "msgrpo.cli", *without_web(arguments)])
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = f"http://{bracketed(host)}:{port}"
     with TemporaryDirectory() as templates:
         page_without_links(Path(templates))
         page = OwnPage(command, host=host, port=port, title="msgrpo play", templates_path=templates, public_url=url)

@@ -48,6 +48,8 @@ class BoardNet(BaseFeaturesExtractor):  # type: ignore[misc]  # stable-baselines
 class DQNAgent:
     """Greedy play of the network in `folder` (`msgrpo train-dqn`), on boards like those it was trained on."""
 
+    why_not = "it plays what it was trained on"  # said where it cannot play
+
     def __init__(self, spec: str, folder: Path) -> None:
         self.spec = spec
         self.card = read_card(folder)
