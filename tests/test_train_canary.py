@@ -148,6 +148,26 @@ def test_the_rounding_of_one_bfloat16_logit_accuses_nobody(monkeypatch: pytest.M
         contract.check(policy, "the rollout engine", said)
 
 
+def test_two_uncertain_tokens_in_bfloat16_accuse_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with SmolLM2 after a small update: the engine is nearer to the base about two tokens, as near about others."""
+    policy = Policy(tiny(dtype="bfloat16"))
+    engine = engine_of(policy)
+    prompts = contract.canary_prompts(get_scenario("frozen-lake"))
+    said = engine.model.generate(prompts, contract.canary_sampling(1.0), contract.SEEDS)
+    exact = contract._trainer_logprobs
+
+    def rounded(policy: Policy, answers: Any) -> Tensor:
+        found = exact(policy, answers)
+        found[found.argsort()[:2]] += 0.3
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contract, "_trainer_logprobs", rounded)
+        patch.setattr(contract, "_plain", rounded)
+        patch.setattr(contract, "_under", lambda policy, answers, weights: exact(policy, answers))
+        contract.check(policy, "the rollout engine", said)
+
+
 def test_one_uncertain_token_in_bfloat16_stops_no_run_and_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM and the trainer of a 0.5B were 0.29 nats apart about one token, and as near as usual about the others."""
     policy = Policy(tiny(dtype="bfloat16"))

@@ -52,6 +52,7 @@ TOLERANCE = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 1.0)}
 ROUNDINGS, LEAST_BOUND = 8, 2e-3
 LARGE_LOGIT = 8  # of a token that may be sampled; from 8 to 16 the numbers of a format lie 8 eps apart
 ROWS, TOKENS = 3, 48  # enough to come to the action: the words before it may be certain whatever the weights are
+FEW = 20
 SEEDS = (11, 12, 13)
 
 
@@ -76,11 +77,11 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
     padding and of the selection of rows show too. The trainer computes them in a padded batch after the shared
     prefix; the plain forward pass computes each row alone, by the model's own code. An engine that is clearly closer
     to the base, or to a version before (`previous`, the newest last), than to the trainer plays with those weights,
-    and fails too.
+    and fails too. Many tokens must say so: in bfloat16 the few uncertain ones of a sure answer are moved further by
+    rounding than by a small update, and two of 120 stopped a healthy run of SmolLM2.
 
     How far trainer and plain forward are apart is taken for rounding. One rounded logit moves a token's log p by up
-    to (1 - p) times the logit's spacing, so in bfloat16 an uncertain token alone can look like an update; in float32
-    differences far below the tolerance are seen.
+    to (1 - p) times the logit's spacing; in float32 differences far below the tolerance are seen.
     Returns the largest difference in log-probability; raises RunError if it, or the mean, is more than the
     tolerance.
     """
@@ -96,17 +97,16 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
         for ago, state in enumerate(reversed(previous), 1):
             name = "the version before" if ago == 1 else f"the version {ago} updates before"
             others[name] = _under(policy, answers, partial(policy.holding, state))
-    near, name = min((float((engine - other).abs().mean()), name) for name, other in others.items())
-    far, apart = (float((ours - theirs).abs().mean()) for theirs in (engine, plain))
-    spacing = LARGE_LOGIT * torch.finfo(policy.model.dtype).eps
-    rounding = max(apart, spacing * float((1 - ours.exp()).mean()))
-    if near < far / 2 and far > 2 * rounding:
+    many = _many(policy, engine, ours)
+    near, name = min((float((engine - other)[many].abs().mean()), name) for name, other in others.items())
+    far = float((engine - ours)[many].abs().mean())
+    if near < far / 2 and far > 2 * _rounding(policy, ours[many], plain[many]):
         raise RunError(
             f"{who} plays with the weights of {name}: its log-probabilities differ by {near:.3g} nats from "
             f"those, by {far:.3g} from the current ones"
         )
     of_mean, of_largest = TOLERANCE[policy.model.dtype]
-    largest = 0.0
+    rounding, largest = _rounding(policy, ours, plain), 0.0
     for name, theirs in {who: engine, "the model's own forward": plain}.items():
         gaps = (ours - theirs).abs()  # NaN stays NaN
         mean, most = float(gaps.mean()), float(gaps.max())
@@ -119,6 +119,23 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
             )
         largest = max(largest, most)
     return largest
+
+
+def _rounding(policy: Policy, ours: Tensor, plain: Tensor) -> float:
+    """How far two computations by the same weights may be apart in the mean."""
+    return max(float((ours - plain).abs().mean()), float(_rounded_logit(policy, ours).mean()))
+
+
+def _rounded_logit(policy: Policy, logprobs: Tensor) -> Tensor:
+    """How far one rounded logit moves each token's log p, at most."""
+    return LARGE_LOGIT * torch.finfo(policy.model.dtype).eps * (1 - logprobs.exp())
+
+
+def _many(policy: Policy, engine: Tensor, ours: Tensor) -> Tensor:
+    """All tokens but the one in twenty, at least one per answer, that differs most, if rounding may be why."""
+    gaps = (engine - ours).abs()
+    most = gaps >= gaps.topk(min(len(gaps), max(ROWS, len(gaps) // FEW))).values[-1]
+    return ~(most & (gaps <= ROUNDINGS * _rounded_logit(policy, ours)))
 
 
 def _trainer_logprobs(policy: Policy, answers: Sequence[Completion]) -> Tensor:
