@@ -149,7 +149,7 @@ def test_the_rounding_of_one_bfloat16_logit_accuses_nobody(monkeypatch: pytest.M
 
 
 def test_two_uncertain_tokens_in_bfloat16_accuse_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with SmolLM2 after a small update: the engine is nearer to the base about two tokens, as near about others."""
+    """As with SmolLM2 after a small update: nearer to the base about two tokens, and as near about the others."""
     policy = Policy(tiny(dtype="bfloat16"))
     engine = engine_of(policy)
     prompts = contract.canary_prompts(get_scenario("frozen-lake"))
