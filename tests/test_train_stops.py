@@ -261,6 +261,29 @@ def test_a_command_that_is_lost_between_two_updates_loses_none(tmp_path: Path) -
     assert state.progress.step == 2
 
 
+@pytest.mark.parametrize(("refused", "kept"), [("000003.json", 3), ("transcripts.jsonl", 4)])
+@pytest.mark.usefixtures("lean")
+def test_a_file_to_look_at_that_cannot_be_written_costs_no_update(
+    refused: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What people watch of an update is written when it has ended: that stood outside of what saves it."""
+    replace_file = os.replace
+
+    def refusing(source: Any, target: Any) -> None:
+        if Path(target).name == refused:
+            raise OSError(errno.EACCES, "Permission denied", str(target))
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    told = Told()
+    with pytest.raises(RunError, match=rf"Permission denied.*{refused}"):
+        loop.train(tiny(checkpoint_every=4), tmp_path / "run", report=told)
+    state, _ = checkpoint.load_latest(tmp_path / "run")
+    assert state is not None
+    assert state.progress.step == kept
+    assert told.said[-1].startswith(f"kept: {kept} updates; go on with: ")
+
+
 @pytest.mark.usefixtures("lean")
 def test_an_update_that_was_given_up_between_its_steps_leaves_no_trace(tmp_path: Path) -> None:
     """Stopped after the first of two optimizer steps and resumed, the run ends as the one that was never stopped."""

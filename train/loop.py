@@ -118,6 +118,20 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     total = {"time/total": run.progress.seconds + seconds}
                     sinks.update(step + 1, describe(rollouts) | stats | total)
                     check_mismatch(stats)  # after its row is written: `msgrpo doctor` shows it
+                    run.advance(rollouts, seconds)
+                    if rollouts.lost:
+                        report.note(f"update {run.step}: {left_out(rollouts.lost)}")
+                    if run.step == first_update + 1:
+                        lasting = rollouts.pace(
+                            seconds, stats["time/update"], ahead=config.ahead, here=config.plays_here
+                        )
+                        report.note(evaluations.forecast(run.step, lasting))
+                    if ranks.first:
+                        run_log.write_update(out, watched(run.step, rollouts, picked))
+                        if run.step % config.checkpoint_every == 0 or run.step == config.steps:
+                            # First: what a checkpoint holds is not done again.
+                            write_transcripts(out, rollouts.episodes)
+                            run.save()
                 except StopRequested:
                     break
                 except Exception:  # of servers, of the disk, of games, of a choice of one's own
@@ -126,17 +140,6 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                         if cluster.stopping is None:  # on a cluster the ranks begin again
                             report.note(f"kept: {counted(run.saved, 'update')}; {further(out)}")
                     raise
-                run.advance(rollouts, seconds)
-                if rollouts.lost:
-                    report.note(f"update {run.step}: {left_out(rollouts.lost)}")
-                if run.step == first_update + 1:
-                    lasting = rollouts.pace(seconds, stats["time/update"], ahead=config.ahead, here=config.plays_here)
-                    report.note(evaluations.forecast(run.step, lasting))
-                if ranks.first:
-                    run_log.write_update(out, watched(run.step, rollouts, picked))
-                    if run.step % config.checkpoint_every == 0 or run.step == config.steps:
-                        write_transcripts(out, rollouts.episodes)  # first: what a checkpoint holds is not done again
-                        run.save()
             if stop.asked is not None:
                 if ranks.first:
                     run.save()
