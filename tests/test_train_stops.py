@@ -21,6 +21,7 @@ from msgrpo.train.config import MicroBatching, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.state import RunState
+from msgrpo.train.stopping import stop_requests
 from tests.command_line import run_here
 from tests.train_helpers import WEIGHTS, Told, tiny
 
@@ -191,6 +192,7 @@ class StoppedAt(Heard):
         ("update 2 of 4: 1 of 8 episodes played", 1, signal.SIGTERM),
         ("update 3 of 4: learning from", 2, signal.SIGINT),
         ("evaluation after 2 updates: 1 of 6", 2, signal.SIGTERM),
+        ("update 2 of 4: learning from", 1, signal.SIGHUP),
     ],
 )
 @pytest.mark.usefixtures("lean")
@@ -204,6 +206,23 @@ def test_a_stop_gives_up_what_goes_on_and_keeps_every_finished_update(
     assert told.said[next(i for i, text in enumerate(told.said) if text.startswith(moment)) + 1] == "stopping"
     state, _ = checkpoint.load_latest(tmp_path / "run")
     assert (None if state is None else state.progress.step) == kept
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_the_terminals_end_asks_a_run_to_stop_unless_it_is_to_outlive_it(ignored: bool) -> None:
+    """It ended the run at once, without what it had learned since the checkpoint; and nobody can be told any more."""
+
+    def gone() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with stop_requests(gone) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.asked == (None if ignored else signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class At(Heard):

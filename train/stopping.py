@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from msgrpo.signals import ENDING
 from msgrpo.train.ranks import Ranks
 
 Asked = Callable[[], bool]
@@ -41,7 +42,8 @@ class Stop:
                 raise KeyboardInterrupt
             return
         self.asked = number
-        self._tell()
+        with suppress(OSError):  # the terminal may be gone
+            self._tell()
         if self._may_abandon:
             raise StopRequested
 
@@ -67,14 +69,16 @@ class Stop:
 
 @contextmanager
 def stop_requests(tell: Callable[[], None], elsewhere: Asked | None = None) -> Iterator[Stop]:
-    """While this is open, Ctrl-C and SIGTERM ask the run to stop, which `tell` says to a person. In a thread, where
-    no signals arrive, only `elsewhere` can ask.
+    """While this is open, Ctrl-C, SIGTERM and the terminal's end ask the run to stop, which `tell` says to a person.
+    In a thread, where no signals arrive, only `elsewhere` can ask.
     """
     stop = Stop(tell, elsewhere)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
     for number in before:
         signal.signal(number, stop.ask)
     try:
