@@ -19,6 +19,7 @@ from msgrpo.games.snake import DELTA
 from msgrpo.train.nano import build as nano
 from msgrpo.train.nano.build import Build, build, lists_only, rows_of
 from msgrpo.train.nano.words import Sight, Words, follow, look, truth
+from tests.command_line import invoked
 
 
 def position(scenario_id: str, start: int, moves: int) -> Game:
@@ -224,3 +225,10 @@ def test_one_head_begins_by_looking_for_equal_tokens() -> None:
     attention = nano.new_model(tokenizer).model.layers[0].self_attn
     assert torch.equal(attention.q_proj.weight[:32], attention.k_proj.weight[:32])
     assert not torch.equal(attention.q_proj.weight[32:64], attention.k_proj.weight[32:64])
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**64)])
+def test_a_seed_that_no_generator_takes_is_refused(seed: str, tmp_path: Path) -> None:
+    """It was a traceback of numpy's or torch's."""
+    done = invoked("nano", "build", "--seed", seed, "--steps", "1", "--out", str(tmp_path / "nano"))
+    assert (done.exit_code, "--seed" in done.output) == (2, True)

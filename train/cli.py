@@ -161,7 +161,7 @@ def nano_build(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder for the model and its tokenizer.")] = Path(
         "runs/nano"
     ),
-    seed: Annotated[int, typer.Option(help="Seed of text, weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of text, weights and batches.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: 6000.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Half the steps: it reads worse.")] = False,
     scenarios: Annotated[
@@ -185,8 +185,9 @@ def nano_build(
     if as_json:
         print_json(facts | {"out": str(out_dir)})
     else:
-        built = f"{facts['parameters']:,} parameters, loss {facts['loss']}, {facts['minutes']} minutes → {out_dir}"
-        out.print(built, markup=False)
+        print_line(
+            f"{facts['parameters']:,} parameters, loss {facts['loss']}, {facts['minutes']} minutes → {out_dir}"
+        )
 
 
 @commands.command()
