@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from msgrpo.train import cluster  # noqa: E402
 from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
 from msgrpo.train.desk import STARTS, Desk, RunEnd  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
-from msgrpo.train.run_folder import further, resume_command  # noqa: E402
+from msgrpo.train.run_folder import check_folder, config_of, further, resume_command, writing  # noqa: E402
 from msgrpo.train.stopping import StopRequested  # noqa: E402
 
 
@@ -195,6 +196,26 @@ def test_what_goes_on_with_a_run_names_its_cluster(tmp_path: Path) -> None:
     assert further(tmp_path, "10.0.0.1:6379").endswith(f"--out {tmp_path} --ray 10.0.0.1:6379")
 
 
+def test_what_a_folder_or_a_disk_refuses_names_the_cluster_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pasted, the command went on here with one process; Ray sets RANK and WORLD_SIZE as torchrun does."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    ending = f"msgrpo train --resume --out {tmp_path} --ray 10.0.0.1:6379"
+    (tmp_path / CONFIG).write_text(make_config().model_dump_json())
+    with pytest.raises(RunError) as full, writing(tmp_path, "10.0.0.1:6379"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(UsageError, match="other settings") as other:
+        check_folder(tmp_path, make_config(settings=["groups=2"]), True, "10.0.0.1:6379")
+    assert str(full.value.fix).endswith(ending)
+    assert f"{ending};" in str(other.value.fix)
+    (tmp_path / CONFIG).write_text(make_config().model_dump_json().replace('"frozen-lake"', '"a.py:b"'))
+    with pytest.raises(UsageError) as unnamed:
+        config_of(tmp_path, {"steps": 9}, "10.0.0.1:6379")
+    assert str(unnamed.value.fix).endswith(f"--out {tmp_path} --ray 10.0.0.1:6379 --steps 9")
+
+
 def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -247,8 +268,8 @@ def test_an_error_of_a_rank_ends_the_run_once_the_first_has_saved(
     thread = SimpleNamespace(is_alive=lambda: True, join=joined.append)
     (tmp_path / CONFIG).write_text("{}")
     monkeypatch.setattr(cluster.ray, "get", lambda answer: answer)
-    work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [])
+    work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [], "auto")
     with pytest.raises(RunError, match="not finite"):
-        cluster._followed(SimpleNamespace(thread=thread), work, told, "auto", gpus=False)  # type: ignore[arg-type]
+        cluster._followed(SimpleNamespace(thread=thread), work, told, gpus=False)  # type: ignore[arg-type]
     assert joined == ([] if saved else [cluster.END_S])
     assert told.notes == [f"go on with: msgrpo train --resume --out {tmp_path} --ray auto"]

@@ -28,6 +28,7 @@ from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
 from msgrpo.train.ranks import ALONE, Ranks, open_ranks
+from msgrpo.train.run_folder import resume_command
 
 ROOT = Path(__file__).parents[1]
 LAKE = "tests.near:lake"  # by its name, since Ray's processes play as well
@@ -112,6 +113,18 @@ def test_a_launcher_that_sets_half_of_it_or_nonsense_is_one_error(
         monkeypatch.setenv(variable, "lo")
     with pytest.raises(UsageError, match=name), open_ranks():
         pass
+
+
+@pytest.mark.parametrize(("here", "how"), [("2", "--nproc-per-node 2"), ("1", "…")])
+def test_a_run_of_several_processes_goes_on_with_as_many(
+    here: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that was told, pasted, went on with one."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": here}.items():
+        monkeypatch.setenv(name, value)
+    assert resume_command(tmp_path) == f"torchrun {how} -m msgrpo.cli train --resume --out {tmp_path}"
+    monkeypatch.delenv("RANK")
+    assert resume_command(tmp_path) == f"msgrpo train --resume --out {tmp_path}"
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

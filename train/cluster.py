@@ -85,6 +85,7 @@ class Work:
     scratch: Path  # Ray Train's own files; ours are the checkpoints in the run's folder
     desk: Any
     hosts: Sequence[Any]
+    address: str  # of the cluster, as a person named it
 
 
 def rank(work: Mapping[str, Work]) -> None:
@@ -105,7 +106,8 @@ def rank(work: Mapping[str, Work]) -> None:
         with needs("msgrpo train", "train"):  # here, since the run's other processes need no model library
             from msgrpo.train.loop import Cluster, train
 
-        cluster = Cluster(OnRay(given.hosts, report, stopping) if given.hosts else None, stopping, again)
+        fleet = OnRay(given.hosts, report, stopping) if given.hosts else None
+        cluster = Cluster(fleet, stopping, again, given.address)
         with cut_off_ends(desk):
             summary = train(
                 given.config, given.out, resume=given.resume or again, report=report, logs=given.logs, cluster=cluster
@@ -183,7 +185,7 @@ def train_on_ray(
             "rollouts=vllm starts a server beside the first trainer, whose end Ray would not let it notice",
             fix="--rollouts 'vllm(servers=1)': servers that Ray places; or --rollouts hf",
         )
-    check_folder(out, config, resume)
+    check_folder(out, config, resume, address)
     with connected(address) as is_ours:
         gpus = ray.cluster_resources().get("GPU", 0) > 0
         if not gpus:
@@ -199,9 +201,9 @@ def train_on_ray(
         desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=here).remote()
         hosts = start_hosts(config.servers, request(config, gpus=gpus), gpus=gpus) if config.servers else []
         scratch = Path(tempfile.mkdtemp(prefix="msgrpo-ray-"))
-        work = Work(config, out.resolve(), resume, logs, Path.cwd(), scratch, desk, hosts)
+        work = Work(config, out.resolve(), resume, logs, Path.cwd(), scratch, desk, hosts, address)
         try:
-            return _followed(Fit(work, gpus=gpus), work, report, address, gpus=gpus)
+            return _followed(Fit(work, gpus=gpus), work, report, gpus=gpus)
         except ray.exceptions.RayError as error:  # the desk's or the head's process is gone
             raise RunError(
                 f"the Ray cluster is lost: {first_line(error)}",
@@ -240,7 +242,7 @@ class Fit:
             self.error = error
 
 
-def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: bool) -> dict[str, Any]:
+def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str, Any]:
     """Show what the ranks report until the run has ended."""
     passed_on, looked = False, 0.0
     told = "stopping: this update is done and saved; Ctrl-C once more stops without saving"
@@ -255,7 +257,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: boo
             if not running:
                 raise RunError(
                     f"Ray Train has ended the run: {first_line(fit.error) if fit.error else 'no reason'}",
-                    fix=further(work.out, address),
+                    fix=further(work.out, work.address),
                 )
             if not begun and stop.asked is not None:
                 raise KeyboardInterrupt  # nobody is there who could save anything
@@ -275,7 +277,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, address: str, *, gpus: boo
     if not outcome.saved:  # then the others may wait for it without end
         fit.thread.join(END_S)
     if outcome.error:
-        report.note(further(work.out, address))
+        report.note(further(work.out, work.address))
         raise RunError(outcome.error, fix=outcome.fix)
     if outcome.summary is None:
         raise KeyboardInterrupt

@@ -53,8 +53,8 @@ def run(given: Given) -> None:
     _check_cluster(plan.config, given)
     first = launched_as() == 0
     if first:  # what loads models takes seconds more to import
-        with writing(plan.folder):
-            check_folder(plan.folder, plan.config, given.resume)
+        with writing(plan.folder, given.ray):
+            check_folder(plan.folder, plan.config, given.resume, given.ray)
     if given.watch:
         arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
         where = () if given.out_dir else ("--out", str(plan.folder))
@@ -74,7 +74,7 @@ def planned(given: Given) -> Plan:
 
     folder = given.out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), given.resume)
     said = settings_given(file=given.config_file, settings=settings, given=by_name)
-    held = config_of(folder, said) if given.resume else None
+    held = config_of(folder, said, given.ray) if given.resume else None
     if given.resume and held is None and not (given.scenario or given.config_file):
         fix = f"begin one: msgrpo train frozen-lake --out {shlex.quote(str(folder))}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)

@@ -12,6 +12,12 @@ def launched_as() -> int:
     return launched("RANK", 0)
 
 
+def processes() -> int:
+    """How many processes a launcher has started; 1 without a launcher."""
+    alone = "RANK" not in os.environ  # some job systems set WORLD_SIZE by themselves
+    return 1 if alone else launched("WORLD_SIZE", 1, range(1, 2**31))
+
+
 def launched(name: str, otherwise: int, allowed: range = range(2**31)) -> int:
     """A number that a launcher set."""
     value = os.environ.get(name, str(otherwise))

@@ -66,9 +66,10 @@ def train(
     """
     out = Path(out)
     check_logs(logs)
-    with writing(out), enough_memory(), few_collections(), open_ranks() as ranks:
+    ray = None if cluster is None else cluster.address
+    with writing(out, ray), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
-            check_folder(out, config, resume)
+            check_folder(out, config, resume, ray)
         for choice in config.choices:
             choice.prepare()  # a wrong name ends the run before anything is written or loaded
         for scenario in config.scenarios:
@@ -155,6 +156,7 @@ class Cluster:
     fleet: Fleet | None = None
     stopping: Asked | None = None
     again: bool = False  # it has begun before, and who trained then may be cut off and not have noticed it yet
+    address: str | None = None  # of the cluster, as a person named it
 
 
 @dataclass

@@ -21,7 +21,7 @@ from torch import nn
 from msgrpo.errors import RunError, UsageError, first_line
 from msgrpo.text import counted
 from msgrpo.train import peers
-from msgrpo.train.launched import launched
+from msgrpo.train.launched import launched, processes
 from msgrpo.train.peers import Peers
 
 T = TypeVar("T")
@@ -133,8 +133,7 @@ def open_ranks() -> Iterator[Ranks]:
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
-    alone = "RANK" not in os.environ  # some job systems set WORLD_SIZE by themselves
-    count = 1 if alone else launched("WORLD_SIZE", 1, range(1, 2**31))
+    count = processes()
     if count == 1:
         yield ALONE
         return

@@ -18,6 +18,7 @@ from msgrpo.errors import RunError, UsageError, first_fault
 from msgrpo.files import is_file, is_part, read_regular, remove_parts, replace_text
 from msgrpo.run_log import CONFIG, LOCK, SUMMARY
 from msgrpo.train.config import TrainConfig
+from msgrpo.train.launched import launched, processes
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
 
@@ -28,13 +29,13 @@ BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", "cost.json",
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
 
 
-def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
-    """Refuse to touch a folder that holds another run, or anything that is no run."""
+def check_folder(out: Path, config: TrainConfig, resume: bool, ray: str | None = None) -> None:
+    """Refuse to touch a folder that holds another run, or anything that is no run; `ray` is the cluster's address."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
     if not out.exists() or all(entry.name in BEFORE_A_RUN or is_part(entry) for entry in out.iterdir()):
         return
-    recorded = config_of(out, config.model_dump())
+    recorded = config_of(out, config.model_dump(), ray)
     if recorded is None:
         raise UsageError(f"--out {out} is not empty and holds no run", fix="choose another --out")
     if not resume:
@@ -48,7 +49,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool) -> None:
         differences = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
         raise UsageError(
             f"--out {out} holds a run with other settings: {differences}",
-            fix=f"go on by its own: {resume_command(out)}; or choose another --out",
+            fix=f"go on by its own: {resume_command(out, ray)}; or choose another --out",
         )
 
 
@@ -66,8 +67,21 @@ def resume_command(out: Path, ray: str | None = None) -> str:
     except (OSError, ValueError):
         recorded = {}
     allowed = allowing(recorded) if isinstance(recorded, dict) else ""
+    return f"{_program(ray)} {allowed}{_resuming(out, ray)}"
+
+
+def _program(ray: str | None) -> str:
+    """What starts this run's processes. On a cluster Ray does."""
+    count = 1 if ray is not None else processes()
+    if count == 1:
+        return "msgrpo"
+    here = f"--nproc-per-node {count}" if launched("LOCAL_WORLD_SIZE", 0) == count else "…"
+    return f"torchrun {here} -m msgrpo.cli"
+
+
+def _resuming(out: Path, ray: str | None) -> str:
     cluster = "" if ray is None else f" --ray {shlex.quote(ray)}"
-    return f"msgrpo {allowed}train --resume --out {shlex.quote(str(out))}{cluster}"
+    return f"train --resume --out {shlex.quote(str(out))}{cluster}"
 
 
 def allowing(settings: Mapping[str, Any]) -> str:
@@ -96,7 +110,7 @@ def by_todays_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
+def config_of(out: Path, given: Mapping[str, Any], ray: str | None = None) -> TrainConfig | None:
     """The settings of the run in `out`; None where there is none.
 
     `given` are the settings that a person gave themselves. Raises UsageError for a damaged file, and for one that
@@ -111,7 +125,7 @@ def config_of(out: Path, given: Mapping[str, Any]) -> TrainConfig | None:
             if isinstance(recorded.get("prompt", {}), str):
                 raise ValueError("prompt is a text, which would be the name of a file to read")
             steps = f" --steps {given['steps']}" if "steps" in given else ""
-            check_named(recorded, given, str(file), f"train --resume --out {shlex.quote(str(out))}{steps}")
+            check_named(recorded, given, str(file), f"{_resuming(out, ray)}{steps}")
         return TrainConfig.model_validate(recorded)
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
@@ -136,7 +150,7 @@ def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[None]:
+def writing(out: Path, ray: str | None = None) -> Iterator[None]:
     """What the disk refuses, in whatever file of the run, is one clear error; what a network refuses is another."""
     try:
         yield
@@ -149,5 +163,5 @@ def writing(out: Path) -> Iterator[None]:
             what, first = "the system has refused something", "remove the cause"
         reason = str(error) or type(error).__name__
         begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
-        fix = f"{first}, then go on: {resume_command(out)}" if begun else f"{first}, or choose another --out"
+        fix = f"{first}, then go on: {resume_command(out, ray)}" if begun else f"{first}, or choose another --out"
         raise RunError(f"{what} in the run {out}: {reason}", fix=fix) from error
