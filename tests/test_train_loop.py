@@ -21,7 +21,7 @@ from msgrpo import run_log
 from msgrpo.errors import RunError, UsageError
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.models import loading
-from msgrpo.run_log import read_rows
+from msgrpo.run_log import CONFIG, read_rows
 from msgrpo.text import counted
 from msgrpo.train import checkpoint, loop
 from msgrpo.train.config import TrainConfig, make_config
@@ -287,6 +287,16 @@ def test_resume_needs_no_option_but_the_folder(
     assert read_rows(out)[-1]["step"] == 5
     assert run_here(monkeypatch, *resume, "--set", "select=aaw(keep=3)") == 2
     assert "aaw(keep=2)' there, 'aaw(keep=3)' asked" in capsys.readouterr().err
+
+
+def test_a_runs_folder_in_the_place_of_the_scenario_is_named_with_the_command_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All scenarios were listed."""
+    (tmp_path / CONFIG).write_text("{}")
+    assert run_here(monkeypatch, "train", "--resume", str(tmp_path)) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"go on with: msgrpo train --resume --out {tmp_path}" in said
 
 
 def test_resume_begins_nothing_where_nothing_says_what_to_train(

@@ -14,10 +14,13 @@ import typer
 
 from msgrpo.errors import UsageError
 from msgrpo.extras import needs
+from msgrpo.files import is_file
+from msgrpo.games import SCENARIOS
 from msgrpo.models.asked import taught_as
 from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO
 from msgrpo.output import err, out, print_json, print_line, say
+from msgrpo.run_log import CONFIG
 from msgrpo.text import counted
 from msgrpo.train.beside import train_and_watch
 from msgrpo.train.config import TrainConfig, make_config, settings_given
@@ -25,7 +28,7 @@ from msgrpo.train.display import closing_line, reporter
 from msgrpo.train.launched import launched_as
 from msgrpo.train.options import Given
 from msgrpo.train.presets import preset_for
-from msgrpo.train.run_folder import check_folder, config_of, further, writing
+from msgrpo.train.run_folder import check_folder, config_of, further, resume_command, writing
 from msgrpo.train.settings import settings_of, settings_table
 from msgrpo.train.sinks import Reporter, check_logs
 
@@ -66,6 +69,7 @@ def run(given: Given) -> None:
 
 def planned(given: Given) -> Plan:
     """The settings and the folder; with `--resume` those of the run that goes on."""
+    _check_no_folder(given)
     settings = given.settings or ()
     by_name = {name: getattr(given, name) for name in ("scenario", "base", "steps", "seed", "rollouts", "backend")}
 
@@ -79,6 +83,14 @@ def planned(given: Given) -> Plan:
         fix = f"begin one: msgrpo train frozen-lake --out {shlex.quote(str(folder))}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)
     return Plan(configured(held), folder, goes_on=held is not None)
+
+
+def _check_no_folder(given: Given) -> None:
+    """Raise UsageError for a run's folder in the place of the scenario."""
+    named = given.scenario
+    if given.resume and named and named not in SCENARIOS and is_file(Path(named) / CONFIG):
+        fix = f"go on with: {resume_command(Path(named), given.ray)}"
+        raise UsageError(f"{named} is a run's folder, and no scenario", fix=fix)
 
 
 def _check_cluster(config: TrainConfig, given: Given) -> None:
