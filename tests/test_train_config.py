@@ -472,6 +472,7 @@ def test_the_adapters_that_come_along_are_what_msgrpo_train_makes_today(scenario
         (["learning_rate=inf"], "learning_rate"),
         (["objectives=fixed(brevity=-1e39)"], "brevity: a number of up to 1e+12, not '-1e39'"),
         (["loss=clip(kl=1e30)"], "kl: a number of up to 1e+12, not '1e30'"),
+        (["temperature=1e-300"], "greater than or equal to 0.01"),
         (["lora_rank=1000000"], "1000000"),
         (["seed=99999999999999999999999"], "seed"),
     ],

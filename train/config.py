@@ -166,7 +166,8 @@ class TrainConfig(BaseModel):
         0.1, ge=0, le=MOST_POINTS, description="Φ of an answer without a legal action is minus this"
     )
 
-    temperature: float = Field(1.0, gt=0, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
+    # vLLM takes less for 0.01; far below, the numbers that are divided by it are no longer finite.
+    temperature: float = Field(1.0, ge=0.01, description="of rollouts and evaluations; 1 [ours]: unbiased ratios")
     max_tokens: int = Field(48, ge=1, description="of one answer")
 
     learning_rate: float = Field(
