@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from msgrpo.errors import UsageError, nearest
+from msgrpo.errors import UsageError, first_line, nearest
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.run_log import METRICS, read_rows
@@ -172,7 +172,7 @@ class Sinks:
                 call(sink)
             except Exception as error:  # somebody else's library, network and disk
                 self._others.remove(sink)
-                self._report.note(f"{type(sink).__name__} failed and is left out from now on: {error}")
+                self._report.note(f"{type(sink).__name__} failed and is left out from now on: {first_line(error)}")
 
 
 def open_sinks(out: Path, config: TrainConfig, from_step: int, report: Reporter, logs: Sequence[str]) -> Sinks:
@@ -185,5 +185,5 @@ def open_sinks(out: Path, config: TrainConfig, from_step: int, report: Reporter,
         try:
             others.append(maker(out, config, from_step))
         except Exception as error:
-            report.note(f"{maker.__name__} cannot be used and is left out: {error}")
+            report.note(f"{maker.__name__} cannot be used and is left out: {first_line(error)}")
     return Sinks(report, [record], others)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic_core import from_json
 
-from msgrpo.errors import RunError
+from msgrpo.errors import RunError, first_line
 from msgrpo.files import PART, replace_bytes
 from msgrpo.models.headers import tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, by_layer
@@ -44,7 +44,7 @@ def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> Non
         finally:
             part.unlink(missing_ok=True)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, tarfile.TarError, EOFError, OSError) as error:
-        raise RunError(f"the service's adapter cannot be taken over: {str(error)[:300]}") from error
+        raise RunError(f"the service's adapter cannot be taken over: {first_line(error)}") from error
 
 
 def _members(urls: Mapping[str, str], service: str) -> dict[str, bytes]:

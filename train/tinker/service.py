@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from msgrpo.agent import Sampling
-from msgrpo.errors import EndpointError, MsgrpoError, RunError, UsageError
+from msgrpo.errors import EndpointError, MsgrpoError, RunError, UsageError, first_line
 from msgrpo.models.endpoint_failures import speaks_of_context
 from msgrpo.text import printable
 from msgrpo.train.config import TrainConfig
@@ -86,7 +86,7 @@ class Service:
             httpx.get(f"{self.url}/api/v1/healthz", timeout=REACH_S)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UsageError(
-                f"nobody answers at TINKER_BASE_URL={self.url}: {error}",
+                f"nobody answers at TINKER_BASE_URL={self.url}: {first_line(error)}",
                 fix="start the server, or correct the address",
             ) from error
 
