@@ -365,9 +365,14 @@ class Scenario:
             )
 
     def new(self, start_seed: int, chance_seed: int) -> Game:
-        """A fresh game. Raises GameFaultError, with file and line, where its own code fails."""
+        """A fresh game. Raises GameFaultError, with file and line, where its own code fails or makes none."""
         with games_code(self.id):
-            return self.make(start_seed, chance_seed)
+            game: object = self.make(start_seed, chance_seed)
+            if not isinstance(game, Game):
+                raise GameFaultError(f"make() gave {reprlib.repr(game)}, no msgrpo.Game", rule="start")
+            if not hasattr(game, "returns"):
+                raise GameFaultError("its __init__ did not call super().__init__(step_limit)", rule="start")
+            return game
 
     @property
     def holds_out(self) -> bool:

@@ -94,6 +94,11 @@ class Begins(Walk):
         raise RuntimeError("no start")
 
 
+class Unmade(Walk):
+    def __init__(self, start_seed: int, chance_seed: int) -> None:
+        """Forgets Game's own."""
+
+
 @pytest.mark.parametrize(
     ("game", "says"),
     [
@@ -116,6 +121,8 @@ class Begins(Walk):
         (showing("x" * 200_000), "200,000 characters"),
         (Endless, "it goes on after"),
         (Begins, "no start"),
+        (Unmade, "did not call super().__init__(step_limit)"),
+        (lambda start_seed, chance_seed: None, "make() gave None, no msgrpo.Game"),
     ],
 )
 async def test_a_games_own_fault_costs_its_episode_and_is_named(game: type[Game], says: str) -> None:
@@ -124,7 +131,7 @@ async def test_a_games_own_fault_costs_its_episode_and_is_named(game: type[Game]
     assert says in episode.error_message
     assert "hostile" in episode.error_message
     assert "\x1b" not in episode.error_message
-    if issubclass(game, Raises | Interrupts | Begins):
+    if isinstance(game, type) and issubclass(game, Raises | Interrupts | Begins):
         assert f"{Path(__file__).name}:" in episode.error_message  # file and line
 
 
