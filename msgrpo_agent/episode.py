@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,7 +37,7 @@ from msgrpo.agent import (
     parse_action,
 )
 from msgrpo.errors import EndpointError, GameError, GameFaultError, RecordError, UsageError, first_fault
-from msgrpo.game import AnyText, Game, Outcome, Scenario, check_kind
+from msgrpo.game import MOST_POINTS, AnyText, Game, Outcome, Scenario, check_kind
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past
 from msgrpo.text import Clean, CleanData, printable
@@ -159,13 +160,20 @@ async def play_episode(
     or do not have the seats, and for seeds that no record holds.
     """
     check_kind(scenario)
+    seats = ", ".join(scenario.players)
+    if not isinstance(agents, Mapping):
+        raise UsageError(
+            f"agents is {reprlib.repr(agents)}, not a dict of the players {seats}",
+            fix=f"{{{', '.join(f'{player!r}: agent' for player in scenario.players)}}}",
+        )
     if not set(agents) >= set(scenario.players):
-        seats = ", ".join(scenario.players)
         raise UsageError(f"the players of {scenario.id} are {seats}, and agents were given for {list(agents)}")
+    if not isinstance(format_penalty, Real) or not abs(format_penalty) <= MOST_POINTS:
+        raise UsageError(f"format_penalty is {reprlib.repr(format_penalty)}, no number of points")
     episode = new_episode(scenario, agents, start_seed, chance_seed, sampling_seed)
     async with place_for(scenario):
         try:
-            game = await computed(scenario, scenario.new, start_seed, chance_seed)
+            game = await computed(scenario, scenario.new, episode.start_seed, episode.chance_seed)
         except GameFaultError as fault:
             lost_by(episode, fault)
             return episode
