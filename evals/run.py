@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
+from numbers import Integral
 from pathlib import Path
 from typing import Protocol, get_args
 
 from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
 from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
-from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, nearest
+from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, check_given, nearest
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
@@ -104,7 +105,9 @@ async def evaluate(
     nothing, two agents or scenarios share a name, a name, a number or the split makes no sense, or `out` holds
     another split.
     """
-    progress, out = progress or EvalProgress(), Path(out)
+    progress, budget, out = progress or EvalProgress(), budget or Budget(), Path(out)
+    check_given("budget", budget, Budget, fix="msgrpo.evals.budget.Budget(tokens=100_000)")
+    check_given("max_failures", 0 if max_failures is None else max_failures, Integral, fix="a number of episodes")
     check_counts(episodes=episodes, repeats=repeats, concurrency=concurrency)
     _check_asked(agents, scenarios, split, command)
     called = checked_names(names or {}, [agent.spec for agent in agents])
@@ -145,7 +148,7 @@ async def evaluate(
                     await _play_elsewhere(agent, jobs, elsewhere, progress, max_failures, regret)
                 else:
                     with few_collections():
-                        await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget or Budget())
+                        await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget)
                 ended = not progress.stopped
             except EndpointError:
                 _forgive(out, parts)
@@ -183,8 +186,7 @@ def _check_asked(agents: Collection[Agent], scenarios: Collection[Scenario], spl
     for what, given in (("agents", agents), ("scenarios", scenarios)):
         if isinstance(given, str) or not isinstance(given, Collection):  # one, or the name of one
             raise UsageError(f"{what} is {reprlib.repr(given)}, not a list", fix=f"{what}=[…], also of a single one")
-    if not isinstance(command, str):
-        raise UsageError(f"command is {reprlib.repr(command)}, not the text of a command line")
+    check_given("command", command, str)
     if not agents or not scenarios:
         raise UsageError(f"there are {len(agents)} agents and {len(scenarios)} scenarios: nothing can be played")
     check_agents(agents)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from typing import get_args
 
 import numpy as np
@@ -127,8 +128,9 @@ def examine(
     rule often makes others meaningless, so a rule is reported as held only where it was seen to be.
     """
     check_kind(scenario)
-    if plays < 1:
-        raise UsageError(f"plays is {plays!r}: without a game nothing is seen to hold", fix="give at least 1")
+    for what, number, least in (("plays", plays, 1), ("seed", seed, 0)):  # without a game nothing is seen to hold
+        if not isinstance(number, Integral) or number < least:
+            raise UsageError(f"{what} is {number!r}, no whole number from {least} on")
     broken: dict[str, str] = {}
     times, searches = [], _Searches()
     for play in range(plays):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,12 @@ class TookTooLongError(BaseException):
     """Code exceeded its time limit (`limits.within`). It is no Exception, so the stopped code cannot catch it."""
 
 
+def check_given(what: str, given: object, kind: type, *, fix: str | None = None) -> None:
+    """Raise UsageError for an argument of another type, as a caller from Python may give it."""
+    if not isinstance(given, kind):
+        raise UsageError(f"{what} is {reprlib.repr(given)}, no {kind.__name__}", fix=fix)
+
+
 def no_memory(error: BaseException) -> str | None:
     """What an exception says of memory that is not there, on a GPU or on the CPU; None where it is another one."""
     message = str(error)
@@ -141,7 +148,7 @@ def where_raised(error: BaseException) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean …?` for an unknown name, or the list of the known ones."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling, check_agent
-from msgrpo.errors import UsageError, nearest
+from msgrpo.errors import UsageError, check_given, nearest
 from msgrpo.extras import needs
 from msgrpo.models.asked import taught_as, trained_as
 from msgrpo.models.paths import shipped_adapters
@@ -82,10 +82,11 @@ def is_anothers(name: str, spec: str, others: Iterable[str]) -> bool:
 
 def checked_names(names: Mapping[str, str], specs: Collection[str]) -> dict[str, str]:
     """What tables shall call the agents of these specs, on one line each. Raises UsageError for what they cannot."""
+    check_given("names", names, Mapping, fix='names={"adapter:runs/a": "mine"}')
     called = dict[str, str]()
     for spec, name in names.items():
         if spec not in specs:
-            raise UsageError(f"no agent here is {spec!r}, to be called {name!r}", fix=nearest(str(spec), specs))
+            raise UsageError(f"no agent here is {spec!r}, to be called {name!r}", fix=nearest(spec, specs))
         if not isinstance(name, str) or not name.strip():
             raise UsageError(f"{name!r} is no name for {spec}", fix=f"--name {shlex.quote(f'{spec}=mine')}")
         called[spec] = " ".join(printable(name).split())
@@ -143,14 +144,19 @@ def make_agent(
     template: PromptTemplate | None = None,
     chat: Mapping[str, Any] | None = None,
 ) -> Agent:
-    """The agent that `spec` names; `endpoint` are further arguments of EndpointModel (headers, body, price, …).
+    """The agent that `spec` names; `endpoint` are further arguments of EndpointModel (headers, body, rate, …).
 
     `template` is how a language model is asked, and `chat` are the arguments of its chat template, which an endpoint
     gets as `chat_template_kwargs`; without them an adapter is asked as it was in its training and a taught base as it
     was taught, anything else as usual.
 
-    Raises UsageError for a wrong spec, MissingExtraError for missing packages.
+    Raises UsageError for a wrong spec or argument, MissingExtraError for missing packages.
     """
+    check_given("the name of an agent", spec, str)
+    check_given("sampling", sampling, Sampling, fix="msgrpo.agent.Sampling(temperature=0)")
+    check_given("template", USUAL.prompt if template is None else template, PromptTemplate)
+    for what, given in (("endpoint", endpoint), ("chat", chat)):
+        check_given(what, {} if given is None else given, Mapping)
     kind, _, rest = spec.partition(":")
     if spec == "random":
         return RandomAgent()

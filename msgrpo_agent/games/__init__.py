@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gymnasium.envs.toy_text.frozen_lake import MAPS
 
-from msgrpo.errors import UsageError, nearest
+from msgrpo.errors import UsageError, check_given, nearest
 from msgrpo.files import is_file
 from msgrpo.game import Scenario
 from msgrpo.games import frozen_lake, outside, snake
@@ -37,6 +37,7 @@ def get_scenario(name: str) -> Scenario:
 
     `NAME~TELLING` is the same game in other words (`retold.py`). Raises UsageError where there is none.
     """
+    check_given("the name of a scenario", name, str)
     if name in SCENARIOS:
         return SCENARIOS[name]
     plain, sign, telling = name.rpartition(SIGN)
