@@ -215,7 +215,8 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         fatal = error
     folders = [options.out / folder_name(spec) for spec in specs]
     # what has been played is shown, also where the agents were asked differently: the table says so
-    played, notes = plays.load(folders, agents=specs, scenarios=[scenario.id for scenario in scenarios], mix=True)
+    playable = [scenario.id for scenario in scenarios if any(can_play(agent, scenario) for agent in agents)]
+    played, notes = plays.load(folders, agents=specs, scenarios=playable, mix=True)
     asked = {}
     for scenario in scenarios:
         with passing_faults():  # where none of its starts can be looked at, `fatal` says so

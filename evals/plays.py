@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from msgrpo.episode import Episode, Turn, read_episodes
-from msgrpo.errors import RecordError
+from msgrpo.errors import RecordError, check_given, nearest
 from msgrpo.evals.record import (
     Price,
     Run,
@@ -107,8 +107,8 @@ class Series:
 def load(
     folders: Sequence[Path | str] | Path | str,
     *,
-    agents: Sequence[str] | str | None = None,
-    scenarios: Sequence[str] | str | None = None,
+    agents: Collection[str] | str | None = None,
+    scenarios: Collection[str] | str | None = None,
     mix: bool = False,
     by_prompt: bool = False,
     check: bool = False,
@@ -120,7 +120,7 @@ def load(
     with `by_prompt` prompts may differ. `check` simulates every record first.
     """
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, (Path, str)) else folders)]
-    agents, scenarios = ([names] if isinstance(names, str) else names for names in (agents, scenarios))
+    agents, scenarios = _names("agents", agents), _names("scenarios", scenarios)
     notes: list[str] = []
     plays: dict[tuple[str, ...], Series] = {}
     versions: set[int] = set()
@@ -173,6 +173,17 @@ def load(
     return _labelled(list(plays.values()), by_prompt=by_prompt), notes
 
 
+def _names(what: str, given: Collection[str] | str | None) -> Collection[str] | None:
+    """The names that a caller asks for; None for all. Raises UsageError for what are none."""
+    if given is None:
+        return None
+    names = [given] if isinstance(given, str) else given
+    check_given(what, names, Collection, fix=f"{what}=[…], each by its name")
+    for name in names:
+        check_given(f"one of the {what}", name, str, fix="each is given by its name")
+    return names
+
+
 def _add_run(play: Series, run: Run, spec: str) -> None:
     """Take up what the `run.json` of an evaluation says of the agent, which it calls `spec`."""
     asked = run.asked.get(spec, {}).get(play.scenario)
@@ -188,20 +199,22 @@ def _add_run(play: Series, run: Run, spec: str) -> None:
 
 def _silent(
     folders: Sequence[Path],
-    agents: Sequence[str] | None,
-    scenarios: Sequence[str] | None,
+    agents: Collection[str] | None,
+    scenarios: Collection[str] | None,
     seen: Set[tuple[str, str]],
 ) -> Iterator[str]:
     """Name each agent and scenario that was asked for and has no episode, so that none is silently missing.
 
     `seen` are the agents and scenarios of all episodes that were read.
     """
+    known = set(seen)
     below = [folder.resolve() for folder in folders]
     roots = {*below, *(parent for file in _files(folders) for parent in list(file.parents)[:2])}
     for root in sorted(root for root in roots if root.is_dir()):
         run = read_run(root)
         for spec, asked in run.asked.items() if run else ():
             for scenario, episodes in asked.items():
+                known.add((spec, scenario))
                 wanted = (agents is None or spec in agents) and (scenarios is None or scenario in scenarios)
                 own = root / folder_name(spec)
                 covered = any(own.is_relative_to(folder) or folder.is_relative_to(own) for folder in below)
@@ -210,6 +223,10 @@ def _silent(
                     gone = "" if record.is_file() else ", and there is no record of it"
                     none = f"none of {counted(episodes, 'episode')} of {printable(scenario)}{gone}"
                     yield f"{printable(spec)} has ended {none}"
+    for what, names, place in (("agent", agents, 0), ("scenario", scenarios, 1)):
+        there = {both[place] for both in known}
+        for name in (name for name in names or () if name not in there):
+            yield printable(f"no record here is of the {what} {name!r}; {nearest(name, there)}")
 
 
 def keep_counted_prefix(play: Series) -> int:

@@ -731,6 +731,17 @@ async def test_names_of_folders_and_scenarios_from_python(tmp_path: Path) -> Non
     assert len(series.finished) == 2
     (same,), _ = plays.load(tmp_path / "e", agents="random", scenarios="frozen-lake")  # found nothing, silently
     assert same == series
+    assert plays.load(tmp_path / "e", agents=["rando"], scenarios=["frozen-like"]) == (
+        [],
+        [
+            "no record here is of the agent 'rando'; did you mean random?",
+            "no record here is of the scenario 'frozen-like'; did you mean frozen-lake?",
+        ],
+    )
+    of_another_kind: Any = LAKE
+    for wrong, said in ((of_another_kind, "scenarios is"), ([of_another_kind], "one of the scenarios is")):
+        with pytest.raises(UsageError, match=said):
+            plays.load(tmp_path / "e", scenarios=wrong)
     given: Any = "frozen-lake"
     with pytest.raises(UsageError, match="'frozen-lake' is no scenario"):
         await evaluate([RandomAgent()], [given], 2, tmp_path / "f")
