@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 
 from pydantic import BaseModel
 
+from msgrpo.errors import check_given
 from msgrpo.evals.plays import SOUND_FROM, Series
 from msgrpo.evals.provenance import made
 from msgrpo.evals.ranking import Overall, ranking
@@ -32,8 +33,13 @@ class Leaderboard(BaseModel):
 def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
     """The leaderboard of `plays`, in each scenario the best first.
 
-    Raises RecordError where a score is above the exact optimum beyond noise.
+    Raises RecordError where a score is above the exact optimum beyond noise, UsageError for what are no plays.
     """
+    both = "plays, notes = load_plays(…); build_leaderboard(plays, notes)"
+    check_given("plays", plays, Collection, fix=both)
+    for play in plays:
+        check_given("one of the plays", play, Series, fix=both)
+    notes = [notes] if isinstance(notes, str) else notes
     order = {name: place for place, name in enumerate(dict.fromkeys(play.scenario for play in plays))}
     played = [play for play in plays if play.finished]
     played.sort(key=lambda play: (order[play.scenario], -play.score))

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msgrpo.agent import LanguageAgent
 from msgrpo.contract import check_game
 from msgrpo.episode import play_episode
 from msgrpo.errors import UsageError
+from msgrpo.evals.leaderboard import build
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
 from msgrpo.specs import make_agent
@@ -67,6 +69,27 @@ def test_arguments_of_an_agent_are_checked_where_it_is_made(argument: str, given
 def test_a_game_is_checked_with_whole_numbers(count: str, given: Any) -> None:
     with pytest.raises(UsageError, match=f"{count} is {given!r}, no whole number from"):
         check_game(LAKE, **{count: given})
+
+
+@pytest.mark.parametrize("plays", [None, "runs/down", ([], [])])
+def test_a_leaderboard_is_built_of_plays(plays: Any) -> None:
+    """Both of what load_plays gives in one argument was an AttributeError."""
+    with pytest.raises(UsageError, match="plays is|one of the plays is"):
+        build(plays)
+    assert build([], "a note").notes == ["a note"]  # each of its letters was one
+
+
+async def test_a_model_of_ones_own_answers_with_a_completion() -> None:
+    class Plain:
+        name, extra_settings = "plain", {}
+
+        async def complete(self, *given: Any, **more: Any) -> Any:
+            return "<action>up</action>"
+
+        async def close(self) -> None: ...
+
+    with pytest.raises(UsageError, match="the answer of plain is '<action>up</action>', no Completion"):
+        await play_episode(LAKE, {"player": LanguageAgent("plain", Plain())}, **SEEDS)
 
 
 def test_a_split_that_is_no_text_is_none() -> None:
