@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from msgrpo.evals.options import Given
 from msgrpo.evals.progress import EvalProgress, shown, ticking
 from msgrpo.evals.record import Price, folder_name
 from msgrpo.evals.run import Elsewhere, can_play, evaluate, why_not
-from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, episode_seeds, suite
+from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, EpisodeSeeds, suite, suite_seeds
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario, recorded_scenario
@@ -217,11 +218,12 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     # what has been played is shown, also where the agents were asked differently: the table says so
     playable = [scenario.id for scenario in scenarios if any(can_play(agent, scenario) for agent in agents)]
     played, notes = plays.load(folders, agents=specs, scenarios=playable, mix=True)
-    asked = {}
+    number, asked = episodes * options.repeats, defaultdict[str, list[EpisodeSeeds]](list)
     for scenario in scenarios:
-        with passing_faults():  # where none of its starts can be looked at, `fatal` says so
-            asked[scenario.id] = episode_seeds(scenario, episodes, options.split, options.repeats)
-    chosen = plays.only(played, asked, specs)
+        with passing_faults():  # where not all of its starts can be looked at, `fatal` says so
+            for seeds in islice(suite_seeds(scenario, options.split, options.repeats), number):
+                asked[scenario.id].append(seeds)
+    chosen = plays.only(played, asked, specs, number)
     notes += [
         f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: {why_not(agent)}."
         for agent in agents
@@ -288,7 +290,7 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
     specs = [*options.agents, *options.served()] or ["optimal", "random"]
     pairs = match.pairings(list(dict.fromkeys(specs)), options.opponent)
     records = match.records_of(pairs, options.out)
-    agents = {spec: options.agent(spec) for spec in dict.fromkeys(itertools.chain(*pairs))}
+    agents = {spec: options.agent(spec) for spec in dict.fromkeys(chain(*pairs))}
     for sentence in cut_short(agents, options.max_tokens):
         err.print(sentence, soft_wrap=True, markup=False, highlight=False)
     fatal = ""

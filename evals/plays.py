@@ -393,14 +393,17 @@ def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
 
 
 def only(
-    plays: Iterable[Series], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str]
+    plays: Iterable[Series], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str], number: int
 ) -> list[Series]:
-    """The same plays, cut down to the agents and episodes that a run asked for, agents in that order."""
+    """The same plays, cut down to the agents and episodes that a run asked for, agents in that order.
+
+    A run asks for a `number` of episodes of each scenario, of which `wanted` lacks those that could not be drawn.
+    """
     chosen = [play for play in plays if play.agent in agents and play.scenario in wanted]
     for play in chosen:
         asked = set(wanted[play.scenario])
         play.finished = {seeds: episode for seeds, episode in play.finished.items() if seeds in asked}
-        play.asked = len(asked)
+        play.asked = number
         play.left_out = {seeds: episode for seeds, episode in play.left_out.items() if seeds in asked}
         play.unfinished &= asked
         play.failed = [episode for episode in play.failed if seeds_of(episode) in asked]

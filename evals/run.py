@@ -162,6 +162,8 @@ async def evaluate(
             progress.kept_out += [(agent.spec, part.scenario.id) for part in parts if not part.record.lines]
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
+    if progress.faults:
+        raise progress.faults[0]
 
 
 def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:
@@ -267,17 +269,25 @@ def _forgive(out: Path, parts: Sequence[_Part]) -> None:
 def _open_jobs(
     part: _Part, episodes: int, repeats: int, split: HeldOut, progress: EvalProgress, retry_failed: bool
 ) -> Iterator[_Job | None]:
-    """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
+    """Yield what is left to play, drawn when it is needed; None for each episode that is already finished.
+
+    A game whose starts cannot be looked at keeps nobody from the others: `progress.faults` has what it said.
+    """
     record = part.record
-    for seeds in islice(suite_seeds(part.scenario, split, repeats), episodes * repeats):
-        job = None
-        if seeds in record.finished:
-            progress.finished_before += 1
-        elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
-            progress.given_up += 1
-        else:
-            job = _Job(part.scenario, seeds, record, part.partial)
-        yield job
+    try:
+        for seeds in islice(suite_seeds(part.scenario, split, repeats), episodes * repeats):
+            job = None
+            if seeds in record.finished:
+                progress.finished_before += 1
+            elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
+                progress.given_up += 1
+            else:
+                job = _Job(part.scenario, seeds, record, part.partial)
+            yield job
+    except GameFaultError as fault:
+        if fault.fatal:
+            raise
+        progress.faults.append(fault)
 
 
 async def _play_all(
@@ -294,13 +304,9 @@ async def _play_all(
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
     places = min(concurrency, progress.planned)
     first: list[_Job | None] = []
-    fault: GameFaultError | None = None
-    try:
-        for job in islice(jobs, places):  # a start is looked for among many: not all at once, which holds up the loop
-            first.append(job)
-            await asyncio.sleep(0)
-    except GameFaultError as error:  # of a game whose starts cannot be looked at: those of others are played first
-        fault = error
+    for job in islice(jobs, places):  # a start is looked for among many: not all in one go, which holds up the loop
+        first.append(job)
+        await asyncio.sleep(0)
     jobs = chain(first, jobs)
     admission = asyncio.Lock()  # episodes begin in the suite's order, also where they wait for room in the budget
 
@@ -327,8 +333,6 @@ async def _play_all(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    if fault is not None:
-        raise fault
 
 
 async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -> Episode:

@@ -74,7 +74,7 @@ def test_a_game_is_checked_with_whole_numbers(count: str, given: Any) -> None:
 @pytest.mark.parametrize("plays", [None, "runs/down", ([], [])])
 def test_a_leaderboard_is_built_of_plays(plays: Any) -> None:
     """Both of what load_plays gives in one argument was an AttributeError."""
-    with pytest.raises(UsageError, match="plays is|one of the plays is"):
+    with pytest.raises(UsageError, match=r"plays is|one of the plays is"):
         build(plays)
     assert build([], "a note").notes == ["a note"]  # each of its letters was one
 

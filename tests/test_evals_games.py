@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 
 from msgrpo.errors import GameFaultError, RecordError, UsageError
 from msgrpo.evals.command import Options
+from msgrpo.evals.run import evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
+from msgrpo.references import RandomAgent
 from tests.evals_helpers import eval_here
+from tests.test_evals_ray import Here
 
 FILE = """
 from msgrpo.game import Game, Scenario
@@ -52,9 +56,26 @@ def test_a_start_that_fails_is_named_each_time_it_is_asked_for(tmp_path: Path) -
             episode_seeds(get_scenario(name), 1)
     with pytest.raises(GameFaultError, match="no start"):
         eval_here(tmp_path / "alone", agents=["random"], scenarios=[name])
-    beside = eval_here(tmp_path / "two", agents=["random"], scenarios=["frozen-lake", name], episodes=3)
-    assert [(row.scenario, row.episodes) for row in beside.rows] == [("frozen-lake", 3)]
-    assert "no start" in beside.fatal
+
+
+async def test_a_game_whose_starts_fail_hides_no_other_games_and_no_other_agents_results(tmp_path: Path) -> None:
+    """Named first it hid all others, and the agents after the first had not played them; on Ray nobody had."""
+    name = odd_game(tmp_path, begin="if start_seed > 130: raise ValueError('no start')")
+    both = [get_scenario(name), get_scenario("frozen-lake")]
+    board = await asyncio.to_thread(
+        eval_here, tmp_path / "e", agents=["random", "optimal"], scenarios=[one.id for one in both], episodes=50
+    )
+    sound = 25  # of the starts up to 130 that are for the test
+    assert [(row.scenario, row.agent, row.episodes, row.asked) for row in board.rows] == [
+        (name, "random", sound, 50),
+        ("frozen-lake", "optimal", 50, 50),
+        ("frozen-lake", "random", 50, 50),
+    ]
+    assert "no start" in board.fatal
+    with pytest.raises(GameFaultError, match="no start"):
+        await evaluate([RandomAgent()], both, 50, tmp_path / "ray", elsewhere=Here())
+    ended = {file.stem: len(file.read_text().splitlines()) for file in (tmp_path / "ray").glob("*/*.jsonl")}
+    assert (ended.pop("frozen-lake"), *ended.values()) == (50, sound)
 
 
 @pytest.mark.parametrize(

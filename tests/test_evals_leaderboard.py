@@ -588,7 +588,7 @@ def test_an_episode_may_use_every_step_and_its_line_is_known(tmp_path: Path) -> 
     (found,), _ = load([tmp_path])
     assert found.lines == {SEEDS[0]: 1, SEEDS[1]: 2}
     found.unfinished = {SEEDS[2]}
-    (first,) = only([found], {SCENARIO: SEEDS[:1]}, ["a"])
+    (first,) = only([found], {SCENARIO: SEEDS[:1]}, ["a"], 1)
     assert (list(first.finished), first.asked, first.unfinished) == ([SEEDS[0]], 1, set())
 
 
