@@ -71,6 +71,8 @@ class Options(Given):
                 raise UsageError(
                     f"--name {given!r} is not AGENT=NAME", fix=f"--name {shlex.quote(f'{specs[0]}=mine')}"
                 )
+            if spec in names:
+                raise UsageError(f"--name calls {spec} both {names[spec]!r} and {name!r}", fix="leave one of them")
             names[spec] = name
         return checked_names(names, specs)
 

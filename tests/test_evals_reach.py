@@ -638,6 +638,7 @@ def test_names_are_checked() -> None:
         ("random=optimal",),
         ("random=x", "optimal=x"),
         ("random= \n",),
+        ("random=a", "random=b"),  # the first was passed over
     ):
         with pytest.raises(UsageError):
             called(*wrong)
