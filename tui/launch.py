@@ -142,7 +142,7 @@ def start(
         _check_record(record, wanted, records, watched, plain=plain)
         if watched is not None and record.suffix == film.STILL:
             film.write_whole(record, still(watched.film).encode())
-            console.print(f"six scenes of the run: {record}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"scenes of the run: {record}", highlight=False, markup=False, soft_wrap=True)
             return
     if plain or not (has_screen() or record or serve):
         _check_printed(wanted, plain=plain)
