@@ -145,6 +145,13 @@ def test_a_base_that_is_not_nano_is_taught_too() -> None:
     assert "msgrpo teach cards.py:scenario --base some/model --out runs/taught" in finding.change
 
 
+def test_a_taught_base_is_taught_further_in_another_folder() -> None:
+    """It was to be taught into its own folder, which `msgrpo teach` refuses."""
+    settings = SETTINGS | {"base": "runs/taught"}
+    (finding,) = diagnose(History(settings, [{"kind": "train", "step": 1, **WELL, "rollout/invalid": 1.0}]))
+    assert "--base runs/taught --out runs/taught-2, then --base runs/taught-2" in finding.change
+
+
 def test_the_adviser_says_a_cause_once() -> None:
     notes: list[str] = []
     adviser = Adviser(SETTINGS, [], notes.append)

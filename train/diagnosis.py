@@ -118,7 +118,8 @@ class History:
         except ValidationError:
             options = []
         asked = "".join(f" {shlex.quote(option)}" for option in options)
-        return f"msgrpo teach {shlex.quote(self.game)}{named}{asked} --out runs/taught, then --base runs/taught"
+        out = shlex.quote(f"{base.rstrip('/')}-2" if base.startswith("runs/taught") else "runs/taught")
+        return f"msgrpo teach {shlex.quote(self.game)}{named}{asked} --out {out}, then --base {out}"
 
     def setting(self, name: str) -> float:
         value = self.settings.get(name)
