@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -288,3 +289,15 @@ def test_the_credit_of_a_file_in_the_method_is_one_number_a_turn(tmp_path: Path)
     exec(program, names)
     group = SimpleNamespace(advantages_G=torch.tensor([1.0, -1.0]), turns=[[0, 0, 0], [0]])
     assert names["my_credit"](group) == [[1.0, 1.0, 0.0], [0.0]]
+
+
+def test_the_study_in_the_method_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from msgrpo.train.lab import Study
+
+    page = (ROOT / "docs" / "algorithm.md").read_text()
+    (program,) = re.findall(r"```python\n(# my_file.py.*?)```", page, re.DOTALL)
+    (tmp_path / "my_file.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    study = Study.model_validate(tomllib.loads(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]))
+    assert study.arms["mine"] == {"credit": "my_file.py:my_credit"}
