@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 
@@ -43,12 +44,11 @@ def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
     order = {name: place for place, name in enumerate(dict.fromkeys(play.scenario for play in plays))}
     played = [play for play in plays if play.finished]
     played.sort(key=lambda play: (order[play.scenario], -play.score))
-    pairs = [pair_of(a, b) for a, b in combinations(played, 2) if a.scenario == b.scenario]
     overall, left_out = ranking(played)
     return Leaderboard(
         suite_version=SUITE_VERSION,
         rows=[row_of(play) for play in played],
-        pairs=[p for p in pairs if p],
+        pairs=list(_pairs(played)),
         notes=[*notes, *left_out, *_notes(plays)],
         overall=overall,
         retellings=retellings(played),
@@ -59,6 +59,15 @@ def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
         ],
         made=made(played),
     )
+
+
+def _pairs(played: Sequence[Series]) -> Iterator[Pair]:
+    """All comparisons; an agent that was asked with several prompts is named with each."""
+    prompts = Counter(label for label, _ in {(play.label, play.prompt) for play in played})
+    named = [(play, f"{play.label}, {play.prompt}" if prompts[play.label] > 1 else play.label) for play in played]
+    for (a, name_a), (b, name_b) in combinations(named, 2):
+        if a.scenario == b.scenario and (pair := pair_of(a, b)):
+            yield pair.model_copy(update={"a": name_a, "b": name_b})
 
 
 def _notes(plays: Sequence[Series]) -> Iterator[str]:

@@ -225,8 +225,8 @@ def pair_of(a: Series, b: Series) -> Pair | None:
     goal = recorded_scenario(a.scenario).goal and a.repeats == b.repeats == 1
     return Pair(
         scenario=a.scenario,
-        a=a.label if a.label != b.label else f"{a.label}, {a.prompt}",
-        b=b.label if a.label != b.label else f"{b.label}, {b.prompt}",
+        a=a.label,
+        b=b.label,
         episodes=len(shared),
         difference=difference.mean,
         low=difference.low,

@@ -656,6 +656,9 @@ def test_prompts_stand_in_a_column_where_that_is_asked_for(tmp_path: Path) -> No
     assert {tables.cells(row)[0] for row in board.rows} == {"a", "a [none]"}
     assert {board.pairs[0].a, board.pairs[0].b} == {"a, brief", "a, none"}
     assert all(template.hash in " ".join(board.made) for template in templates)  # every prompt is told
+    write(tmp_path / "other", [episode(i, False, agent="b") for i in (0, 1)])  # both pairs were named a, b
+    others = {(pair.a, pair.b) for pair in command.merge([tmp_path], None, by_prompt=True).pairs}
+    assert {("a, brief", "b"), ("a, none", "b")} < others
 
 
 def test_one_name_for_two_agents_is_no_name(tmp_path: Path) -> None:
