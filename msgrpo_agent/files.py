@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -71,6 +71,20 @@ def replacing_folder(folder: Path, *, full: bool = False) -> Iterator[Path]:
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep it full
+
+
+@contextmanager
+def new_parents(path: Path) -> Iterator[None]:
+    """Make the folders above `path`; those that are new go again where the block fails and they are empty."""
+    new = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # somebody has put something there meanwhile
+            for folder in new:
+                folder.rmdir()
+        raise
 
 
 @contextmanager

@@ -505,5 +505,5 @@ def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(gguf_writer, "write_gguf_adapter", full)
     with pytest.raises(ModelError, match="No space left"):
-        export_run(RUN, "gguf", tmp_path / "out")
+        export_run(RUN, "gguf", tmp_path / "new" / "folders" / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]

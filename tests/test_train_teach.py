@@ -218,7 +218,7 @@ def test_a_teaching_that_is_cut_off_goes_on_to_the_same_weights(
 def test_a_teaching_that_cannot_begin_leaves_no_folder(base: str, tmp_path: Path) -> None:
     """It left one with a lock in it; from Python, 0 steps were a traceback."""
     with pytest.raises((ModelError, UsageError), match=r"no/such/folder|0 steps teach nothing"):
-        teach(get_scenario("frozen-lake"), tmp_path / "out", base=base, steps=0 if base == "nano" else 1)
+        teach(get_scenario("frozen-lake"), tmp_path / "out" / "taught", base=base, steps=0 if base == "nano" else 1)
     with pytest.raises(UsageError, match="0 steps teach nothing"):
         build(tmp_path / "out", steps=0)
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgrpo.errors import ModelError, MsgrpoError, UsageError, first_line
 from msgrpo.extras import needs
-from msgrpo.files import replace_text, replacing_folder
+from msgrpo.files import new_parents, replace_text, replacing_folder
 from msgrpo.models.asked import TAUGHT, trained_as
 from msgrpo.models.card import card, shown_base, shown_setting
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
@@ -54,8 +54,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
         from msgrpo.models.loading import teacher_of
         from msgrpo.models.merged import Adapter
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_folder(out) as part:
+        with new_parents(out), replacing_folder(out) as part:
             changes = Adapter.of(run).changes  # what is damaged is not handed on
             *notes, command = WRITERS[to](Order(run, part, out, run.resolve().name, dtype))
             teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from msgrpo.errors import RunError, UsageError, no_memory
-from msgrpo.files import check_regular, is_part, remove_parts, replacing
+from msgrpo.files import check_regular, is_part, new_parents, remove_parts, replacing
 from msgrpo.models.asked import TAUGHT
 from msgrpo.models.headers import save_base
 from msgrpo.run_log import LOCK, alone
@@ -29,7 +29,7 @@ def alone_in(out: Path, begun: str) -> Iterator[None]:
         further = f", with --base {shlex.quote(str(out))} to teach its model further" if out / TAUGHT in files else ""
         raise UsageError(f"--out {out} is not empty", fix=f"choose another --out{further}")
     is_new = not out.exists()
-    with alone(out):
+    with new_parents(out), alone(out):
         remove_parts(out)
         try:
             yield
