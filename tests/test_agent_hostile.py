@@ -72,6 +72,10 @@ class NoMoves(Walk):
         return ()
 
 
+def allowing(legal: Any) -> type[Walk]:
+    return type("Allowing", (Walk,), {"legal": lambda self, player: legal})
+
+
 class Shows(Walk):
     text: Any = None
 
@@ -116,6 +120,8 @@ class Unmade(Walk):
         (paying(1e300), "more than"),
         (SetsReturns, "returns were changed"),
         (NoMoves, "names no action"),
+        (allowing("on"), "legal('player') gave 'on', no tuple of actions"),  # ("on") is no tuple
+        (allowing((0, 1)), "legal('player') gave (0, 1), no tuple of actions"),
         (showing(None), "no text"),
         (showing(7), "no text"),
         (showing("x" * 200_000), "200,000 characters"),

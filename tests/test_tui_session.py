@@ -21,6 +21,7 @@ from msgrpo.tui.export import episode_line, file_stem
 from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.series import verdict
 from msgrpo.tui.session import Frame, Session, Setup, Sitting, ending, short_name
+from tests.hostile_games import Walk, scenario
 
 
 def seat(spec: str, temperature: float = 1.0):
@@ -257,6 +258,13 @@ def test_a_run_that_is_called_like_a_game_is_listed_with_its_kind(tmp_path: Path
 def test_unknown_scenarios_are_refused() -> None:
     with pytest.raises(UsageError, match="snke"):
         new_match(Setup("snke", "random"), seat)
+
+
+def test_a_board_that_is_none_is_the_games_fault() -> None:
+    """`msgrpo play` ended in an AttributeError."""
+    told = scenario(type("Told", (Walk,), {"board": lambda self: "a board"}))
+    with pytest.raises(GameFaultError, match=r"board\(\) gave 'a board', no msgrpo.game.Board"):
+        Session(told, {"player": RandomAgent()}, 0)
 
 
 def test_the_session_loads_no_textual_and_the_app_no_torch() -> None:

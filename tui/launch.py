@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from msgrpo.episode import shown_board
 from msgrpo.errors import MsgrpoError, UsageError, nearest
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
@@ -93,7 +94,7 @@ def keeps_direction(scenario: Scenario) -> bool:
     """Whether who does nothing goes on the same way, as a snake does."""
     game = scenario.new(0, 0)
     with games_code(scenario.id):
-        board = game.board()
+        board = shown_board(game)
         return board is not None and bool(board.facing)
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from msgrpo.agent import Agent, Decision, View
-from msgrpo.episode import Episode, Turn, apply_turn, new_episode, observation_of, view_of
+from msgrpo.episode import Episode, Turn, apply_turn, new_episode, observation_of, shown_board, view_of
 from msgrpo.errors import GameError, GameFaultError, RecordError
 from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
@@ -91,7 +91,7 @@ class Frame:
     def of(cls, game: Game, turns: Mapping[str, Turn], tallies: Mapping[str, Tally]) -> Frame:
         seen = observation_of(game, (game.to_move or game.players)[0])
         ending = printable(str(game.ending))
-        return cls(game.steps, game.board(), seen, game.outcome, ending, turns, tallies)
+        return cls(game.steps, shown_board(game), seen, game.outcome, ending, turns, tallies)
 
 
 class Session:

@@ -18,7 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
-from msgrpo.episode import observation_of
+from msgrpo.episode import observation_of, shown_board
 from msgrpo.errors import MsgrpoError
 from msgrpo.game import Board, Game, Outcome, Scenario
 from msgrpo.games import get_scenario
@@ -119,7 +119,7 @@ def previewed(scenario: Scenario, game: Game, seed: int) -> tuple[Game, Board | 
             game = scenario.new(seed, seed)
         else:
             game.step({player: best_actions(scenario, game, player)[0] for player in game.to_move})
-        return game, game.board(), observation_of(game, (game.to_move or game.players)[0])
+        return game, shown_board(game), observation_of(game, (game.to_move or game.players)[0])
 
 
 KEYS = (
@@ -240,7 +240,7 @@ class StartScreen(Screen[None]):
                 scenario = get_scenario(name)
                 game = scenario.new(self.seed, self.seed)
                 with games_code(name):
-                    shown, seen = game.board(), game.observe(game.to_move[0])
+                    shown, seen = shown_board(game), game.observe(game.to_move[0])
         except MsgrpoError as error:
             board.display = False
             rules.show(Content(str(error)))
