@@ -64,7 +64,7 @@ class Options(Given):
 
     def called(self) -> dict[str, str]:
         """The agents' names in tables, from --name."""
-        specs, names = self.specs(), {}
+        specs, names = self.specs(), dict[str, str]()
         for given in self.names:
             spec, equals, name = given.rpartition("=")
             if not equals:
