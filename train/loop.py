@@ -85,6 +85,11 @@ def train(
 
 
 def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -> dict[str, Any]:
+    """Evaluate, play and learn until all updates are done, somebody asks the run to stop, or an error ends it.
+
+    An update has ended, and counts, with `run.advance`: its weights play, and engine and trainer agree on them. What
+    ends the run before that leaves it as the update before had left it, and `run.save` keeps that.
+    """
     config, weights, ranks, report = trainer.config, trainer.weights, trainer.ranks, trainer.report
     run = RunState(out, weights, restore(out, config, weights, report, ranks))
     with closing(weights.engine(out, cluster.fleet)) as engine:
@@ -120,19 +125,13 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     sinks.update(step + 1, describe(rollouts) | stats | total)
                     check_mismatch(stats)  # after its row is written: `msgrpo doctor` shows it
                     run.advance(rollouts, seconds)
-                    if rollouts.lost:
-                        report.note(f"update {run.step}: {left_out(rollouts.lost)}")
                     if run.step == first_update + 1:
                         lasting = rollouts.pace(
                             seconds, stats["time/update"], ahead=config.ahead, here=config.plays_here
                         )
                         report.note(evaluations.forecast(run.step, lasting))
                     if ranks.first:
-                        run_log.write_update(out, watched(run.step, rollouts, picked))
-                        if run.step % config.checkpoint_every == 0 or run.step == config.steps:
-                            # First: what a checkpoint holds is not done again.
-                            write_transcripts(out, rollouts.episodes)
-                            run.save()
+                        _keep(out, trainer, run, rollouts, picked)
                 except StopRequested:
                     break
                 except Exception:  # of servers, of the disk, of games, of a choice of one's own
@@ -147,6 +146,16 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                 raise KeyboardInterrupt
         more = weights.finished(out)
     return finish(out, config, run.progress, evaluations, more) if ranks.first else {}
+
+
+def _keep(out: Path, trainer: Trainer, run: RunState, rollouts: Rollouts, picked: Sequence[Picked]) -> None:
+    """What an update that has ended leaves in the run's folder: files to look at, and where due a checkpoint."""
+    if rollouts.lost:
+        trainer.report.note(f"update {run.step}: {left_out(rollouts.lost)}")
+    run_log.write_update(out, watched(run.step, rollouts, picked))
+    if run.step % trainer.config.checkpoint_every == 0 or run.step == trainer.config.steps:
+        write_transcripts(out, rollouts.episodes)  # first: what a checkpoint holds is not done again
+        run.save()
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,9 @@ def _accumulate(
     """Backward through this rank's share of the minibatch `part`, in micro-batches.
 
     A micro-batch's loss is a mean, and counts by its share of the minibatch's tokens (or turns, with `over=turn`): so
-    the sum over micro-batches and ranks is the minibatch's loss. Returns the sums, and the largest difference from
-    the engine's log-probabilities.
+    the sum over micro-batches and ranks is the minibatch's loss. Where a token was not sampled, since a teacher says
+    it, there is no old log-probability (NaN) and the current one takes its place: the ratio is 1. Returns the sums,
+    and the largest difference from the engine's log-probabilities.
     """
     tokens = sum(len(sample.answer_ids) for sample in part)
     sampled = sum(len(sample.answer_ids) for sample in part if sample.was_sampled)
