@@ -342,7 +342,7 @@ class _Begun:
     playing: Playing
     version: int
     work: AtOnce | InThread[list[Played]]
-    number: int = 0  # their place among what the work plays
+    place: int = 0  # among what the work plays
 
 
 class RolloutSource:
@@ -355,14 +355,14 @@ class RolloutSource:
         self._ahead, self._here = players.config.ahead, players.config.plays_here
         self._coming: deque[_Begun] = deque()
 
-    def next(self, step: int, first: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Rollouts:
-        """The rollouts of update `step`, whose starts begin at `first`; `model` has the version of that number."""
+    def next(self, step: int, first_start: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Rollouts:
+        """The rollouts of update `step`, whose starts begin at `first_start`; `model` is version `step`."""
         began = time.perf_counter()
         if not self._coming:
-            playing = self._playing(first, step, model, sampling, ended)
+            playing = self._playing(first_start, step, model, sampling, ended)
             self._coming.append(_Begun(playing, step, AtOnce(_in_turn([playing]))))
         begun = self._coming[0]
-        own, seconds = begun.work.result()[begun.number]  # a stop while it waits here leaves it to `close`
+        own, seconds = begun.work.result()[begun.place]  # a stop while it waits here leaves it to `close`
         self._coming.popleft()
         episodes = self._players.ranks.gather(own)
         whole(episodes)  # before more is played where it would be lost too
@@ -388,21 +388,23 @@ class RolloutSource:
         for begun in self._coming:
             begun.work.give_up()
 
-    def _begin(self, first: int, version: int, model: LanguageModel, sampling: Sampling) -> None:
+    def _begin(self, first_start: int, version: int, model: LanguageModel, sampling: Sampling) -> None:
         """Begin what `ahead` lets be played by this version: at first of several updates, then of one at a time."""
         last = min(version + self._ahead, self._config.steps - 1)
         if self._coming:
-            first = self._coming[-1].playing.next_start
+            first_start = self._coming[-1].playing.next_start
         playings: list[Playing] = []
         for step in range(version + 1 + len(self._coming), last + 1):
-            playings.append(self._playing(first, step, model, sampling, silent))
-            first = playings[-1].next_start
+            playings.append(self._playing(first_start, step, model, sampling, silent))
+            first_start = playings[-1].next_start
         if playings:
             work = AtOnce(_in_turn(playings)) if self._here else InThread(_in_turn(playings))
-            self._coming += [_Begun(playing, version, work, number) for number, playing in enumerate(playings)]
+            self._coming += [_Begun(playing, version, work, place) for place, playing in enumerate(playings)]
 
-    def _playing(self, first: int, step: int, model: LanguageModel, sampling: Sampling, ended: Ended) -> Playing:
-        starts, after = self.next_starts(first)
+    def _playing(
+        self, first_start: int, step: int, model: LanguageModel, sampling: Sampling, ended: Ended
+    ) -> Playing:
+        starts, after = self.next_starts(first_start)
         return Playing(
             self._players,
             step,
@@ -415,15 +417,15 @@ class RolloutSource:
             memory=self._memory,
         )
 
-    def next_starts(self, first: int, count: int | None = None) -> tuple[list[Start], int]:
+    def next_starts(self, first_start: int, count: int | None = None) -> tuple[list[Start], int]:
         """The next training starts, a fresh one for each group, and where to go on; each run seed begins elsewhere.
 
         Of a mixture each start's scenario is drawn by its share.
         """
         offset = self._config.seed * 1_000_003
-        starts = [self._starts(scenario, offset + first) for scenario in self._scenarios]
+        starts = [self._starts(scenario, offset + first_start) for scenario in self._scenarios]
         size = self._config.groups if count is None else count
-        drawn = stream(offset + first, "mixture").choice(len(starts), size=size, p=self._shares)
+        drawn = stream(offset + first_start, "mixture").choice(len(starts), size=size, p=self._shares)
         chosen = [(self._scenarios[i], next(starts[i])) for i in drawn]
         return chosen, max(start for _, start in chosen) + 1 - offset
 
