@@ -6,7 +6,7 @@ import asyncio
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -37,7 +37,6 @@ from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, EpisodeSeeds, suite
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario, recorded_scenario
-from msgrpo.limits import passing_faults
 from msgrpo.models.endpoint import RETRIES, Timeouts
 from msgrpo.output import err
 from msgrpo.prompt import as_given, json_object
@@ -222,7 +221,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     played, notes = plays.load(folders, agents=specs, scenarios=playable, mix=True)
     number, asked = episodes * options.repeats, defaultdict[str, list[EpisodeSeeds]](list)
     for scenario in scenarios:
-        with passing_faults():  # where not all of its starts can be looked at, `fatal` says so
+        with suppress(GameFaultError):  # where not all of its starts can be looked at, `fatal` says so
             for seeds in islice(suite_seeds(scenario, options.split, options.repeats), number):
                 asked[scenario.id].append(seeds)
     chosen = plays.only(played, asked, specs, number)

@@ -285,8 +285,6 @@ def _open_jobs(
                 job = _Job(part.scenario, seeds, record, part.partial)
             yield job
     except GameFaultError as fault:
-        if fault.fatal:
-            raise
         progress.faults.append(fault)
 
 

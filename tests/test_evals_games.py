@@ -19,6 +19,7 @@ from tests.evals_helpers import eval_here
 from tests.test_evals_ray import Here
 
 FILE = """
+from msgrpo.errors import GameFaultError
 from msgrpo.game import Game, Scenario
 
 class Odd(Game):
@@ -58,9 +59,14 @@ def test_a_start_that_fails_is_named_each_time_it_is_asked_for(tmp_path: Path) -
         eval_here(tmp_path / "alone", agents=["random"], scenarios=[name])
 
 
-async def test_a_game_whose_starts_fail_hides_no_other_games_and_no_other_agents_results(tmp_path: Path) -> None:
-    """Named first it hid all others, and the agents after the first had not played them; on Ray nobody had."""
-    name = odd_game(tmp_path, begin="if start_seed > 130: raise ValueError('no start')")
+@pytest.mark.parametrize("error", ["ValueError('no start')", "GameFaultError('no start', fatal=True)"])
+async def test_a_game_whose_starts_fail_hides_no_other_games_and_no_other_agents_results(
+    error: str, tmp_path: Path
+) -> None:
+    """Named first it hid all others, and the agents after the first had not played them; on Ray nobody had. And where
+    two agents and the table waited for a start that hangs, which is fatal the third time, no table was written.
+    """
+    name = odd_game(tmp_path, begin=f"if start_seed > 130: raise {error}")
     both = [get_scenario(name), get_scenario("frozen-lake")]
     board = await asyncio.to_thread(
         eval_here, tmp_path / "e", agents=["random", "optimal"], scenarios=[one.id for one in both], episodes=50
