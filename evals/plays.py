@@ -208,8 +208,9 @@ def _silent(
     `seen` are the agents and scenarios of all episodes that were read.
     """
     known = set(seen)
+    files = list(_files(folders))
     below = [folder.resolve() for folder in folders]
-    roots = {*below, *(parent for file in _files(folders) for parent in list(file.parents)[:2])}
+    roots = {*below, *(parent for file in files for parent in list(file.parents)[:2])}
     for root in sorted(root for root in roots if root.is_dir()):
         run = read_run(root)
         for spec, asked in run.asked.items() if run else ():
@@ -223,10 +224,15 @@ def _silent(
                     gone = "" if record.is_file() else ", and there is no record of it"
                     none = f"none of {counted(episodes, 'episode')} of {printable(scenario)}{gone}"
                     yield f"{printable(spec)} has ended {none}"
+    empty = (
+        {file.parent.name for file in files},
+        {file.stem for file in files},
+    )  # of agents that did not come to play
     for what, names, place in (("agent", agents, 0), ("scenario", scenarios, 1)):
         there = {both[place] for both in known}
         for name in (name for name in names or () if name not in there):
-            yield printable(f"no record here is of the {what} {name!r}; {nearest(name, there)}")
+            hint = "" if folder_name(name) in empty[place] else f"; {nearest(name, there)}"
+            yield printable(f"no episode here is of the {what} {name!r}{hint}")
 
 
 def keep_counted_prefix(play: Series) -> int:

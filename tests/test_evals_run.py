@@ -352,6 +352,7 @@ def test_a_failure_that_ends_an_evaluation_hides_no_result(tmp_path: Path, monke
     assert [(row.agent, row.episodes) for row in board.rows] == [("random", 3)]
     assert board.fatal == "down"
     assert "the evaluation ended before its end: down" in board.notes
+    assert "no episode here is of the agent 'later'" in board.notes  # it was to mean another agent
     assert json.loads((tmp_path / "leaderboard.json").read_text())["fatal"] == "down"
 
 
@@ -734,8 +735,8 @@ async def test_names_of_folders_and_scenarios_from_python(tmp_path: Path) -> Non
     assert plays.load(tmp_path / "e", agents=["rando"], scenarios=["frozen-like"]) == (
         [],
         [
-            "no record here is of the agent 'rando'; did you mean random?",
-            "no record here is of the scenario 'frozen-like'; did you mean frozen-lake?",
+            "no episode here is of the agent 'rando'; did you mean random?",
+            "no episode here is of the scenario 'frozen-like'; did you mean frozen-lake?",
         ],
     )
     of_another_kind: Any = LAKE
