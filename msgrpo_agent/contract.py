@@ -24,7 +24,7 @@ import numpy as np
 
 from msgrpo.episode import observation_of
 from msgrpo.errors import LONGEST_FAULT, GameError, GameFaultError, TookTooLongError, UsageError, where_raised
-from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, check_kind, stream
+from msgrpo.game import SPLITS, AnyText, Game, Outcome, Role, Scenario, check_kind, shown_board, stream
 from msgrpo.judge import judgement_of
 from msgrpo.limits import GAME_S, is_interrupt, within
 from msgrpo.references import best_actions, description_of
@@ -303,7 +303,7 @@ def _check_judge(scenario: Scenario, game: Game) -> None:
 
 
 def _check_board(game: Game) -> None:
-    board = game.board()
+    board = shown_board(game)
     if board is None:
         return
     widths = {len(row) for row in board.cells}
@@ -359,7 +359,7 @@ def trace(scenario: Scenario, seed: int, slow: bool) -> str:
                     break
                 asked = scenario.reference is not None and (not slow or game.steps == start)
                 best = [list(best_actions(scenario, game, player)) for player in game.to_move if asked]
-                digest.update(repr((_seen(game), game.board(), best)).encode())
+                digest.update(repr((_seen(game), shown_board(game), best)).encode())
                 game.step(_random_moves(game, generator))
         digest.update(repr(_seen(game)).encode())
     return digest.hexdigest()

@@ -37,7 +37,7 @@ from msgrpo.agent import (
     parse_action,
 )
 from msgrpo.errors import EndpointError, GameError, GameFaultError, RecordError, UsageError, first_fault
-from msgrpo.game import MOST_POINTS, AnyText, Board, Game, Outcome, Scenario, check_kind
+from msgrpo.game import MOST_POINTS, AnyText, Game, Outcome, Scenario, check_kind
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past
 from msgrpo.text import Clean, CleanData, printable
@@ -394,14 +394,6 @@ def outcome_of(game: Game) -> Outcome:
     if not isinstance(game.outcome, Outcome):
         raise GameFaultError(f"outcome is {str(game.outcome)[:80]!r}, not a msgrpo.game.Outcome")
     return game.outcome
-
-
-def shown_board(game: Game) -> Board | None:
-    """The board that the game shows, where it has one. Raises GameFaultError if it is not a Board."""
-    board: object = game.board()
-    if board is not None and not isinstance(board, Board):
-        raise GameFaultError(f"board() gave {reprlib.repr(board)}, no msgrpo.game.Board", rule="board")
-    return board
 
 
 def success_of(game: Game) -> bool | None:

@@ -393,7 +393,7 @@ class Scenario:
             return hashlib.sha256(f"{SALT}{self.family}\n{start_seed}".encode()).hexdigest()
         game = self.new(start_seed, 0)
         with games_code(self.id):
-            board = game.board()
+            board = shown_board(game)
             seen = game.observe(self.players[0]) if board is None else board.text()
         # a game from outside may show what UTF-8 cannot hold
         return hashlib.sha256(f"{SALT}{self.family}\n{seen}".encode(errors="backslashreplace")).hexdigest()
@@ -438,6 +438,14 @@ class Scenario:
         keys = sorted({self.start_key(seed) for seed in range(PROBED)})
         few = len(keys) <= FEW or len({split_of(key) for key in keys}) < len(SPLITS)
         return {key: place for place, key in enumerate(keys)} if few else {}
+
+
+def shown_board(game: Game) -> Board | None:
+    """The board that the game shows, where it has one. Raises GameFaultError if it is not a Board."""
+    board: object = game.board()
+    if board is not None and not isinstance(board, Board):
+        raise GameFaultError(f"board() gave {reprlib.repr(board)}, no msgrpo.game.Board", rule="board")
+    return board
 
 
 def check_kind(scenario: Scenario) -> None:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from msgrpo.errors import UsageError
-from msgrpo.game import Board, Game, Outcome, Scenario, Split
+from msgrpo.game import Board, Game, Outcome, Scenario, Split, shown_board
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.limits import games_code
 
@@ -27,7 +27,7 @@ Planes = NDArray[np.uint8]
 
 def board_of(game: Game) -> Board:
     """The game's board. Raises UsageError for a game without one: a text has no planes."""
-    board = game.board()
+    board = shown_board(game)
     if board is None:
         raise UsageError(f"{type(game).__name__} has no board, which this environment shows as planes")
     return board

@@ -284,6 +284,11 @@ class Wide(Walk):
         return Board((("PP",),), {"PP": "you"})
 
 
+class Told(Walk):
+    def board(self) -> Any:
+        return "a board"
+
+
 class Enemy(Walk):
     def board(self) -> Board:
         board = super().board()
@@ -348,6 +353,7 @@ BREACHES = [
     (Ragged, {}, "board", r"its rows have \[1, 2\] cells"),
     (NoLegend, {}, "board", "the legend lacks"),
     (Wide, {}, "board", "not one character"),
+    (Told, {}, "board", r"board\(\) gave 'a board'"),
     (Enemy, {}, "board", r"there are no roles \['enemy'\]"),
     (TakesAnything, {}, "refusals", "step takes"),
     (NeverOver, {}, "refusals", "goes on after the end"),

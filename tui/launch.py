@@ -17,11 +17,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from msgrpo.episode import shown_board
 from msgrpo.errors import MsgrpoError, UsageError, nearest
 from msgrpo.extras import needs
 from msgrpo.files import replace_text
-from msgrpo.game import Scenario
+from msgrpo.game import Scenario, shown_board
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
 from msgrpo.loopback import bracketed, is_loopback, is_own

@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 from msgrpo.agent import Agent, Decision, View
-from msgrpo.episode import Episode, Turn, apply_turn, new_episode, observation_of, shown_board, view_of
+from msgrpo.episode import Episode, Turn, apply_turn, new_episode, observation_of, view_of
 from msgrpo.errors import GameError, GameFaultError, RecordError
-from msgrpo.game import Board, Game, Outcome, Scenario
+from msgrpo.game import Board, Game, Outcome, Scenario, shown_board
 from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo.limits import games_code
 from msgrpo.specs import names_an_agent

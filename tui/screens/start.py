@@ -18,9 +18,9 @@ from textual.screen import Screen
 from textual.widgets import Static
 from textual.widgets.option_list import Option
 
-from msgrpo.episode import observation_of, shown_board
+from msgrpo.episode import observation_of
 from msgrpo.errors import MsgrpoError
-from msgrpo.game import Board, Game, Outcome, Scenario
+from msgrpo.game import Board, Game, Outcome, Scenario, shown_board
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
 from msgrpo.limits import games_code
