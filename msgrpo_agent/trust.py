@@ -59,10 +59,12 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from ((key, name) for name in names)
 
 
-def check_named(settings: Mapping[str, Any], given: Mapping[str, Any], whose: str, command: str) -> None:
+def check_named(
+    settings: Mapping[str, Any], given: Mapping[str, Any], whose: str, command: str, program: str = "msgrpo"
+) -> None:
     """Raise UsageError where `settings`, which come from `whose` file, name what a person has not.
 
-    `given` are the settings that a person gave themselves; `command` is what follows `msgrpo`, for the message.
+    `given` are the settings that a person gave themselves; `command` is what follows `program`, for the message.
     """
     changed = "scenario" in given and given["scenario"] != settings.get("scenario")
     names = [
@@ -75,5 +77,5 @@ def check_named(settings: Mapping[str, Any], given: Mapping[str, Any], whose: st
         allowed = " ".join(f"--allow {shlex.quote(name)}" for _, name in names)
         raise UsageError(
             f"{whose} names {listed}; nothing is run or asked because a file says so",
-            fix=f"if you trust it: msgrpo {allowed} {command}",
+            fix=f"if you trust it: {program} {allowed} {command}",
         )

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.run_log import read_rows
+from msgrpo.run_log import CONFIG, read_rows
 from msgrpo.serve.preflight import free_port
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
 from msgrpo.train.ranks import ALONE, Ranks, open_ranks
-from msgrpo.train.run_folder import resume_command
+from msgrpo.train.run_folder import config_of, resume_command
 
 ROOT = Path(__file__).parents[1]
 LAKE = "tests.near:lake"  # by its name, since Ray's processes play as well
@@ -122,7 +122,13 @@ def test_a_run_of_several_processes_goes_on_with_as_many(
     """The command that was told, pasted, went on with one."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": here}.items():
         monkeypatch.setenv(name, value)
-    assert resume_command(tmp_path) == f"torchrun {how} -m msgrpo.cli train --resume --out {tmp_path}"
+    going_on = f"train --resume --out {tmp_path}"
+    assert resume_command(tmp_path) == f"torchrun {how} -m msgrpo.cli {going_on}"
+    (tmp_path / CONFIG).write_text('{"scenario": "a.py:b"}')
+    with pytest.raises(UsageError) as unnamed:
+        config_of(tmp_path, {})
+    assert unnamed.value.fix == f"if you trust it: torchrun {how} -m msgrpo.cli --allow a.py:b {going_on}"
+    (tmp_path / CONFIG).unlink()
     monkeypatch.delenv("RANK")
     assert resume_command(tmp_path) == f"msgrpo train --resume --out {tmp_path}"
 

@@ -125,7 +125,7 @@ def config_of(out: Path, given: Mapping[str, Any], ray: str | None = None) -> Tr
             if isinstance(recorded.get("prompt", {}), str):
                 raise ValueError("prompt is a text, which would be the name of a file to read")
             steps = f" --steps {given['steps']}" if "steps" in given else ""
-            check_named(recorded, given, str(file), f"{_resuming(out, ray)}{steps}")
+            check_named(recorded, given, str(file), f"{_resuming(out, ray)}{steps}", _program(ray))
         return TrainConfig.model_validate(recorded)
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
