@@ -273,3 +273,21 @@ def test_an_error_of_a_rank_ends_the_run_once_the_first_has_saved(
         cluster._followed(SimpleNamespace(thread=thread), work, told, gpus=False)  # type: ignore[arg-type]
     assert joined == ([] if saved else [cluster.END_S])
     assert told.notes == [f"go on with: msgrpo train --resume --out {tmp_path} --ray auto"]
+
+
+def test_a_terminal_that_is_gone_leaves_the_ranks_the_time_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank said after the terminal's end could not be shown, and that ended the command, and a cluster of its
+    own with it, before the rank had saved.
+    """
+
+    def gone(text: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    desk = Handle(fetch=([("note", ("update 3: …",))], RunEnd(saved=True), True))
+    monkeypatch.setattr(cluster.ray, "get", lambda answer: answer)
+    work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [], "auto")
+    fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: True))
+    with pytest.raises(KeyboardInterrupt):
+        cluster._followed(fit, work, SimpleNamespace(note=gone), gpus=False)  # type: ignore[arg-type]

@@ -251,7 +251,8 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
             running = fit.thread.is_alive()
             reports, outcome, begun = ray.get(work.desk.fetch.remote())
             for method, given in reports:
-                getattr(report, method)(*given)
+                with suppress(OSError):  # the terminal may be gone, and the ranks still have to save
+                    getattr(report, method)(*given)
             if outcome is not None:
                 break
             if not running:
