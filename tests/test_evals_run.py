@@ -586,7 +586,7 @@ class Named(RandomAgent):
         (["mine", "other"], {"names": {"mine": "a", "other": "a"}}, "two agents would have one name: a, a"),
         (["mine"], {"names": ["mine"]}, r"names is \['mine'\], no Mapping"),
         (["mine"], {"budget": 1000}, "budget is 1000, no Budget"),
-        (["mine"], {"max_failures": "3"}, "max_failures is '3', no Integral"),
+        (["mine"], {"max_failures": "3"}, "max_failures is '3', no whole number"),
         (["mine"], {"split": None}, "no split of evaluations is named None"),
         (["mine"], {"names": {"mine": 5}}, "5 is no name for mine"),
         (["mine"], {"names": {"mien": "a"}}, "no agent here is 'mien'"),
