@@ -22,10 +22,11 @@ from tests.test_train_ranks import ROOT
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
 
-from msgrpo.train import cluster  # noqa: E402
+from msgrpo.train import cluster, loop  # noqa: E402
 from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
 from msgrpo.train.desk import STARTS, Desk, RunEnd  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
+from msgrpo.train.ranks import LostPeerError  # noqa: E402
 from msgrpo.train.run_folder import check_folder, config_of, further, resume_command, writing  # noqa: E402
 from msgrpo.train.stopping import StopRequested  # noqa: E402
 
@@ -247,7 +248,7 @@ def test_a_rank_that_is_cut_off_from_the_command_ends_itself(answers: bool, monk
             return False
         raise ray.exceptions.GetTimeoutError
 
-    monkeypatch.setattr(cluster, "SILENT_S", 0.4)
+    monkeypatch.setattr(cluster.peers, "SILENT_S", 0.4)
     monkeypatch.setattr(cluster.ray, "get", get)
     monkeypatch.setattr(cluster.os, "_exit", lambda code: ended.set())
     desk = SimpleNamespace(is_over=SimpleNamespace(remote=lambda: None))
@@ -291,3 +292,35 @@ def test_a_terminal_that_is_gone_leaves_the_ranks_the_time_to_save(
     fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: True))
     with pytest.raises(KeyboardInterrupt):
         cluster._followed(fit, work, SimpleNamespace(note=gone), gpus=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_error_of_a_later_rank_lets_the_first_save(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lived on, the first waited for it, and all since the last checkpoint was lost."""
+    desk, happened = Desk(), list[str]()
+
+    def train(*given: Any, **more: Any) -> None:
+        if place:
+            raise RunError("there is not enough memory", fix="less at once")
+        desk.end(RunEnd(error="there is not enough memory"))  # by the other rank
+        raise LostPeerError("another process of this run has ended")
+
+    def close(chosen: object) -> None:
+        happened.append("closed after it was told" if desk.is_over() else "closed before")
+
+    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(cluster.peers, "close", close)
+    monkeypatch.setattr(cluster.ray, "get", lambda answer, timeout=0.0: answer)
+    monkeypatch.setattr(
+        cluster.ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: place), raising=False
+    )
+    names = ("report", "begin", "fault", "end", "is_over", "stopping")
+    handle = SimpleNamespace(**{name: SimpleNamespace(remote=getattr(desk, name)) for name in names})
+    cluster.rank({"work": cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, handle, [], "auto")})
+    assert happened == (["closed after it was told"] if place else [])
+    reports, outcome, _ = desk.fetch()
+    assert outcome is not None
+    assert outcome.error == "there is not enough memory"
+    assert reports == []  # nothing begins again

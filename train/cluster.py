@@ -29,12 +29,12 @@ from msgrpo.extras import needs
 from msgrpo.models.paths import NANO
 from msgrpo.ray_cluster import connected
 from msgrpo.serve.vllm_command import KEY_VARIABLE, Request
+from msgrpo.train import peers
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.desk import STARTS, Desk, RunEnd
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
 from msgrpo.train.engines.pool import NoServerError
-from msgrpo.train.peers import SILENT_S, use_network_of
 from msgrpo.train.ranks import LostPeerError
 from msgrpo.train.run_folder import check_folder, further
 from msgrpo.train.sinks import Measured, Reporter
@@ -115,6 +115,8 @@ def rank(work: Mapping[str, Work]) -> None:
     except KeyboardInterrupt:
         outcome = RunEnd()
     except (LostPeerError, NoServerError) as error:
+        if ray.get(desk.is_over.remote()):  # another rank has told why
+            return
         desk.fault.remote(error.message)
         raise
     except MsgrpoError as error:
@@ -126,6 +128,8 @@ def rank(work: Mapping[str, Work]) -> None:
         outcome = RunEnd(summary)
     if first or outcome.error:
         ray.get(desk.end.remote(outcome))
+    if outcome.error and not first:  # this process lives on, and the first would wait for it instead of saving
+        peers.close(_group)
 
 
 @contextmanager
@@ -139,11 +143,11 @@ def cut_off_ends(desk: Any) -> Iterator[None]:
 
     def watch() -> None:
         heard = time.monotonic()
-        while not over.wait(SILENT_S / 8):
+        while not over.wait(peers.SILENT_S / 8):
             with suppress(ray.exceptions.RayError):
-                ray.get(desk.is_over.remote(), timeout=SILENT_S)
+                ray.get(desk.is_over.remote(), timeout=peers.SILENT_S)
                 heard = time.monotonic()
-            if time.monotonic() - heard > SILENT_S and not over.is_set():
+            if time.monotonic() - heard > peers.SILENT_S and not over.is_set():
                 os._exit(1)
 
     threading.Thread(target=watch, name="msgrpo-cut-off", daemon=True).start()
@@ -162,14 +166,25 @@ class OnNetwork(TorchConfig):  # type: ignore[misc]
 
         class Backend(usual):  # type: ignore[valid-type, misc]
             def on_start(self, worker_group: Any, backend_config: Any) -> None:
-                worker_group.execute(_use_nodes_network)
+                worker_group.execute(_before_meeting)
                 super().on_start(worker_group, backend_config)
+                worker_group.execute(_after_meeting)
 
         return Backend
 
 
-def _use_nodes_network() -> None:
-    use_network_of(ray.util.get_node_ip_address())
+_group: set[peers.Connection] = set()  # what leads from this process to the other ranks; first, what was there before
+
+
+def _before_meeting() -> None:
+    peers.use_network_of(ray.util.get_node_ip_address())
+    _group.update(peers.connections())
+
+
+def _after_meeting() -> None:
+    since = peers.connections().keys() - _group
+    _group.clear()
+    _group.update(since)
 
 
 def train_on_ray(
