@@ -175,9 +175,12 @@ class Options(Given):
         for header in self.headers:
             if "=" not in header:
                 raise UsageError(f"--header {header!r} is not NAME=VALUE")
+        headers = dict(header.split("=", 1) for header in self.headers)
+        if len(headers) < len(self.headers):  # their values may be secret
+            raise UsageError(f"--header names one header twice: {', '.join(h.split('=')[0] for h in self.headers)}")
         return {
             "body": json_object("--body", self.body, '{"min_p": 0.1}') if self.body else {},
-            "headers": dict(header.split("=", 1) for header in self.headers),
+            "headers": headers,
             "retries": RETRIES if self.retries is None else self.retries,
             "timeouts": self.timeouts(),
             "rate": self.rate,

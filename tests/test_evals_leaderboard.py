@@ -660,6 +660,7 @@ def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
         ({"body": "{"}, "no JSON"),
         ({"body": "[]"}, "no JSON object"),
         ({"headers": ["x"]}, "NAME=VALUE"),
+        ({"headers": ["a=1", "a=2"]}, "one header twice: a, a"),
         ({"top_p": 0.0}, "top_p"),
         ({"agents": ["rndom"]}, "no agent is named"),
         ({"suite": "papr"}, "no suite is named"),

@@ -145,11 +145,12 @@ def test_a_base_that_is_not_nano_is_taught_too() -> None:
     assert "msgrpo teach cards.py:scenario --base some/model --out runs/taught" in finding.change
 
 
-def test_a_taught_base_is_taught_further_in_another_folder() -> None:
+@pytest.mark.parametrize("base", ["runs/taught", "./runs/taught", str(Path("runs/taught").resolve())])
+def test_a_taught_base_is_taught_further_in_another_folder(base: str) -> None:
     """It was to be taught into its own folder, which `msgrpo teach` refuses."""
-    settings = SETTINGS | {"base": "runs/taught"}
+    settings = SETTINGS | {"base": base}
     (finding,) = diagnose(History(settings, [{"kind": "train", "step": 1, **WELL, "rollout/invalid": 1.0}]))
-    assert "--base runs/taught --out runs/taught-2, then --base runs/taught-2" in finding.change
+    assert f"--base {base} --out {base}-2, then --base {base}-2" in finding.change
 
 
 def test_the_adviser_says_a_cause_once() -> None:

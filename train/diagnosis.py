@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from os.path import relpath
 from statistics import median
 from typing import Any
 
@@ -118,7 +119,7 @@ class History:
         except ValidationError:
             options = []
         asked = "".join(f" {shlex.quote(option)}" for option in options)
-        out = shlex.quote(f"{base.rstrip('/')}-2" if base.startswith("runs/taught") else "runs/taught")
+        out = shlex.quote(f"{base.rstrip('/')}-2" if relpath(base).startswith("runs/taught") else "runs/taught")
         return f"msgrpo teach {shlex.quote(self.game)}{named}{asked} --out {out}, then --base {out}"
 
     def setting(self, name: str) -> float:
