@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from msgrpo.errors import UsageError, check_given
+from msgrpo.errors import UsageError
 from msgrpo.game import Game, Scenario
 from msgrpo.limits import games_code
 from msgrpo.prompt import Past, Prompt, PromptTemplate
@@ -239,7 +239,11 @@ class LanguageAgent:
         actions = legal if self.show_probabilities else ()
         shown = None if on_text is None else (lambda text: on_text(cleaned(text)))
         raw = await self.model.complete(prompt, self.sampling, view.seed, actions=actions, on_text=shown)
-        check_given(f"the answer of {self.model.name}", raw, Completion, fix='msgrpo.agent.Completion(text, "stop")')
+        if not isinstance(raw, Completion):  # of a model of one's own
+            raise UsageError(
+                f"the answer of {self.model.name} is {reprlib.repr(raw)}, no Completion",
+                fix='msgrpo.agent.Completion(text, "stop")',
+            )
         text, reasoning = cleaned(raw.text), None if raw.reasoning is None else cleaned(raw.reasoning)
         changed = (text, reasoning) != (raw.text, raw.reasoning)
         completion = replace(raw, text=text, reasoning=reasoning) if changed else raw
