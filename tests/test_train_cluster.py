@@ -310,6 +310,7 @@ def test_an_error_of_a_later_rank_lets_the_first_save(
     def close(chosen: object) -> None:
         happened.append("closed after it was told" if desk.is_over() else "closed before")
 
+    monkeypatch.chdir(tmp_path)  # to which a rank goes; after the test all is as it was
     monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(cluster.peers, "close", close)
     monkeypatch.setattr(cluster.ray, "get", lambda answer, timeout=0.0: answer)

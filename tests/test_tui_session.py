@@ -269,7 +269,8 @@ def test_a_board_that_is_none_is_the_games_fault() -> None:
 
 def test_the_session_loads_no_textual_and_the_app_no_torch() -> None:
     code = (
-        "import sys, tui.session, tui.export, tui.plain; assert 'textual' not in sys.modules, 'textual';"
+        "import sys, msgrpo.tui.session, msgrpo.tui.export, msgrpo.tui.plain;"
+        "assert 'textual' not in sys.modules, 'textual';"
         "import msgrpo.tui.app, msgrpo.tui.launch, msgrpo.tui.keys;"
         "bad = [m for m in ('torch','transformers','peft','vllm') if m in sys.modules]; assert not bad, bad"
     )
