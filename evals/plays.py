@@ -224,14 +224,12 @@ def _silent(
                     gone = "" if record.is_file() else ", and there is no record of it"
                     none = f"none of {counted(episodes, 'episode')} of {printable(scenario)}{gone}"
                     yield f"{printable(spec)} has ended {none}"
-    empty = (
-        {file.parent.name for file in files},
-        {file.stem for file in files},
-    )  # of agents that did not come to play
+    # An agent that did not come to play has an empty record: its name is no misspelling.
+    begun = ({file.parent.name for file in files}, {file.stem for file in files})
     for what, names, place in (("agent", agents, 0), ("scenario", scenarios, 1)):
         there = {both[place] for both in known}
         for name in (name for name in names or () if name not in there):
-            hint = "" if folder_name(name) in empty[place] else f"; {nearest(name, there)}"
+            hint = "" if folder_name(name) in begun[place] else f"; {nearest(name, there)}"
             yield printable(f"no episode here is of the {what} {name!r}{hint}")
 
 

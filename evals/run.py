@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
+from types import NoneType
 from typing import Protocol, get_args
 
 from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
@@ -107,7 +108,8 @@ async def evaluate(
     """
     progress, budget, out = progress or EvalProgress(), budget or Budget(), Path(out)
     check_given("budget", budget, Budget, fix="msgrpo.evals.budget.Budget(tokens=100_000)")
-    check_given("max_failures", 0 if max_failures is None else max_failures, Integral, fix="a number of episodes")
+    if not isinstance(max_failures, (Integral, NoneType)):
+        raise UsageError(f"max_failures is {max_failures!r}, no whole number", fix="a number of episodes")
     check_counts(episodes=episodes, repeats=repeats, concurrency=concurrency)
     _check_asked(agents, scenarios, split, command)
     called = checked_names(names or {}, [agent.spec for agent in agents])

@@ -100,8 +100,7 @@ class TookTooLongError(BaseException):
 def check_given(what: str, given: object, kind: type, *, fix: str | None = None) -> None:
     """Raise UsageError for an argument of another type, as a caller from Python may give it."""
     if not isinstance(given, kind):
-        wanted = {"Integral": "whole number"}.get(kind.__name__, kind.__name__)
-        raise UsageError(f"{what} is {reprlib.repr(given)}, no {wanted}", fix=fix)
+        raise UsageError(f"{what} is {reprlib.repr(given)}, no {kind.__name__}", fix=fix)
 
 
 def no_memory(error: BaseException) -> str | None:

@@ -173,18 +173,17 @@ class OnNetwork(TorchConfig):  # type: ignore[misc]
         return Backend
 
 
-_group: set[peers.Connection] = set()  # what leads from this process to the other ranks; first, what was there before
+_before: set[peers.Connection] = set()  # this process's connections before the ranks have met
+_group: set[peers.Connection] = set()  # those that lead to the other ranks
 
 
 def _before_meeting() -> None:
     peers.use_network_of(ray.util.get_node_ip_address())
-    _group.update(peers.connections())
+    _before.update(peers.connections())
 
 
 def _after_meeting() -> None:
-    since = peers.connections().keys() - _group
-    _group.clear()
-    _group.update(since)
+    _group.update(peers.connections().keys() - _before)
 
 
 def train_on_ray(

@@ -52,7 +52,7 @@ TOLERANCE = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 1.0)}
 ROUNDINGS, LEAST_BOUND = 8, 2e-3
 LARGE_LOGIT = 8  # of a token that may be sampled; from 8 to 16 the numbers of a format lie 8 eps apart
 ROWS, TOKENS = 3, 48  # enough to come to the action: the words before it may be certain whatever the weights are
-FEW = 20  # whose weights play is not told by the one token in twenty that differs most, where rounding may be why
+FEW = 20  # one token in so many does not count, the furthest off, where rounding may be why (`_many`)
 SEEDS = (11, 12, 13)
 
 
