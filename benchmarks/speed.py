@@ -32,7 +32,7 @@ from msgrpo.models.shared_prefix import evaluating, left_pad, trunk_and_head
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.hf import HfEngine
 from msgrpo.train.evaluate import evaluate
-from msgrpo.train.groups import Advantages, Group
+from msgrpo.train.groups import Group, PerTurn
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.contract import Learner
@@ -104,7 +104,7 @@ def plain_logprobs(policy: Policy, part: MicroBatch) -> tuple[Tensor, Tensor]:
     return torch.gather(logprobs, 2, targets[:, :, None])[:, :, 0] * answered, answered
 
 
-def alternating(group: Group) -> Advantages:
+def alternating(group: Group) -> PerTurn:
     return [[float((-1) ** j)] * len(turns) for j, turns in enumerate(group.turns)]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgrpo.episode import Turn
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS
-from msgrpo.train.groups import Advantages, Group, Step, Trajectories
+from msgrpo.train.groups import Group, PerTurn, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.contract import Credit
@@ -32,9 +32,7 @@ GROUP = [
 ]
 
 
-def credit(
-    name: str, group: Trajectories = GROUP, values: Advantages | None = None, **settings: object
-) -> Advantages:
+def credit(name: str, group: Trajectories = GROUP, values: PerTurn | None = None, **settings: object) -> PerTurn:
     """What an estimator says of one group; of a critic's, with these values or without any. λ is 1 unless given."""
     taken = type(choose("credit", name)).model_fields
     given = {"lam": 1.0, **settings}
@@ -159,7 +157,7 @@ def test_undivided_credit_is_the_divided_one_in_units_of_reward(name: str) -> No
         ("critic", [[-0.875, 0.25, 0.0], [0.875, -0.25]]),
     ],
 )
-def test_a_discount_of_one_half_by_hand(name: str, by_hand: Advantages) -> None:
+def test_a_discount_of_one_half_by_hand(name: str, by_hand: PerTurn) -> None:
     """R = ¼, ½, 1 and 2, 0, whose mean is ¾; V = 9/8 in s0, ¼ in s1, 1 in s2. A_j is not discounted: ∓½."""
     values = [[1.125, 0.25, 1.0], [1.125, 0.25]]
     assert credit(name, values=values, gamma=0.5, scale="update") == by_hand

@@ -28,7 +28,7 @@ from msgrpo.run_log import read_rows
 from msgrpo.train import loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.groups import Advantages, Group, Step
+from msgrpo.train.groups import Group, PerTurn, Step
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.nano.words import look
 from msgrpo.train.policy import Policy
@@ -368,7 +368,7 @@ def test_objectives_by_hand() -> None:
 
 def test_objectives_are_normalised_each_by_itself() -> None:
     """Tokens are ten times the return's numbers: normalised, a weight of ½ is half of the return's say."""
-    credit: Advantages = [[-1.0], [1.0]]
+    credit: PerTurn = [[-1.0], [1.0]]
     pair = group([0.0, 1.0], turns(("<action>up</action>", 10)), turns(("<action>up</action>", 30)))
     fixed = Fixed(brevity=0.5).combined(credit, pair)
     assert fixed == [[-0.5], [0.5]]

@@ -14,7 +14,7 @@ from msgrpo.episode import Episode, Turn
 from msgrpo.game import Game, Scenario
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 
-Advantages = list[list[float]]  # [j][t]
+PerTurn = list[list[float]]  # [j][t], of turn t of episode j: its return to go, its value, its credit
 
 
 @dataclass(frozen=True)

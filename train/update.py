@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from msgrpo.errors import RunError
 from msgrpo.models.shared_prefix import common_prefix_length, longest_sharing, trunk_and_head
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.groups import Advantages, Group, Lesson, Sample
+from msgrpo.train.groups import Group, Lesson, PerTurn, Sample
 from msgrpo.train.policy import Pairs, Policy
 from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals.actfocus import token_weights
@@ -197,7 +197,7 @@ class Picked:
     """A group that has something to teach: the credit of every turn, [j][t], and which episodes the update sees."""
 
     group: Group
-    credits: Advantages
+    credits: PerTurn
     kept: list[int]
 
     def lessons(self, config: TrainConfig, tokenizer: Any) -> Iterator[Lesson]:
@@ -242,7 +242,7 @@ def lessons(picked: Sequence[Picked], config: TrainConfig, learner: Learner) -> 
     return samples, figures
 
 
-def advantages(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[Advantages]:
+def advantages(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list[PerTurn]:
     """The advantage of every turn of an update's groups, [group][j][t], by the run's credit and objectives."""
     credits = config.credit.of_groups(groups, learner)
     if config.credit.scale == "update":
@@ -254,7 +254,7 @@ def advantages(groups: Sequence[Group], config: TrainConfig, learner: Learner) -
     return credits
 
 
-def scaled_by_update(groups: Sequence[Advantages]) -> list[Advantages]:
+def scaled_by_update(groups: Sequence[PerTurn]) -> list[PerTurn]:
     """Divide every credit, [group][j][t] in units of reward, by the root of the mean square over all turns.
 
     Zeros stay zeros; a group whose credits are small beside the others' keeps them small.

@@ -57,7 +57,7 @@ from msgrpo.games.frozen_lake import GYM_ACTION, FrozenLake
 from msgrpo.models.local import LocalModel
 from msgrpo.models.shared_prefix import evaluating, last_hidden, trunk_and_head
 from msgrpo.prompt import Prompt, PromptTemplate
-from msgrpo.train.groups import Advantages, Step, Trajectories
+from msgrpo.train.groups import PerTurn, Step, Trajectories
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.rivals import RIVALS, choose
 from msgrpo.train.rivals.critic import Critic, left_out_values, sums_of
@@ -174,7 +174,7 @@ class Lake:
         """The place of each state in a table of states by actions."""
         return {state: i for i, state in enumerate(self.policy)}
 
-    def gradient(self, group: list[list[Step]], credits: Advantages) -> np.ndarray:
+    def gradient(self, group: list[list[Step]], credits: PerTurn) -> np.ndarray:
         """Σ over turns of Â (1[action = a] − π(a|s)), the table of all states by actions as one row."""
         turns = [step for steps in group for step in steps]
         states = [self.rows[step.state] for step in turns]  # type: ignore[index]
@@ -289,7 +289,7 @@ def compared(lakes: list[Lake], size: int, episodes: int, seed: int) -> dict[str
     }
 
 
-def credit_of(name: str, lam: float, scale: str, group: Trajectories, values: Advantages) -> Advantages:
+def credit_of(name: str, lam: float, scale: str, group: Trajectories, values: PerTurn) -> PerTurn:
     """What an estimator says of a group; `values` are those of a critic."""
     chosen = choose("credit", f"{name}(scale={scale}{f', lam={lam}' if name in ('lambda', 'critic') else ''})")
     if isinstance(chosen, Critic):
@@ -303,7 +303,7 @@ def credit_of(name: str, lam: float, scale: str, group: Trajectories, values: Ad
     return [[advantage] * len(one) for advantage, one in zip(of_episodes, group, strict=True)]
 
 
-def by_the_head(lakes: Sequence[Lake], groups: Groups) -> list[Advantages]:
+def by_the_head(lakes: Sequence[Lake], groups: Groups) -> list[PerTurn]:
     """The value of every turn, [group][j][t], by the head that was fitted on the other starts."""
     states = [
         torch.stack([lake.hidden[step.state] for one in group for step in one])  # type: ignore[index]
@@ -316,7 +316,7 @@ def by_the_head(lakes: Sequence[Lake], groups: Groups) -> list[Advantages]:
     return [_like(group, values.tolist()) for group, values in zip(groups, found, strict=True)]
 
 
-def by_the_truth(lakes: Sequence[Lake], groups: Groups) -> list[Advantages]:
+def by_the_truth(lakes: Sequence[Lake], groups: Groups) -> list[PerTurn]:
     """The exact value of every turn's state, [group][j][t]."""
     return [
         [[lake.value(step.state) for step in one] for one in group]  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def by_the_truth(lakes: Sequence[Lake], groups: Groups) -> list[Advantages]:
     ]
 
 
-def _like(group: Trajectories, values: Sequence[float]) -> Advantages:
+def _like(group: Trajectories, values: Sequence[float]) -> PerTurn:
     left = iter(values)
     return [[next(left) for _ in one] for one in group]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # settings are read, and refused, without the seconds in whic
     import torch
     from torch import Tensor
 
-    from msgrpo.train.groups import Advantages, Group, Lesson, Sample
+    from msgrpo.train.groups import Group, Lesson, PerTurn, Sample
     from msgrpo.train.ranks import Ranks
 
 
@@ -161,7 +161,7 @@ class Credit(Choice):
         return self.scale == "group"
 
     @abstractmethod
-    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         """The credit of every turn, [group][j][t]; in units of reward if `scale=update`."""
 
 
@@ -198,7 +198,7 @@ class Objectives(Choice):
     """What is compared beside the return."""
 
     @abstractmethod
-    def combined(self, credit: Advantages, group: Group) -> Advantages:
+    def combined(self, credit: PerTurn, group: Group) -> PerTurn:
         """The advantages of all objectives together, [j][t]; `credit` is what the return says."""
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from msgrpo.episode import Turn
 from msgrpo.models.shared_prefix import common_prefix_length, evaluating, shareable_length, trunk_and_head
-from msgrpo.train.groups import Advantages, Group, Trajectories
+from msgrpo.train.groups import Group, PerTurn, Trajectories
 from msgrpo.train.rivals.contract import Credit, Learner, Trained
 from msgrpo.train.rivals.discounted import generalized_advantages, returns_to_go, scaled
 
@@ -41,19 +41,19 @@ class Critic(Credit):
     lam: float = Field(0.95, ge=0, le=1, description="λ of GAE; 1: the return to go, 0: reward and next value")
     memory: float = Field(1.0, ge=1, le=1e6, description="m, updates that the head is fitted on; 1: this one alone")
 
-    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         values = critic_values(learner, groups, self.gamma, self.memory) if groups else []
         return [
             self.of_values(group.trajectories(), of_group) for group, of_group in zip(groups, values, strict=True)
         ]
 
-    def of_values(self, trajectories: Trajectories, values: Advantages) -> Advantages:
+    def of_values(self, trajectories: Trajectories, values: PerTurn) -> PerTurn:
         """The credit of a group's turns, given their values, [j][t]."""
         advantages = generalized_advantages(trajectories, values, self.gamma, self.lam)
         return scaled(advantages, trajectories, self.divided)
 
 
-def critic_values(learner: Learner, groups: Sequence[Group], gamma: float, memory: float = 1.0) -> list[Advantages]:
+def critic_values(learner: Learner, groups: Sequence[Group], gamma: float, memory: float = 1.0) -> list[PerTurn]:
     """V(s) of every turn: [group][j][t]. Each rank computes a part of the hidden states; all fit the same heads.
 
     `learner.memory` holds what earlier updates say, and from now on what this one does.

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from msgrpo.train.groups import Advantages, Group, Trajectories
+from msgrpo.train.groups import Group, PerTurn, Trajectories
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.rivals.contract import Credit, Learner
 
@@ -20,15 +20,15 @@ class Discounted(Credit):
 
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of returns to go")
 
-    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         return [self.of_group(group.trajectories(), group.of_episodes(self.scale)) for group in groups]
 
     @abstractmethod
-    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
+    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> PerTurn:
         """The credit of every turn, [j][t]; `of_episodes_G` are the advantages A_j of the whole episodes."""
 
 
-def returns_to_go(trajectories: Trajectories, gamma: float) -> Advantages:
+def returns_to_go(trajectories: Trajectories, gamma: float) -> PerTurn:
     """R_jt = r_jt + γ R_j,t+1, from the last turn back."""
     returns = []
     for steps in trajectories:
@@ -49,7 +49,7 @@ def by_state(trajectories: Trajectories) -> Mapping[Hashable, list[tuple[int, in
     return places
 
 
-def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
+def action_gains(trajectories: Trajectories, gamma: float) -> PerTurn:
     """Q(s, a) − V(s) for every turn, in units of reward: means of returns to go by state and action, and by state."""
     returns = returns_to_go(trajectories, gamma)
     gains = [[0.0] * len(steps) for steps in trajectories]
@@ -63,7 +63,7 @@ def action_gains(trajectories: Trajectories, gamma: float) -> Advantages:
     return gains
 
 
-def generalized_advantages(trajectories: Trajectories, values: Advantages, gamma: float, lam: float) -> Advantages:
+def generalized_advantages(trajectories: Trajectories, values: PerTurn, gamma: float, lam: float) -> PerTurn:
     """A_jt = Σ_k (γλ)^k δ_j,t+k with δ_jt = r_jt + γ V(s_j,t+1) − V(s_jt); V is 0 after the last turn.
 
     Generalized advantage estimation (GAE, arXiv 1506.02438).
@@ -90,12 +90,12 @@ def centred(returns: Sequence[float], divided: bool) -> Tensor:
     return advantages if divided else advantages * values.std(correction=0)
 
 
-def like(flat: Tensor, shape: Advantages) -> Advantages:
+def like(flat: Tensor, shape: PerTurn) -> PerTurn:
     """The values of a flat tensor in the shape [j][t]."""
     return [part.tolist() for part in torch.split(flat, [len(of_episode) for of_episode in shape])]
 
 
-def scaled(values: Advantages, trajectories: Trajectories, divided: bool) -> Advantages:
+def scaled(values: PerTurn, trajectories: Trajectories, divided: bool) -> PerTurn:
     """Divided by the root of the mean square over all turns or not.
 
     Zeros stay zeros, and what is rounding beside the rewards becomes zero.

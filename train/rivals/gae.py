@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from msgrpo.train.groups import Advantages, Trajectories
+from msgrpo.train.groups import PerTurn, Trajectories
 from msgrpo.train.rivals.discounted import Discounted, by_state, generalized_advantages, mean, returns_to_go, scaled
 
 
@@ -20,7 +20,7 @@ class Lambda(Discounted):
     name = "lambda"
     lam: float = Field(0.95, ge=0, le=1, description="λ of GAE; 1: the return to go, 0: reward and next value")
 
-    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
+    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> PerTurn:
         returns = returns_to_go(trajectories, self.gamma)
         table = {state: mean([returns[j][t] for j, t in at]) for state, at in by_state(trajectories).items()}
         values = [[table[step.state] for step in steps] for steps in trajectories]

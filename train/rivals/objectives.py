@@ -24,7 +24,7 @@ from torch import Tensor
 
 from msgrpo.episode import Turn
 from msgrpo.game import Game
-from msgrpo.train.groups import Advantages, Group
+from msgrpo.train.groups import Group, PerTurn
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.rivals.contract import Objectives, Settings
 
@@ -70,7 +70,7 @@ class Weighted(Objectives):
     def weights(self, values: Mapping[str, Tensor], scales: Mapping[str, float]) -> dict[str, float]:
         """The weight of each objective, from its values in a group (G)."""
 
-    def combined(self, credit: Advantages, group: Group) -> Advantages:
+    def combined(self, credit: PerTurn, group: Group) -> PerTurn:
         scales = {name: scale for name, scale in self.model_dump().items() if scale}
         values = {
             name: torch.tensor(

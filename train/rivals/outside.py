@@ -22,7 +22,7 @@ from msgrpo.errors import UsageError, users_code
 from msgrpo.game import MOST_POINTS
 from msgrpo.limits import unmoved
 from msgrpo.outside_code import module_at
-from msgrpo.train.groups import Advantages, Group
+from msgrpo.train.groups import Group, PerTurn
 from msgrpo.train.rivals.contract import Choice, Credit, Gate, Learner, Select
 
 HOW = "name it as file.py:function, or module:function of what can be imported"
@@ -83,10 +83,10 @@ class Function(Choice):
 class OutsideCredit(Function, Credit):
     name = "credit"
 
-    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         return learner.ranks.broadcast([self._of(group) for group in groups] if learner.ranks.first else [])
 
-    def _of(self, group: Group) -> Advantages:
+    def _of(self, group: Group) -> PerTurn:
         lengths = [len(turns) for turns in group.turns]
         answer = self.ask(group)
         wanted = f"one finite number for every turn of every episode, [j][t], at most {MOST_POINTS:g} from 0"
@@ -136,7 +136,7 @@ class OutsideGate(Function, Gate):
 OUTSIDE: dict[str, type[Function]] = {"credit": OutsideCredit, "select": OutsideSelect, "gate": OutsideGate}
 
 
-def _flat(credits: Advantages) -> Iterable[float]:
+def _flat(credits: PerTurn) -> Iterable[float]:
     return (value for of_episode in credits for value in of_episode)
 
 

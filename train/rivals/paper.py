@@ -12,7 +12,7 @@ from msgrpo.train.rivals.contract import Credit, Learner, Loss, Sampled
 if TYPE_CHECKING:  # see contract.py: the equations load torch where they are first used
     from torch import Tensor
 
-    from msgrpo.train.groups import Advantages, Group
+    from msgrpo.train.groups import Group, PerTurn
 
 
 class WholeReturn(Credit):
@@ -20,7 +20,7 @@ class WholeReturn(Credit):
 
     name = "episode"
 
-    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[Advantages]:
+    def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         pairs = [zip(group.of_episodes(self.scale), group.turns, strict=True) for group in groups]
         return [[[advantage] * len(turns) for advantage, turns in of_group] for of_group in pairs]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from msgrpo.train.groups import Advantages, Trajectories
+from msgrpo.train.groups import PerTurn, Trajectories
 from msgrpo.train.rivals.discounted import Discounted, by_state, centred, returns_to_go
 
 
@@ -23,7 +23,7 @@ class StateReturn(Discounted):
     name = "state"
     weight: float = Field(1.0, ge=0, description="of the advantage within a state")
 
-    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
+    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> PerTurn:
         returns = returns_to_go(trajectories, self.gamma)
         credits = [[advantage] * len(steps) for advantage, steps in zip(of_episodes_G, trajectories, strict=True)]
         for places in by_state(trajectories).values():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgrpo.train.groups import Advantages, Trajectories
+from msgrpo.train.groups import PerTurn, Trajectories
 from msgrpo.train.rivals.discounted import Discounted, action_gains, scaled
 
 
@@ -19,5 +19,5 @@ class StateAction(Discounted):
 
     name = "state-action"
 
-    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
+    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> PerTurn:
         return scaled(action_gains(trajectories, self.gamma), trajectories, self.divided)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgrpo.train.groups import Advantages, Trajectories
+from msgrpo.train.groups import PerTurn, Trajectories
 from msgrpo.train.rivals.discounted import Discounted, centred, like, returns_to_go
 
 
@@ -13,6 +13,6 @@ class ToGo(Discounted):
 
     name = "to-go"
 
-    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> Advantages:
+    def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> PerTurn:
         returns = returns_to_go(trajectories, self.gamma)
         return like(centred([value for of_episode in returns for value in of_episode], self.divided), returns)
