@@ -120,19 +120,22 @@ def policy_loss(
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     kl = k3(ref_logprobs_NT - logprobs_NT)
-    losses = kl_coef * kl - surrogate
-    if aggregate == "token":
-        loss = (losses * mask).sum() / mask.sum()
-    else:
-        loss = ((losses * mask).sum(1) / mask.sum(1)).mean()
-    cut = (ratio * advantages > clipped * advantages).to(mask.dtype)
-    tokens = mask.sum()
-    stats = {
-        "kl": (kl * mask).sum() / tokens,
-        "clip_share": (cut * mask).sum() / tokens,
-        "ratio": (ratio * mask).sum() / tokens,
-    }
-    return loss, {name: value.detach() for name, value in stats.items()}
+    cut = ratio * advantages > clipped * advantages
+    return averaged(kl_coef * kl - surrogate, mask, aggregate, kl=kl, clip_share=cut, ratio=ratio)
+
+
+def averaged(
+    losses_NT: Tensor, mask_NT: Tensor, aggregate: Aggregate, **measured_NT: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The scalar mean of the tokens' losses, and of what else was measured of each token the detached mean.
+
+    Args:
+        mask_NT: 1 where a token counts, else 0; every turn has one that does.
+        aggregate: of the losses, as in `policy_loss`; what is measured is a mean over tokens.
+    """
+    losses, tokens = losses_NT * mask_NT, mask_NT.sum()
+    loss = losses.sum() / tokens if aggregate == "token" else (losses.sum(1) / mask_NT.sum(1)).mean()
+    return loss, {name: ((value * mask_NT).sum() / tokens).detach() for name, value in measured_NT.items()}
 
 
 def ratio_of(log_w: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from msgrpo.train.msgrpo import k3, ratio_of
+from msgrpo.train.msgrpo import averaged, k3, ratio_of
 from msgrpo.train.rivals.contract import Loss
 
 
@@ -43,11 +43,7 @@ class _Surrogate(Loss):
         advantages = advantages_NT.to(logprobs_NT.dtype).reshape(len(mask), -1)
         surrogate, ratio, cut = self.surrogate((logprobs_NT - old_NT) * mask, logprobs_NT, advantages, mask)
         kl = k3(reference_NT - logprobs_NT)
-        losses = (self.kl * kl - surrogate) * mask
-        tokens = mask.sum()
-        loss = losses.sum() / tokens if self.over == "token" else (losses.sum(1) / mask.sum(1)).mean()
-        stats = {"kl": kl, "clip_share": cut.to(mask.dtype), "ratio": ratio}
-        return loss, {name: ((value * mask).sum() / tokens).detach() for name, value in stats.items()}
+        return averaged(self.kl * kl - surrogate, mask, self.over, kl=kl, clip_share=cut, ratio=ratio)
 
 
 Surrogate = tuple[Tensor, Tensor, Tensor]
