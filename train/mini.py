@@ -149,7 +149,7 @@ def learn(settings: Settings) -> Any:
         optimizer.param_groups[0]["lr"] = settings.learning_rate * rate
         generator = torch.Generator().manual_seed(derive_seed("update", settings.seed, step))
         taught = compare(groups, settings.keep, generator)
-        for part in parts(taught, settings.minibatches, generator) if taught else []:
+        for part in parts(taught, settings.minibatches, generator):
             optimizer.zero_grad()
             loss_of(model, pad, part, settings).backward()  # type: ignore[no-untyped-call]
             clip_grad_norm_(weights, settings.max_grad_norm)

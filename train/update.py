@@ -55,7 +55,7 @@ def update(
     totals = dict.fromkeys((*SUMS, "grad_norm"), 0.0)
     mismatch: dict[str, float] = {}
     steps = 0
-    for part in minibatches(samples, config.minibatches, generator) if samples else ():
+    for part in minibatches(samples, config.minibatches, generator):
         optimizer.zero_grad()
         sums, furthest = _joined(ranks.gather([_accumulate(policy, part, ranks, config)]))
         ranks.sum_gradients(policy.parameters)
@@ -106,60 +106,62 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def _accumulate(
     policy: Policy, part: Sequence[Sample], ranks: Ranks, config: TrainConfig
 ) -> tuple[dict[str, float], float]:
-    """Backward through this rank's share of the minibatch `part`, in micro-batches.
+    """Backward through this rank's micro-batches of the minibatch `part`; over all ranks their gradients add up to
+    that of
 
-    A micro-batch's loss is a mean, and counts by its share of the minibatch's tokens (or turns, with `over=turn`): so
-    the sum over micro-batches and ranks is the minibatch's loss. Where a token was not sampled, since a teacher says
-    it, there is no old log-probability (NaN) and the current one takes its place: the ratio is 1. Returns the sums,
-    and the largest difference from the engine's log-probabilities.
+        Σ_micro loss(micro) · n(micro) / n(part)  −  echo · Σ_observed log pθ / |observed|
+
+    `loss` is the mean over the n answer tokens of a micro-batch (with `over=turn` over its n turns). Where a token
+    was not sampled, since a teacher says it, there is no old log-probability (NaN) and the current one takes its
+    place: the ratio is 1. Returns this rank's part of the sums, of which `kl`, `clip_share` and `ratio` are means
+    over the minibatch's answer tokens, `echo` over the observed and `mismatch` over the sampled ones; and the largest
+    difference from the engine's log-probabilities.
     """
-    tokens = sum(len(sample.answer_ids) for sample in part)
+    answered = sum(len(sample.answer_ids) for sample in part)
     sampled = sum(len(sample.answer_ids) for sample in part if sample.was_sampled)
     observed = sum(len(sample.observed) for sample in part)
     totals, furthest = dict.fromkeys(SUMS, 0.0), 0.0
-    for micro, counts in _share(policy, part, ranks, config):
-        in_micro = sum(len(sample.answer_ids) for sample in micro.samples) * counts
-        weight = in_micro / tokens if config.loss.over == "token" else len(micro.pairs) * counts / len(part)
+    for micro, counts in _micro_batches_of_rank(policy, part, ranks, config.micro_batch.tokens):
+        in_micro = sum(len(sample.answer_ids) for sample in micro.samples)
+        share = in_micro / answered if config.loss.over == "token" else len(micro.samples) / len(part)
         reference = policy.reference_logprobs(micro.prefix, micro.pairs) if config.loss.kl else None
         logprobs, _ = policy.logprobs(micro.prefix, micro.pairs)
-        old = torch.where(micro.old_logprobs_NT.isnan(), logprobs.detach(), micro.old_logprobs_NT)
+        now = logprobs.detach()
+        old = torch.where(micro.old_logprobs_NT.isnan(), now, micro.old_logprobs_NT)
         loss, stats = config.loss(
-            logprobs,
-            old,
-            logprobs.detach() if reference is None else reference,
-            micro.advantages_NT,
-            micro.answer_NT,
+            logprobs, old, now if reference is None else reference, micro.advantages_NT, micro.answer_NT
         )
-        whole = loss * weight
+        whole = loss * share
         if observed:
-            echo = -(logprobs * micro.observed_NT).sum() * counts / observed
+            echo = -(logprobs * micro.observed_NT).sum() / observed
             whole = whole + config.loss.echo * echo
-            totals["echo"] += float(echo.detach())
         policy.together("a backward pass")
-        whole.backward()  # type: ignore[no-untyped-call]
-        off = (logprobs.detach() - old).abs() * micro.answer_NT * counts
+        (whole * counts).backward()  # type: ignore[no-untyped-call]
+        if not counts:
+            continue
+        off = (now - old).abs() * micro.answer_NT
         furthest = max(furthest, float(off.max()))
         totals["loss"] += float(whole.detach())
+        totals["echo"] += float(echo.detach()) if observed else 0.0
         totals["mismatch"] += float(off.sum()) / max(sampled, 1)
         for name, value in stats.items():
-            totals[name] += float(value) * in_micro / tokens
+            totals[name] += float(value) * in_micro / answered
     return totals, furthest
 
 
-def _share(
-    policy: Policy, part: Sequence[Sample], ranks: Ranks, config: TrainConfig
+def _micro_batches_of_rank(
+    policy: Policy, part: Sequence[Sample], ranks: Ranks, max_tokens: int
 ) -> Iterator[tuple[MicroBatch, int]]:
-    """This rank's micro-batches of a minibatch, and whether each counts.
+    """This rank's micro-batches of a minibatch, each with 1, or with 0 where it does not count.
 
     Where the base is sharded all ranks must compute equally often: the micro-batches are planned for all and dealt
     in turn; who gets none in the last turn computes one that does not count.
     """
-    size, device, sharing = config.micro_batch.tokens, policy.model.device, policy.longest_sharing
+    device, sharing = policy.model.device, policy.longest_sharing
     if not policy.is_sharded:
-        own = ranks.share(part)
-        yield from ((micro, 1) for micro in (micro_batches(own, size, device, sharing) if own else ()))
+        yield from ((micro, 1) for micro in micro_batches(ranks.share(part), max_tokens, device, sharing))
         return
-    planned = list(micro_batches(part, size, device, sharing))
+    planned = list(micro_batches(part, max_tokens, device, sharing))
     for first in range(0, len(planned), ranks.count):
         place = first + ranks.rank
         yield planned[min(place, len(planned) - 1)], int(place < len(planned))
@@ -291,6 +293,8 @@ def micro_batches(
     Counted is what each turn has of its own, filled up to the longest; the prefix that all prompts share is not, but
     for turns of more than `sharing` tokens: these read it whole each (`shared_prefix.longest_sharing`).
     """
+    if not samples:
+        return
     ordered = sorted(samples, key=lambda sample: sample.tokens)
     common = common_prefix_length([list(sample.prompt_ids) for sample in ordered])
     part: list[Sample] = []
@@ -315,7 +319,7 @@ def logprobs_of(
     by_sample: dict[int, tuple[float, ...]] = {}
     sharing = longest_sharing(trunk_and_head(model)[0])
     with torch.no_grad():
-        for micro in micro_batches(samples, max_tokens, model.device, sharing) if samples else ():
+        for micro in micro_batches(samples, max_tokens, model.device, sharing):
             logprobs, _ = forward(micro.prefix, micro.pairs)
             for sample, row in zip(micro.samples, micro.of_answers(logprobs), strict=True):
                 by_sample[id(sample)] = tuple(row)
