@@ -64,12 +64,11 @@ def train(
     the disk is full, or no engine plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to
     stop.
     """
-    out = Path(out)
+    out, cluster = Path(out), cluster or Cluster()
     check_logs(logs)
-    ray = None if cluster is None else cluster.address
-    with writing(out, ray), enough_memory(), few_collections(), open_ranks() as ranks:
+    with writing(out, cluster.address), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
-            check_folder(out, config, resume, ray)
+            check_folder(out, config, resume, cluster.address)
         for choice in config.choices:
             choice.prepare()  # a wrong name ends the run before anything is written or loaded
         for scenario in config.scenarios:
@@ -78,10 +77,9 @@ def train(
         report.doing(f"loading {config.base}")
         weights = open_weights(config, out, ranks, report)
         trainer = Trainer(config, weights, Players.of(config, ranks), report)
-        wait_s = CUT_OFF_S if cluster is not None and cluster.again else 0.0
-        alone = run_log.alone(out, wait_s) if ranks.first else nullcontext()
+        alone = run_log.alone(out, CUT_OFF_S if cluster.again else 0.0) if ranks.first else nullcontext()
         with alone, ranks.exchanging() if config.shard else nullcontext():
-            return _train(trainer, out, logs, cluster or Cluster())
+            return _train(trainer, out, logs, cluster)
 
 
 def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -> dict[str, Any]:
