@@ -34,17 +34,7 @@ from msgrpo.models.gguf_file import is_gguf
 from msgrpo.models.paths import NANO
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
-from msgrpo.train.backends import (
-    BACKENDS,
-    ROLLOUTS,
-    Hf,
-    RolloutSettings,
-    Servers,
-    Tinker,
-    Vllm,
-    read_backend,
-    read_rollouts,
-)
+from msgrpo.train.backends import BACKENDS, ROLLOUTS, Hf, RolloutSettings, Tinker, Vllm, read_backend, read_rollouts
 from msgrpo.train.mixture import names_of, weights_of
 from msgrpo.train.presets import CHOSEN, PRESETS, preset_for
 from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed, rival
@@ -333,11 +323,6 @@ class TrainConfig(BaseModel):
     def vllm(self) -> Vllm | None:
         """The settings of `rollouts=vllm`; None where something else plays."""
         return self.rollout_settings if isinstance(self.rollout_settings, Vllm) else None
-
-    @property
-    def listed(self) -> Servers | None:
-        """The settings of `rollouts=servers`; None where something else plays."""
-        return self.rollout_settings if isinstance(self.rollout_settings, Servers) else None
 
     @property
     def plays_here(self) -> bool:

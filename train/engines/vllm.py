@@ -26,6 +26,7 @@ from msgrpo.prompt import ChatFormat
 from msgrpo.serve.guard import LOAD, UNLOAD
 from msgrpo.serve.terminal import check_key
 from msgrpo.serve.vllm_command import KEY_VARIABLE
+from msgrpo.train.backends import Servers
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import contract
 from msgrpo.train.engines.fleet import Child, Fleet, Listed, check_one_machine
@@ -81,8 +82,9 @@ class VllmEngine:
                 raise
 
     def _own_fleet(self, config: TrainConfig, out: Path) -> Fleet:
-        if config.listed is not None:
-            return Listed(config.listed.urls, Path(config.listed.adapters).expanduser())
+        plays = config.rollout_settings
+        if isinstance(plays, Servers):
+            return Listed(plays.urls, Path(plays.adapters).expanduser())
         return Child(config, str(self._policy.model.dtype).removeprefix("torch."), out, self._report)
 
     def load(self, version: int) -> VersionModel:
