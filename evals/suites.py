@@ -114,12 +114,9 @@ class _Drawn:
     def __init__(self, scenario: Scenario, split: HeldOut) -> None:
         self._scenario, self._split = scenario, split
         self._seeds: list[int] = []
-        self._at = cache(self._drawn_at)
+        self.at = cache(self._at)
 
-    def at(self, i: int, repeat: int) -> EpisodeSeeds:
-        return self._at(i, repeat)
-
-    def _drawn_at(self, i: int, repeat: int) -> EpisodeSeeds:
+    def _at(self, i: int, repeat: int) -> EpisodeSeeds:
         while len(self._seeds) <= i:  # no iterator is kept: a game's fault would end it for good
             beyond = self._seeds[-1] + 1 if self._seeds else 0
             self._seeds.append(next(self._scenario.starts(self._split, beyond)))
