@@ -22,7 +22,7 @@ from msgrpo.train.ranks import ALONE, Ranks
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals.echo import observed_tokens
 from msgrpo.train.rivals.optimal import Advice, Optimal
-from msgrpo.train.update import _accumulate, lessons, micro_batches, pick, update
+from msgrpo.train.update import _accumulate, micro_batches, pick, samples_of, update
 from tests.train_helpers import learner, moved_policy, played
 
 WEIGHT = 0.3
@@ -134,7 +134,7 @@ def test_teachers_and_old_rollouts_leave_what_was_observed(
     playing, episodes = played(chosen, policy)
     context = learner(policy=policy)
     picked = pick(playing.groups(episodes), chosen, context)
-    samples, _ = lessons(picked, chosen, context)
+    samples, _ = samples_of(picked, chosen, context)
     plain = [lesson.sample for one in picked for lesson in one.lessons(chosen, policy.tokenizer)]
     observed = {(one.prompt_ids, one.answer_ids, one.observed) for one in samples if one.was_sampled}
     assert observed == {(one.prompt_ids, one.answer_ids, one.observed) for one in plain}

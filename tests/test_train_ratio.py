@@ -19,7 +19,7 @@ from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals import decoupled as rivals_decoupled
 from msgrpo.train.rivals.contract import Learner, Loss
-from msgrpo.train.update import lessons, logprobs_of, pick
+from msgrpo.train.update import logprobs_of, pick, samples_of
 from tests.test_train_msgrpo import random_inputs
 from tests.train_helpers import learner, played
 
@@ -236,7 +236,7 @@ def turned() -> tuple[Learner, list[Sample]]:
     policy = Policy(chosen)
     playing, episodes = played(chosen, policy)
     context = learner(policy=policy)
-    samples, _ = lessons(pick(playing.groups(episodes), chosen, context), chosen, context)
+    samples, _ = samples_of(pick(playing.groups(episodes), chosen, context), chosen, context)
     first, second, *others = samples
     logprobs = (math.nan, *second.old_logprobs[1:])
     return context, [first, replace(second, completion=replace(second.completion, logprobs=logprobs)), *others]

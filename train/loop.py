@@ -38,7 +38,7 @@ from msgrpo.train.run_folder import check_folder, further, open_folder, write_tr
 from msgrpo.train.sinks import Reporter, Sinks, check_logs
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
-from msgrpo.train.update import Done, Picked, check_mismatch, lessons, pick, update
+from msgrpo.train.update import Done, Picked, check_mismatch, pick, samples_of, update
 from msgrpo.train.watched import watched
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Trainer:
             passing = ranks.broadcast(config.gate.passing(groups) if ranks.first else [])
             groups = [groups[place] for place in passing]
         picked = pick(groups, config, learner)
-        samples, taught = lessons(picked, config, learner)
+        samples, figures = samples_of(picked, config, learner)
         learning = f"{self.now(step)}: learning from {counted(len(samples), 'turn')}"
         self.report.doing(learning)
 
@@ -207,7 +207,7 @@ class Trainer:
             self.report.doing(f"{learning}, {minibatches} of {config.minibatches} steps")
 
         stats = weights.update(samples, learner.generator, step, done)
-        stats |= taught | {
+        stats |= figures | {
             "rollout/temperature": weights.temperature,
             "rollout/staleness": float(rollouts.staleness),
             "time/rollout": rollouts.played_s,

@@ -229,10 +229,12 @@ def pick(groups: Sequence[Group], config: TrainConfig, learner: Learner) -> list
     return picked
 
 
-def lessons(picked: Sequence[Picked], config: TrainConfig, learner: Learner) -> tuple[list[Sample], dict[str, float]]:
-    """What the update learns from the picked groups: from their returns, and from the teacher where there is one.
+def samples_of(
+    picked: Sequence[Picked], config: TrainConfig, learner: Learner
+) -> tuple[list[Sample], dict[str, float]]:
+    """The turns that the update sees of the picked groups, and what the teacher adds to them where there is one.
 
-    With it come the figures of teacher and loss, for the metrics.
+    With them come the figures of teacher and loss, for the metrics.
     """
     every = [lesson for one in picked for lesson in one.lessons(config, learner.policy.tokenizer)]
     samples, figures = [lesson.sample for lesson in every], dict[str, float]()
