@@ -27,7 +27,7 @@ from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
 from msgrpo.train.desk import STARTS, Desk, RunEnd  # noqa: E402
 from msgrpo.train.engines import on_ray  # noqa: E402
 from msgrpo.train.ranks import LostPeerError  # noqa: E402
-from msgrpo.train.run_folder import check_folder, config_of, further, resume_command, writing  # noqa: E402
+from msgrpo.train.run_folder import check_folder, config_of, how_to_go_on, resume_command, writing  # noqa: E402
 from msgrpo.train.stopping import StopRequested  # noqa: E402
 
 
@@ -192,9 +192,9 @@ def test_a_server_that_ray_does_not_place_is_refused(tmp_path: Path) -> None:
 
 def test_what_goes_on_with_a_run_names_its_cluster(tmp_path: Path) -> None:
     assert resume_command(tmp_path, "10.0.0.1:6379").endswith(f"--out {tmp_path} --ray 10.0.0.1:6379")
-    assert "--resume" not in further(tmp_path, "10.0.0.1:6379")  # it has not begun
+    assert "--resume" not in how_to_go_on(tmp_path, "10.0.0.1:6379")  # it has not begun
     (tmp_path / CONFIG).write_text("{}")
-    assert further(tmp_path, "10.0.0.1:6379").endswith(f"--out {tmp_path} --ray 10.0.0.1:6379")
+    assert how_to_go_on(tmp_path, "10.0.0.1:6379").endswith(f"--out {tmp_path} --ray 10.0.0.1:6379")
 
 
 def test_what_a_folder_or_a_disk_refuses_names_the_cluster_too(

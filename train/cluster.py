@@ -36,7 +36,7 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.engines.on_ray import OnRay, start_hosts, stop_hosts
 from msgrpo.train.engines.pool import NoServerError
 from msgrpo.train.ranks import LostPeerError
-from msgrpo.train.run_folder import check_folder, further
+from msgrpo.train.run_folder import check_folder, how_to_go_on
 from msgrpo.train.sinks import Measured, Reporter
 from msgrpo.train.stopping import stop_requests
 
@@ -221,7 +221,7 @@ def train_on_ray(
         except ray.exceptions.RayError as error:  # the desk's or the head's process is gone
             raise RunError(
                 f"the Ray cluster is lost: {first_line(error)}",
-                fix=f"what was saved is kept; {further(out, address)}",
+                fix=f"what was saved is kept; {how_to_go_on(out, address)}",
             ) from error
         finally:
             if hosts:
@@ -272,7 +272,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
             if not running:
                 raise RunError(
                     f"Ray Train has ended the run: {first_line(fit.error) if fit.error else 'no reason'}",
-                    fix=further(work.out, work.address),
+                    fix=how_to_go_on(work.out, work.address),
                 )
             if not begun and stop.asked is not None:
                 raise KeyboardInterrupt  # nobody is there who could save anything
@@ -292,7 +292,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
     if not outcome.saved:  # then the others may wait for it without end
         fit.thread.join(END_S)
     if outcome.error:
-        report.note(further(work.out, work.address))
+        report.note(how_to_go_on(work.out, work.address))
         raise RunError(outcome.error, fix=outcome.fix)
     if outcome.summary is None:
         raise KeyboardInterrupt

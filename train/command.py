@@ -28,7 +28,7 @@ from msgrpo.train.display import closing_line, reporter
 from msgrpo.train.launched import launched_as
 from msgrpo.train.options import Given
 from msgrpo.train.presets import preset_for
-from msgrpo.train.run_folder import check_folder, config_of, further, resume_command, writing
+from msgrpo.train.run_folder import check_folder, config_of, how_to_go_on, resume_command, writing
 from msgrpo.train.settings import settings_of, settings_table
 from msgrpo.train.sinks import Reporter, check_logs
 
@@ -116,7 +116,7 @@ def _train(plan: Plan, given: Given, *, silent: bool) -> dict[str, Any]:
                 from msgrpo.train.cluster import train_on_ray
             return train_on_ray(config, plan.folder, given.ray, resume=given.resume, report=report, logs=logs)
         except KeyboardInterrupt:
-            report.note(f"stopped; {further(plan.folder, given.ray)}")
+            report.note(f"stopped; {how_to_go_on(plan.folder, given.ray)}")
             raise
 
 

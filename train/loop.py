@@ -34,7 +34,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import Ranks, open_ranks
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, entropy
-from msgrpo.train.run_folder import check_folder, further, open_folder, write_transcripts, writing
+from msgrpo.train.run_folder import check_folder, how_to_go_on, open_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks, check_logs
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
 from msgrpo.train.stopping import Asked, StopRequested, stop_requests
@@ -136,7 +136,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     if ranks.first:
                         run.save()
                         if cluster.stopping is None:  # on a cluster the ranks begin again
-                            report.note(f"kept: {counted(run.saved, 'update')}; {further(out)}")
+                            report.note(f"kept: {counted(run.saved, 'update')}; {how_to_go_on(out)}")
                     raise
             if stop.asked is not None:
                 if ranks.first:

@@ -89,7 +89,7 @@ def allowing(settings: Mapping[str, Any]) -> str:
     return "".join(f"--allow {shlex.quote(name)} " for _, name in foreign(settings))
 
 
-def further(out: Path, ray: str | None = None) -> str:
+def how_to_go_on(out: Path, ray: str | None = None) -> str:
     """What to do about a run that has ended early: go on with it, or begin it where it had not begun."""
     begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
     return f"go on with: {resume_command(out, ray)}" if begun else "it had not begun: the same command begins it"
