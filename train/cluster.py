@@ -233,7 +233,7 @@ class Fit:
     """Ray Train at work, in a thread of its own."""
 
     def __init__(self, work: Work, *, gpus: bool) -> None:
-        few, many = work.config.ranks
+        few, many = work.config.trainers_range
         self._trainer = TorchTrainer(
             rank,
             train_loop_config={"work": work},
@@ -302,7 +302,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
 
 def missing(config: TrainConfig, *, gpus: bool) -> str:
     """What the cluster lacks for this run; empty where it has all of it."""
-    few, _ = config.ranks
+    few, _ = config.trainers_range
     parallel = 1 if config.vllm is None else config.vllm.tensor_parallel
     wanted = {"CPU": few + config.servers, "GPU": few + config.servers * parallel if gpus else 0}
     there = ray.cluster_resources()

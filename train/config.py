@@ -217,7 +217,7 @@ class TrainConfig(BaseModel):
         ids = [scenario.id for scenario in self.scenarios]
         if len(set(ids)) < len(ids):
             raise ValueError(f"scenario names one twice: {self.scenario}")
-        if not all(1e-9 < share < 1e9 for share in self._weights):
+        if not all(1e-9 < share < 1e9 for share in weights_of(self.scenario)):
             raise ValueError(f"scenario is {self.scenario!r}: every share must be above 0")
         if self.opponent is not None:
             self._check_opponent(self.opponent)
@@ -232,7 +232,7 @@ class TrainConfig(BaseModel):
             raise ValueError(f"{whose} tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all")
         _ = self.rollout_settings  # raises ValueError
         form = re.fullmatch(r"[1-9]\d{0,4}(-[1-9]\d{0,4})?", self.trainers)
-        if form is None or self.ranks[0] > self.ranks[1]:
+        if form is None or self.trainers_range[0] > self.trainers_range[1]:
             raise ValueError(f"trainers is {self.trainers!r}: a number, or from-to like 2-8")
         if self.shard:
             self._check_sharded()
@@ -308,11 +308,8 @@ class TrainConfig(BaseModel):
     @property
     def shares(self) -> list[float]:
         """The share of each scenario among the starts."""
-        return [weight / sum(self._weights) for weight in self._weights]
-
-    @property
-    def _weights(self) -> list[float]:
-        return weights_of(self.scenario)
+        weights = weights_of(self.scenario)
+        return [weight / sum(weights) for weight in weights]
 
     @property
     def rollout_settings(self) -> RolloutSettings:
@@ -346,7 +343,7 @@ class TrainConfig(BaseModel):
         return backend if isinstance(backend, Tinker) else None
 
     @property
-    def ranks(self) -> tuple[int, int]:
+    def trainers_range(self) -> tuple[int, int]:
         """The fewest and the most `trainers`."""
         few, _, many = self.trainers.partition("-")
         return int(few), int(many or few)
