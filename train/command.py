@@ -25,7 +25,7 @@ from msgrpo.text import counted
 from msgrpo.train.beside import train_and_watch
 from msgrpo.train.config import TrainConfig, make_config, settings_given
 from msgrpo.train.display import closing_line, reporter
-from msgrpo.train.launched import launched_as
+from msgrpo.train.launched import launched
 from msgrpo.train.options import Given
 from msgrpo.train.presets import preset_for
 from msgrpo.train.run_folder import check_folder, config_of, how_to_go_on, resume_command, writing
@@ -54,7 +54,7 @@ def run(given: Given) -> None:
         _show_cost(plan.config, given.as_json)
         return
     _check_cluster(plan.config, given)
-    first = launched_as() == 0
+    first = launched("RANK", 0) == 0
     if first:  # what loads models takes seconds more to import
         with writing(plan.folder, given.ray):
             check_folder(plan.folder, plan.config, given.resume, given.ray)

@@ -7,11 +7,6 @@ import os
 from msgrpo.errors import UsageError
 
 
-def launched_as() -> int:
-    """The rank that a launcher gave this process; 0 without a launcher."""
-    return launched("RANK", 0)
-
-
 def processes() -> int:
     """How many processes a launcher has started; 1 without a launcher."""
     alone = "RANK" not in os.environ  # some job systems set WORLD_SIZE by themselves
@@ -19,7 +14,10 @@ def processes() -> int:
 
 
 def launched(name: str, otherwise: int, allowed: range = range(2**31)) -> int:
-    """A number that a launcher set."""
+    """A number that a launcher set: RANK, WORLD_SIZE, …; without a launcher `otherwise`.
+
+    Raises UsageError for what is no number of those allowed.
+    """
     value = os.environ.get(name, str(otherwise))
     if not value.isdecimal() or int(value) not in allowed:
         raise UsageError(

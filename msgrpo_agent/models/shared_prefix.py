@@ -364,7 +364,7 @@ def token_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature:
         return _part_logprobs(head, hidden_MD, targets_M, temperature)
     parts = [
         checkpoint(_part_logprobs, head, hidden, targets, temperature, use_reentrant=False)
-        for hidden, targets in zip(_parts(hidden_MD, rows), _parts(targets_M, rows), strict=True)
+        for hidden, targets in zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True)
     ]
     return torch.cat(parts)
 
@@ -375,10 +375,6 @@ def _part_logprobs(head: Any, hidden_MD: Tensor, targets_M: Tensor, temperature:
         logits = logits / temperature
     logprobs: Tensor = logits.gather(1, targets_M[:, None])[:, 0] - logits.logsumexp(-1)
     return logprobs
-
-
-def _parts(tensor: Tensor, rows: int) -> list[Tensor]:
-    return [tensor[at : at + rows] for at in range(0, len(tensor), rows)]
 
 
 def _answer_after_prompt(
