@@ -189,7 +189,10 @@ async def play_on(
     format_penalty: float = 0.0,
     after_step: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
-    """Play from where the game stands to its end, and write the turns into the episode."""
+    """Play from where the game stands to its end, and write the turns into the episode.
+
+    A failure ends the episode, with `error` set; a fatal EndpointError or GameFaultError is raised.
+    """
     seed, name = episode.sampling_seed, scenario.id
     try:
         for played in count(game.steps):
@@ -425,7 +428,10 @@ def lost_by(episode: Episode, fault: GameFaultError) -> None:
 
 
 def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:
-    """The game of an episode as it stood after so many steps, from its seeds and actions."""
+    """The game of an episode as it stood after so many steps, from its seeds and actions.
+
+    Raises GameFaultError where the game's own code fails, GameError for an action that is not legal there.
+    """
     game = scenario.new(episode.start_seed, episode.chance_seed)
     for step in range(steps):
         with games_code(scenario.id):

@@ -127,9 +127,23 @@ def _meet() -> None:
         raise faults[0]
 
 
+def _take_gpu() -> None:
+    """Compute on the GPU of this process's place on its machine. Raises UsageError where there are too few."""
+    gpus, place = torch.cuda.device_count(), launched("LOCAL_RANK", 0)
+    if place >= gpus:
+        raise UsageError(
+            f"this machine has {counted(gpus, 'GPU')}, none for its process {place} (LOCAL_RANK)",
+            fix=f"a process for each GPU: torchrun --nproc-per-node {gpus} -m msgrpo.cli train …",
+        )
+    torch.cuda.set_device(place)
+
+
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
-    """The ranks that a launcher started; one without a launcher. Ray Train has opened them, and closes them."""
+    """The ranks that a launcher started; one without a launcher. Ray Train has opened them, and closes them.
+
+    Raises UsageError for what a launcher cannot mean, or this machine cannot do; RunError where they cannot meet.
+    """
     if dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
@@ -145,13 +159,7 @@ def open_ranks() -> Iterator[Ranks]:
             )
     launched("RANK", 0, range(count))
     if torch.cuda.is_available():
-        gpus, place = torch.cuda.device_count(), launched("LOCAL_RANK", 0)
-        if place >= gpus:
-            raise UsageError(
-                f"this machine has {counted(gpus, 'GPU')}, none for its process {place} (LOCAL_RANK)",
-                fix=f"a process for each GPU: torchrun --nproc-per-node {gpus} -m msgrpo.cli train …",
-            )
-        torch.cuda.set_device(place)
+        _take_gpu()
     before = peers.connections().keys()
     host, port = os.environ["MASTER_ADDR"], launched("MASTER_PORT", 0, range(1, 2**16))
     peers.use_network_towards(host, one_machine=launched("LOCAL_WORLD_SIZE", 0) == count)

@@ -48,7 +48,9 @@ def update(
 
     Of several ranks each computes its share of every minibatch; the gradients are summed, so all take the same step.
     The first minibatch is computed with the very weights that the newest rollouts were sampled with: there, how far
-    the trainer's log-probabilities are from the engine's is a property of the two programs (`engine/mismatch_…`).
+    the trainer's log-probabilities are from the engine's is a property of the two programs (`engine/mismatch_…`, in
+    nats a token). Returns it with the means over the minibatches (`update/…`), for the metrics. Raises RunError where
+    the loss or its gradient is not finite.
     """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
