@@ -8,7 +8,7 @@ sampled; their frequencies are taken as the policy itself, so its values are exa
 programming over Gymnasium's own transition table, the format penalty included. Updates of a group of G episodes
 from each start are then drawn from that policy and credited by each estimator of `msgrpo.train.rivals`. All of them
 see the same groups, so the budget, answers generated, is equal. The critic's head is fitted in each update as in
-training, on the hidden states of the other starts' turns (`msgrpo.train.critic`). *By update*: divided by one
+training, on the hidden states of the other starts' turns (`msgrpo.train.rivals.critic`). *By update*: divided by one
 spread of the whole update, and not by that of each group (`scaled_by_update`). `true` has the exact V
 in the place of its values: what the best head there can be would give.
 
