@@ -13,7 +13,7 @@ from msgrpo.models.dqn import CARD, WEIGHTS, read_card
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from msgrpo.run_log import CONFIG, METRICS, read_rows, settings
 from msgrpo.train.config import make_config
-from msgrpo.train.run_folder import config_of
+from msgrpo.train.run_folder import check_folder, config_of
 from msgrpo.tui.choices import remembered, trained_on
 
 DEEP = "[" * 100_000
@@ -44,6 +44,24 @@ def test_a_run_that_called_its_backend_engine_goes_on(tmp_path: Path) -> None:
         assert held.backend == backend
     with pytest.raises(UsageError, match="names backend 'tinker'"):
         config_of(tmp_path, {})
+
+
+def test_a_command_that_allows_what_a_run_names_keeps_what_a_person_has_changed(tmp_path: Path) -> None:
+    """Pasted, it went on by the engine that the run had, and with one trainer."""
+    values = make_config().model_dump(mode="json") | {"scenario": "my_game.py:scenario"}
+    (tmp_path / CONFIG).write_text(json.dumps(values))
+    with pytest.raises(UsageError) as caught:
+        config_of(tmp_path, {"trainers": 2, "rollouts": "vllm(servers=1)", "seed": 1})
+    command = f"train --resume --out {tmp_path} --set 'rollouts=vllm(servers=1)' --set trainers=2"
+    assert str(caught.value.fix).endswith(command)
+
+
+def test_a_new_run_in_anothers_folder_is_not_told_to_allow_what_that_one_names(tmp_path: Path) -> None:
+    """Pasted, the command went on with the other run, by the new one's number of updates."""
+    values = make_config().model_dump(mode="json") | {"scenario": "my_game.py:scenario"}
+    (tmp_path / CONFIG).write_text(json.dumps(values))
+    with pytest.raises(UsageError, match="holds a run already"):
+        check_folder(tmp_path, make_config(), resume=False)
 
 
 def test_a_file_that_only_tells_more_is_passed_over(tmp_path: Path) -> None:

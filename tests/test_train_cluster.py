@@ -214,7 +214,7 @@ def test_what_a_folder_or_a_disk_refuses_names_the_cluster_too(
     (tmp_path / CONFIG).write_text(make_config().model_dump_json().replace('"frozen-lake"', '"a.py:b"'))
     with pytest.raises(UsageError) as unnamed:
         config_of(tmp_path, {"steps": 9}, "10.0.0.1:6379")
-    assert str(unnamed.value.fix).endswith(f"--out {tmp_path} --ray 10.0.0.1:6379 --steps 9")
+    assert str(unnamed.value.fix).endswith(f"--out {tmp_path} --ray 10.0.0.1:6379 --set steps=9")
 
 
 def test_without_a_cluster_what_needs_one_is_refused(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ def check_folder(out: Path, config: TrainConfig, resume: bool, ray: str | None =
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
     if not out.exists() or all(entry.name in BEFORE_A_RUN or is_part(entry) for entry in out.iterdir()):
         return
+    if not resume and is_file(out / CONFIG):
+        raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
     recorded = config_of(out, config.model_dump(), ray)
     if recorded is None:
         raise UsageError(f"--out {out} is not empty and holds no run", fix="choose another --out")
-    if not resume:
-        raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
     there, wanted = recorded.model_dump(), config.model_dump()
     fixed, asked = _fixed(recorded), _fixed(config)
     differing = [key for key in wanted if key not in MAY_CHANGE and fixed[key] != asked[key]]
@@ -124,8 +124,9 @@ def config_of(out: Path, given: Mapping[str, Any], ray: str | None = None) -> Tr
         if isinstance(recorded, dict):
             if isinstance(recorded.get("prompt", {}), str):
                 raise ValueError("prompt is a text, which would be the name of a file to read")
-            steps = f" --steps {given['steps']}" if "steps" in given else ""
-            check_named(recorded, given, str(file), f"{_resuming(out, ray)}{steps}", _program(ray))
+            said = [f"{key}={given[key]}" for key in MAY_CHANGE if key in given]
+            changes = "".join(f" --set {shlex.quote(setting)}" for setting in said)
+            check_named(recorded, given, str(file), f"{_resuming(out, ray)}{changes}", _program(ray))
         return TrainConfig.model_validate(recorded)
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
