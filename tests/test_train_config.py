@@ -15,8 +15,9 @@ from msgrpo import cli, output
 from msgrpo.errors import UsageError
 from msgrpo.games import SCENARIOS
 from msgrpo.models.paths import shipped_adapters
-from msgrpo.run_log import CONFIG
+from msgrpo.run_log import CONFIG, alone
 from msgrpo.train.backends import BACKENDS, ROLLOUTS
+from msgrpo.train.command import planned
 from msgrpo.train.config import (
     MANY,
     NUMBERED,
@@ -25,6 +26,7 @@ from msgrpo.train.config import (
     TrainConfig,
     make_config,
 )
+from msgrpo.train.options import Given
 from msgrpo.train.presets import CHOSEN, PRESETS
 from msgrpo.train.rivals import RIVALS
 from msgrpo.train.run_folder import check_folder
@@ -513,3 +515,18 @@ def test_a_function_that_a_setting_cannot_take_is_told_which_can(setting: str, s
     with pytest.raises(UsageError) as refused:
         make_config("nano", settings=[setting])
     assert said in str(refused.value)
+
+
+def test_a_run_that_did_not_begin_keeps_no_later_one_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its server had said lay in runs/snake, and the next run went to runs/snake-2: docs name the first."""
+    monkeypatch.chdir(tmp_path)
+    folder, asked = Path("runs/snake"), Given(scenario="snake")
+    folder.mkdir(parents=True)
+    (folder / "vllm.log").write_text("out of memory")
+    with alone(folder):
+        assert planned(asked).folder == Path("runs/snake-2")  # somebody begins there now
+    assert planned(asked).folder == folder
+    (folder / CONFIG).write_text("{}")
+    assert planned(asked).folder == Path("runs/snake-2")

@@ -20,7 +20,7 @@ from msgrpo.models.asked import taught_as
 from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO
 from msgrpo.output import err, out, print_json, print_line, say
-from msgrpo.run_log import CONFIG
+from msgrpo.run_log import CONFIG, goes_on
 from msgrpo.text import counted
 from msgrpo.train.beside import train_and_watch
 from msgrpo.train.config import TrainConfig, make_config, settings_given
@@ -28,7 +28,7 @@ from msgrpo.train.display import closing_line, reporter
 from msgrpo.train.launched import launched
 from msgrpo.train.options import Given
 from msgrpo.train.presets import preset_for
-from msgrpo.train.run_folder import check_folder, config_of, how_to_go_on, resume_command, writing
+from msgrpo.train.run_folder import check_folder, config_of, how_to_go_on, is_free, resume_command, writing
 from msgrpo.train.settings import settings_of, settings_table
 from msgrpo.train.sinks import Reporter, check_logs
 
@@ -185,4 +185,4 @@ def _folder_for(scenario: str) -> str:
 def _free_folder(wanted: Path, resume: bool) -> Path:
     """`wanted`, or wanted-2, wanted-3, … if it is taken and not to be resumed."""
     candidates = (wanted.with_name(f"{wanted.name}-{n}") if n > 1 else wanted for n in itertools.count(1))
-    return wanted if resume else next(folder for folder in candidates if not folder.exists())
+    return wanted if resume else next(folder for folder in candidates if is_free(folder) and not goes_on(folder))

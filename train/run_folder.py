@@ -33,7 +33,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool, ray: str | None =
     """Refuse to touch a folder that holds another run, or anything that is no run; `ray` is the cluster's address."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
-    if not out.exists() or all(entry.name in BEFORE_A_RUN or is_part(entry) for entry in out.iterdir()):
+    if is_free(out):
         return
     if not resume and is_file(out / CONFIG):
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
@@ -51,6 +51,13 @@ def check_folder(out: Path, config: TrainConfig, resume: bool, ray: str | None =
             f"--out {out} holds a run with other settings: {differences}",
             fix=f"go on by its own: {resume_command(out, ray)}; or choose another --out",
         )
+
+
+def is_free(out: Path) -> bool:
+    """Whether a run may begin in this folder: nothing is there, or what a run leaves that did not begin."""
+    if not out.is_dir():
+        return not out.exists()
+    return all(entry.name in BEFORE_A_RUN or is_part(entry) for entry in out.iterdir())
 
 
 def _fixed(config: TrainConfig) -> dict[str, Any]:
