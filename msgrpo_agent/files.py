@@ -89,13 +89,18 @@ def new_parents(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """An error of a write, as on a full disk, names no file: that it be told, it names this one."""
+    """An error of a write, as on a full disk, names no file: that it be told, it names this one. Of such an error
+    torch makes one about a place in its own format.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:  # one that is only words would lose them
-            error.filename = error.filename or str(path)
-        raise
+    except (OSError, RuntimeError) as error:
+        refused = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(refused, OSError):
+            raise
+        if refused.errno is not None:  # one that is only words would lose them
+            refused.filename = refused.filename or str(path)
+        raise refused from None
 
 
 def check_regular(file: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import MicroBatching, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.memory import enough_memory
+from msgrpo.train.nano import begun
 from msgrpo.train.state import RunState
 from msgrpo.train.stopping import stop_requests
 from tests.command_line import run_here
@@ -93,6 +95,20 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path, monkey
     assert state is not None
     assert (state.progress.step, damaged) == (1, [])
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_what_the_disk_refuses_of_a_checkpoint_is_told_in_its_words(tmp_path: Path) -> None:
+    """torch says [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(RunError, match=r"step-000001 cannot be written: .*File too large"):
+            checkpoint.save(tmp_path, checkpoint.State(Progress(step=1), {"a": torch.ones(100_000)}, {}))
+        with pytest.raises(RunError, match=r"build\.pt cannot be written: .*File too large"):
+            begun.save(tmp_path / "build.pt", {"a": torch.ones(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_a_run_counts_on_from_its_checkpoint_and_keeps_each_update_once(tmp_path: Path) -> None:
