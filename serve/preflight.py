@@ -186,6 +186,6 @@ def telling_lines(log: str) -> list[str]:
 def failure(what: str, log: Path) -> ServeError:
     """The error of a vLLM that ended, with the log lines that name it and, for known errors, the remedy."""
     text = log.read_text(errors="replace") if log.is_file() else ""
-    shown = "".join(f"\n    {line[:300]}" for line in telling_lines(text))
+    shown = "".join(f"\n    {line[:300]}" for line in telling_lines(text)) or " its log says nothing"
     known = [fix for pattern, fix in _FIXES if pattern.search(text)]
     return ServeError(f"{what}:{shown}", fix=f"{known[0] + '; ' if known else ''}the whole log is {log}")

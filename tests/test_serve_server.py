@@ -24,7 +24,7 @@ from msgrpo.errors import ServeError
 from msgrpo.models.bounded import LONGEST_BODY
 from msgrpo.serve import server as server_module
 from msgrpo.serve import supervisor, terminal
-from msgrpo.serve.preflight import check_port, free_port, stage, telling_lines
+from msgrpo.serve.preflight import check_port, failure, free_port, stage, telling_lines
 from msgrpo.serve.server import Server, hold_port, models
 from msgrpo.serve.vllm_command import Launch, Request
 from tests.serve_fakes import fake_launch
@@ -406,6 +406,11 @@ def test_the_telling_lines_of_a_log_are_each_shown_once_without_their_prefix() -
         "(VllmWorker-0 pid=3) ERROR 11-26 03:41:28 [multiproc_executor.py:953] ValueError: Available memory on node 0"
     )
     assert telling_lines(worker) == ["ValueError: Available memory on node 0"]
+
+
+def test_a_vllm_that_ended_without_a_word_is_said_to_have_said_nothing(tmp_path: Path) -> None:
+    """As one that is killed, or whose log lies on a full disk: the sentence ended after its colon."""
+    assert failure("vLLM ended (exit status -9)", tmp_path / "log").message.endswith("-9): its log says nothing")
 
 
 def test_the_stage_is_read_from_the_last_line_that_tells() -> None:
