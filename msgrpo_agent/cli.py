@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from msgrpo import __version__
 from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
 from msgrpo.game import AnyText, Scenario
-from msgrpo.output import Json, err, out, print_json, say, say_error
+from msgrpo.output import Json, err, out, outliving, print_json, say, say_error
 from msgrpo.signals import end_with_threads, ending_as_interrupt
 from msgrpo.text import counted, printable
 
@@ -259,9 +259,11 @@ def main() -> None:
 
 def _run() -> None:
     """Run the command: an error that a person can correct is one message and exit code 2, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 shows ? for what it lacks
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? for what it lacks
+            setattr(sys, name, outliving(stream))
     try:
         make_app()()
     except MsgrpoError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -36,6 +38,28 @@ Chat = Annotated[
     ),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+
+
+class _Terminal(io.FileIO):
+    """A terminal, which may go before the command does."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(data)
+
+
+def outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, to which nothing is written once its terminal is gone: who has closed it, and has told the
+    shell (disown) that the command is to go on, does not want it to end at the next line that it says.
+    """
+    if not stream.isatty():
+        return stream
+    terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
 
 
 def print_json(value: Any) -> None:

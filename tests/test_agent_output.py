@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import threading
 from pathlib import Path
 
@@ -112,3 +113,25 @@ def test_the_paragraphs_of_a_commands_help_are_single_lines() -> None:
     told = helps(typer.main.get_command(make_app()), "msgrpo")
     assert len(told) > 15
     assert [name for name, text in told if any("\n" in part for part in text.split("\n\n")[1:])] == []
+
+
+def test_a_terminal_that_is_gone_takes_no_more_and_ends_nothing() -> None:
+    """Of a disowned training whose terminal was closed the next evaluation, or the end, was an error."""
+    ours, terminal = os.openpty()
+    with open(terminal, "w") as stream:
+        outlives = output.outliving(stream)
+        print("before", file=outlives)
+        assert os.read(ours, 100) == b"before\r\n"
+        os.close(ours)
+        print("after", file=outlives)
+        with pytest.raises(OSError, match="Input/output error"):
+            print("after", file=stream, flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)  # what is left in the buffer goes there
+
+
+def test_a_pipe_is_written_to_as_ever() -> None:
+    """A command whose reader is gone (| head) ends."""
+    reader, pipe = os.pipe()
+    with open(pipe, "w") as stream:
+        assert output.outliving(stream) is stream
+    os.close(reader)
