@@ -27,6 +27,7 @@ from msgrpo.train import checkpoint, loop
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.film import Film
+from msgrpo.train.nano.teach import teach
 from msgrpo.train.rollouts import Players
 from tests import forked
 from tests.command_line import run_here
@@ -371,3 +372,12 @@ def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = loop.train(make_config(settings=settings, given={"steps": 6}), tmp_path / "run", report=Quiet())
     assert summary["change"]["low"] > 0, summary
     assert os.path.getsize(tmp_path / "run" / WEIGHTS) > 100_000
+
+
+def test_what_is_no_run_and_no_scenario_is_named(tmp_path: Path) -> None:
+    """Both were errors of Python about a line of ours."""
+    with pytest.raises(UsageError, match=r"config is {'steps': 3}, no TrainConfig"):
+        loop.train({"steps": 3}, tmp_path / "run", report=Quiet())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'frozen-lake' is no scenario"):
+        teach("frozen-lake", tmp_path / "taught")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ import torch
 from msgrpo import run_log
 from msgrpo.agent import LanguageModel
 from msgrpo.episode import derive_seed, few_collections
+from msgrpo.errors import check_given
 from msgrpo.extras import needs
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State, check_optimizer
@@ -64,6 +65,7 @@ def train(
     the disk is full, or no engine plays the policy's weights; KeyboardInterrupt after a checkpoint when asked to
     stop.
     """
+    check_given("config", config, TrainConfig, fix="make_config(given=…) makes one")
     out, cluster = Path(out), cluster or Cluster()
     check_logs(logs)
     with writing(out, cluster.address), enough_memory(), few_collections(), open_ranks() as ranks:

@@ -30,7 +30,7 @@ from torch import nn
 from msgrpo.episode import observation_of, outcome_of
 from msgrpo.errors import GameFaultError, UsageError
 from msgrpo.files import replace_text
-from msgrpo.game import Game, Outcome, Scenario, stream
+from msgrpo.game import Game, Outcome, Scenario, check_kind, stream
 from msgrpo.limits import games_code
 from msgrpo.models.asked import TAUGHT, taught_as
 from msgrpo.models.loading import load_base, weights_of
@@ -310,6 +310,7 @@ def teach(
     A teaching that was cut off goes on where it was written down last; with another number of steps it goes on by
     the learning rates of that many. Raises UsageError if `out` holds anything else.
     """
+    check_kind(scenario)
     begun.check_steps(steps)
     with begun.alone_in(out, BEGUN):
         asked = (taught_as(base) or USUAL).but(template, chat)
