@@ -43,7 +43,7 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest ans
 class _Terminal(io.FileIO):
     """A terminal, which may go before the command does."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
