@@ -9,8 +9,10 @@ import pytest
 from textual.events import Key
 
 from msgrpo.episode import read_episodes
+from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
+from msgrpo.tui.records import Records
 from msgrpo.tui.screens.play import PlayScreen
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.widgets.bars import ActionBars
@@ -235,6 +237,29 @@ async def test_escape_on_your_own_turn_leaves(app_of) -> None:
         await pilot.press("escape")
         await until(lambda: app.return_code is not None)
     assert app.return_code == 0
+
+
+async def test_escape_stops_an_agent_that_plays_and_then_leaves(app_of) -> None:
+    """The second one, and any in a game that stood, did nothing."""
+    app = app_of(Setup("snake", "s", seed=3), s=scripted("s", answer("up")))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        screen = play_screen(app)
+        await press(pilot, "escape")
+        assert (screen.pace.playing, app.return_code) == (False, None)
+        await pilot.press("escape")
+        await until(lambda: app.return_code is not None)
+
+
+async def test_escape_leaves_the_replay_of_a_game_that_was_left() -> None:
+    """It did nothing: whose move it was when the game was left counted as somebody who is waited for."""
+    session = Session(get_scenario("snake"), {"snake1": RandomAgent()}, 3)
+    app = PlayApp(resolver(), records=Records("one", [session.episode]), clock=ManualClock())
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        assert play_screen(app).replay is not None
+        await pilot.press("escape")
+        await until(lambda: app.return_code is not None)
 
 
 async def test_the_way_out_is_named_while_an_agent_keeps_one_waiting(app_of, clock: ManualClock) -> None:

@@ -311,16 +311,18 @@ class PlayScreen(MatchScreen):
             self.ask()
 
     def action_cancel(self) -> None:
-        """Stop waiting for an agent; where nothing but a person, or nobody, is waited for, leave: after a question,
-        if a person's game has begun.
+        """Stop an agent that is waited for, or plays by itself; where nothing but a person, or nobody, is waited for,
+        leave: after a question, if a person's game has begun.
 
         In a race or a duel where both are waited for, neither: the game would be lost, or the person's turn.
         """
-        if self.asking.going and not self.asking.people():
+        only_people = self.asking.only_people()
+        by_itself = self.pace.playing and self.replay is None and not only_people
+        if (self.asking.going or by_itself) and not self.asking.people():
             self.asking.stop()
             self.pace.playing = False
             self.show_all()
-        elif self.asking.only_people():
+        elif only_people or not self.asking.going:
             begun = any(session.human_played and not session.over for session in self.match.sessions)
             if begun and self.replay is None:
                 self.leave_after_asking()
