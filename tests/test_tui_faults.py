@@ -20,6 +20,7 @@ from msgrpo.references import OptimalAgent
 from msgrpo.tui.agents import LazyAgent, in_daemon_thread
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
+from msgrpo.tui.screens.dialogs import Choose
 from msgrpo.tui.session import Session, Setup
 from tests.command_line import PROGRAM
 from tests.tui_helpers import (
@@ -247,3 +248,14 @@ def test_ctrl_c_during_a_search_is_no_crash() -> None:
         playing.send_signal(signal.SIGINT)
         _, errors = playing.communicate(timeout=120)
     assert (playing.returncode, errors) == (130, "")
+
+
+async def test_a_list_of_choices_that_is_taken_away_at_once_ends_nothing(app_of) -> None:
+    """It looked for its options when they were gone, which ended the app: as keys typed fast can do."""
+    app = app_of(Setup("frozen-lake", "human"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        app.push_screen(Choose("your move", ["up", "down"]))
+        app.pop_screen()
+        await settle(pilot)
+        assert play_screen(app).match.live

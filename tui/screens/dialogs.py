@@ -18,7 +18,7 @@ from textual.widgets import DirectoryTree, Input, Static
 from textual.widgets.option_list import Option
 
 from msgrpo.tui.choices import RUNS
-from msgrpo.tui.clock import once_drawn
+from msgrpo.tui.clock import once_drawn, stands
 from msgrpo.tui.export import PLAYS
 from msgrpo.tui.shades import MUTED
 from msgrpo.tui.widgets.options import Options, laid_out
@@ -129,7 +129,8 @@ class Choose(ModalScreen[str | None]):
             yield Options()
 
     def on_mount(self) -> None:
-        self.list_choices("")
+        if stands(self):
+            self.list_choices("")
 
     def fitting(self, typed: str) -> list[str]:
         """Those that begin with what was typed; where the case tells two apart (b4, Bb4), the case counts.
