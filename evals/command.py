@@ -236,7 +236,7 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     ]
     notes += [*short, *(_without_regret(scenarios, chosen) if options.regret else ()), *_left_to_play(progress)]
     if fatal is not None:
-        notes.append(f"the evaluation ended before its end: {fatal.message}")
+        notes.append(f"not all was played: {fatal.message}")
     board = leaderboard.build(chosen, notes)
     if fatal is not None:
         if not board.rows:

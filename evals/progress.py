@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.text import Text
 
 from msgrpo.agent import Agent
-from msgrpo.errors import GameFaultError
 from msgrpo.evals.record import FREE, Price
 from msgrpo.text import duration
 
@@ -38,7 +37,6 @@ class EvalProgress:
     steps_open: int = 0  # steps that all running episodes together may still have
     stopped: str = ""  # why no further episode begins
     kept_out: list[tuple[str, str]] = field(default_factory=list)  # agents and scenarios of which none ever began
-    faults: list[GameFaultError] = field(default_factory=list)  # of games whose starts cannot be looked at
     agent: Agent | None = None
     on_change: Callable[[EvalProgress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import reprlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import Protocol, get_args
 
 from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
-from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
+from msgrpo.episode import (
+    GAME_FAULT,
+    Episode,
+    computed,
+    few_collections,
+    lost_by,
+    new_episode,
+    place_for,
+    play_on,
+)
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, check_given, nearest
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.partial import Partial
@@ -41,7 +50,7 @@ from msgrpo.specs import check_agents, checked_names
 # An episode that failed this often by its own fault is given up; each start of the command makes one attempt.
 ATTEMPTS = 3
 CHUNK = 32  # episodes that are played together in another process
-FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run
+FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run, or a game at fault
 
 _END = object()
 
@@ -102,11 +111,13 @@ async def evaluate(
     played `repeats` times; all starts of a folder are those of one `split`. Where `budget` is used up, no further
     episode begins; `command` and `names` (of agents, for tables) stand in `run.json`; `elsewhere` plays in other
     processes. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more than
-    FEWEST_FAILURES and FAILURE_SHARE of what ended), UsageError where an agent is none (`check_agent`) or can play
-    nothing, two agents or scenarios share a name, a name, a number or the split makes no sense, or `out` holds
-    another split.
+    FEWEST_FAILURES and FAILURE_SHARE of what ended), GameFaultError, once all else is played, for a game whose own
+    code failed so often or whose starts cannot be looked at, UsageError where an agent is none (`check_agent`) or
+    can play nothing, two agents or scenarios share a name, a name, a number or the split makes no sense, or `out`
+    holds another split.
     """
     progress, budget, out = progress or EvalProgress(), budget or Budget(), Path(out)
+    faults: list[GameFaultError] = []  # of games that keep nobody from the others
     check_given("budget", budget, Budget, fix="msgrpo.evals.budget.Budget(tokens=100_000)")
     if not isinstance(max_failures, (Integral, NoneType)):
         raise UsageError(f"max_failures is {max_failures!r}, no whole number", fix="a number of episodes")
@@ -141,16 +152,21 @@ async def evaluate(
             progress.begin(agent, episodes * repeats * len(parts))
             at_once = concurrency if elsewhere is None else CHUNK * elsewhere.at_once
             _note_start(out, agent, parts, episodes, repeats, at_once)
+            failures = _Failures(agent.spec, max_failures, faults)
             jobs = (
-                job for part in parts for job in _open_jobs(part, episodes, repeats, split, progress, retry_failed)
+                job
+                for part in parts
+                for job in failures.until_given_up(
+                    part.scenario.id, _open_jobs(part, episodes, repeats, split, progress, retry_failed)
+                )
             )
             ended = False
             try:
                 if elsewhere is not None:
-                    await _play_elsewhere(agent, jobs, elsewhere, progress, max_failures, regret)
+                    await _play_elsewhere(agent, jobs, elsewhere, progress, failures, regret)
                 else:
                     with few_collections():
-                        await _play_all(agent, jobs, concurrency, progress, max_failures, regret, budget)
+                        await _play_all(agent, jobs, concurrency, progress, failures, regret, budget)
                 ended = not progress.stopped
             except EndpointError:
                 _forgive(out, parts)
@@ -161,11 +177,13 @@ async def evaluate(
                 with changing_run(out) as run:
                     for part in parts:
                         run.note_lines(part.name, part.record.lines)
+                        if part.scenario.id in failures.given_up:
+                            run.forgiven[part.name] = part.record.lines
             progress.kept_out += [(agent.spec, part.scenario.id) for part in parts if not part.record.lines]
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
-    if progress.faults:
-        raise progress.faults[0]
+    if faults:
+        raise faults[0]
 
 
 def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:
@@ -271,23 +289,17 @@ def _forgive(out: Path, parts: Sequence[_Part]) -> None:
 def _open_jobs(
     part: _Part, episodes: int, repeats: int, split: HeldOut, progress: EvalProgress, retry_failed: bool
 ) -> Iterator[_Job | None]:
-    """Yield what is left to play, drawn when it is needed; None for each episode that is already finished.
-
-    A game whose starts cannot be looked at keeps nobody from the others: `progress.faults` has what it said.
-    """
+    """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
     record = part.record
-    try:
-        for seeds in islice(suite_seeds(part.scenario, split, repeats), episodes * repeats):
-            job = None
-            if seeds in record.finished:
-                progress.finished_before += 1
-            elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
-                progress.given_up += 1
-            else:
-                job = _Job(part.scenario, seeds, record, part.partial)
-            yield job
-    except GameFaultError as fault:
-        progress.faults.append(fault)
+    for seeds in islice(suite_seeds(part.scenario, split, repeats), episodes * repeats):
+        job = None
+        if seeds in record.finished:
+            progress.finished_before += 1
+        elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
+            progress.given_up += 1
+        else:
+            job = _Job(part.scenario, seeds, record, part.partial)
+        yield job
 
 
 async def _play_all(
@@ -295,12 +307,11 @@ async def _play_all(
     jobs: Iterator[_Job | None],
     concurrency: int,
     progress: EvalProgress,
-    max_failures: int | None,
+    failures: _Failures,
     regret: bool,
     budget: Budget,
 ) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
-    failures = _Failures(agent.spec, max_failures)
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
     places = min(concurrency, progress.planned)
     first: list[_Job | None] = []
@@ -413,11 +424,10 @@ async def _play_elsewhere(
     jobs: Iterator[_Job | None],
     elsewhere: Elsewhere,
     progress: EvalProgress,
-    max_failures: int | None,
+    failures: _Failures,
     regret: bool,
 ) -> None:
     """Chunks go out as places come free; episodes are recorded in the suite's order."""
-    failures = _Failures(agent.spec, max_failures)
     open_jobs = (job for job in jobs if job is not None)
     running: deque[tuple[list[_Job], asyncio.Future[list[Episode | MsgrpoError]]]] = deque()
 
@@ -474,24 +484,40 @@ def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:
 
 @dataclass
 class _Failures:
-    """Counts what has ended, and ends the run with an EndpointError where too much has failed."""
+    """Counts what has ended. A game whose own code fails too often is given up, and `faults` gets why; too many other
+    failures end the run with an EndpointError, and so do `max_failures` of any kind where that is given.
+    """
 
     agent: str
     max_failures: int | None
-    ended: int = 0
-    failed: int = 0
+    faults: list[GameFaultError]
+    ended: Counter[str] = field(default_factory=Counter)  # by the scenario
+    failed: Counter[str] = field(default_factory=Counter)  # by the scenario whose game is at fault; "" for the others
+    given_up: set[str] = field(default_factory=set)  # scenarios
+
+    def until_given_up(self, scenario: str, jobs: Iterator[_Job | None]) -> Iterator[_Job | None]:
+        """The jobs of a scenario, as long as it is played and its starts can be looked at."""
+        try:
+            yield from takewhile(lambda job: scenario not in self.given_up, jobs)
+        except GameFaultError as fault:
+            self.faults.append(fault)
 
     def count(self, episode: Episode) -> None:
-        self.ended += 1
+        self.ended[episode.scenario] += 1
         if episode.error is None:
             return
-        self.failed += 1
-        most = self.max_failures
-        if self.failed > (max(FEWEST_FAILURES, FAILURE_SHARE * self.ended) if most is None else most):
-            raise EndpointError(
-                f"{self.agent}: {self.failed} of {self.ended} episodes failed, the last with {failure_of(episode)}",
-                kind="too_many_failures",
-                fatal=True,
-                fix="see what is wrong with the endpoint or the game, then start the same command again: finished "
-                "episodes stay, and those that failed are played again",
-            )
+        most, game = self.max_failures, ""
+        if episode.error == GAME_FAULT and most is None:
+            game = episode.scenario
+        self.failed[game] += 1
+        failed, ended = self.failed[game], self.ended[game] if game else self.ended.total()
+        if game in self.given_up or failed <= (max(FEWEST_FAILURES, FAILURE_SHARE * ended) if most is None else most):
+            return
+        where = f" of {game}" if game else ""
+        said = f"{self.agent}: {failed} of {ended} episodes{where} failed, the last with {failure_of(episode)}"
+        again = "start the same command again: finished episodes stay, and those that failed are played again"
+        if not game:
+            fix = f"see what is wrong with the endpoint or the game, then {again}"
+            raise EndpointError(said, kind="too_many_failures", fatal=True, fix=fix)
+        self.given_up.add(game)
+        self.faults.append(GameFaultError(said, fix=f"see what is wrong with the game, then {again}"))

@@ -10,11 +10,12 @@ import pytest
 
 from msgrpo.errors import GameFaultError, RecordError, UsageError
 from msgrpo.evals.command import Options
+from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.run import evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
-from msgrpo.references import RandomAgent
+from msgrpo.references import OptimalAgent, RandomAgent
 from tests.evals_helpers import eval_here
 from tests.test_evals_ray import Here
 
@@ -78,10 +79,29 @@ async def test_a_game_whose_starts_fail_hides_no_other_games_and_no_other_agents
         ("frozen-lake", "random", 50, 50),
     ]
     assert "no start" in board.fatal
+    progress = EvalProgress()
     with pytest.raises(GameFaultError, match="no start"):
-        await evaluate([RandomAgent()], both, 50, tmp_path / "ray", elsewhere=Here())
+        await evaluate([RandomAgent()], both, 50, tmp_path / "ray", progress=progress, elsewhere=Here())
+    await evaluate([RandomAgent()], both[1:], 50, tmp_path / "ray", progress=progress)  # it raised the first's fault
     ended = {file.stem: len(file.read_text().splitlines()) for file in (tmp_path / "ray").glob("*/*.jsonl")}
     assert (ended.pop("frozen-lake"), *ended.values()) == (50, sound)
+
+
+@pytest.mark.parametrize("elsewhere", [None, Here()])
+async def test_a_game_whose_moves_fail_hides_no_other_games_and_no_other_agents_results(
+    elsewhere: Here | None, tmp_path: Path
+) -> None:
+    """Its eleventh failure ended the run: no agent played the games after it, and none came after the first agent."""
+    name = odd_game(tmp_path, more="legal = None")
+    both = [get_scenario(name), get_scenario("frozen-lake")]
+    agents = [RandomAgent()] if elsewhere else [RandomAgent(), OptimalAgent()]
+    for _ in range(4):  # once more than an episode is tried: what failed together uses up no attempt
+        with pytest.raises(
+            GameFaultError, match=r"random: \d+ of \d+ episodes of .*odd.py:scenario failed, the last"
+        ):
+            await evaluate(agents, both, 50, tmp_path / "e", elsewhere=elsewhere)
+    ended = {file.parent.name: len(file.read_text().splitlines()) for file in tmp_path.glob("e/*/frozen-lake.jsonl")}
+    assert ended == {agent.spec: 50 for agent in agents}
 
 
 @pytest.mark.parametrize(

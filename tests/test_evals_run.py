@@ -351,7 +351,7 @@ def test_a_failure_that_ends_an_evaluation_hides_no_result(tmp_path: Path, monke
     board = command.run(options, Console(file=io.StringIO()))
     assert [(row.agent, row.episodes) for row in board.rows] == [("random", 3)]
     assert board.fatal == "down"
-    assert "the evaluation ended before its end: down" in board.notes
+    assert "not all was played: down" in board.notes
     assert "no episode here is of the agent 'later'" in board.notes  # it was to mean another agent
     assert json.loads((tmp_path / "leaderboard.json").read_text())["fatal"] == "down"
 
