@@ -499,3 +499,42 @@ async def test_a_key_for_the_next_start_that_is_held_down_builds_few_screens(
         assert built == [0, 5]
         await press(pilot, "x")
         assert play_screen(app).setup.seed == 6
+
+
+LONG = """
+from msgrpo.game import Game, Scenario
+
+class Long(Game):
+    actions = ("on", "back")
+
+    def __init__(self, start_seed, chance_seed):
+        super().__init__(3)
+
+    def observe(self, player):
+        return "\\n".join(f"line {n} of step {self.steps}" for n in range(60))
+
+    def _advance(self, actions):
+        return {"player": 1.0}
+
+scenario = Scenario("long", "long", "Go.", 3, "[test]", Long, actions=Long.actions)
+"""
+
+
+async def test_of_a_game_that_is_a_long_text_the_end_is_shown_and_the_rest_by_page_up(app_of, tmp_path: Path) -> None:
+    """It was cut off without a word: a game of TextArena has its board at the end."""
+    (tmp_path / "long.py").write_text(LONG)
+    app = app_of(Setup(f"{tmp_path / 'long.py'}:scenario", "human"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+
+        def stands(first: str, last: str) -> bool:
+            shown = text_of(app, "BoardView")
+            return shown.startswith(first) and shown.endswith(last)
+
+        assert stands("… page up: more", "line 59 of step 0")
+        await press(pilot, "pageup")
+        assert stands("… page up: more", "… page down: more")
+        await press(pilot, "pageup", "pageup", "pageup")
+        assert stands("line 0 of step 0", "… page down: more")
+        await press(pilot, "1")
+        assert stands("… page up: more", "line 59 of step 1")

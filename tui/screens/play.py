@@ -16,6 +16,7 @@ from msgrpo.tui.messages import ActionChosen, SeekTo
 from msgrpo.tui.screens.dialogs import Ask, Choose, Confirm, Help
 from msgrpo.tui.screens.match import MatchScreen
 from msgrpo.tui.status import retry_from
+from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import SHORT, Hint
 from msgrpo.tui.widgets.panel import AgentPanel
 from msgrpo.tui.widgets.timeline import PLAIN, mark
@@ -337,9 +338,9 @@ class PlayScreen(MatchScreen):
             self.action_leave()
 
     def action_scroll_words(self, pages: int) -> None:
-        """Scroll what the agents read and say, a page at a time."""
-        for panel in self.query(AgentPanel):
-            panel.scroll_words(pages)
+        """Scroll what the agents read and say, and a game that is a text, a page at a time."""
+        for words in (*self.query(AgentPanel), *self.query(BoardView)):
+            words.scroll_words(pages)
 
     def action_restart(self) -> None:
         if self.replay is not None or self.fresh:  # a record's agents are not asked; a key held down is one restart

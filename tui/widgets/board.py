@@ -86,8 +86,11 @@ class BoardView(Styled):
 
     text: reactive[str] = reactive("", repaint=False)  # what is shown of a game without a board
 
-    def __init__(self, board: Board | None, text: str = "", *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, board: Board | None, text: str = "", *, paged: bool = False) -> None:
+        """`paged`: keys page through a long text, and it says so."""
+        super().__init__()
+        self._paged = paged
+        self._below = 0  # lines of the text that follow the last one that is shown
         self.set_reactive(BoardView.board, board)
         self.set_reactive(BoardView.text, text)
         self._lit: frozenset[Role] = frozenset()
@@ -122,6 +125,24 @@ class BoardView(Styled):
         """The text of a game without a board, wrapped."""
         width = max(20, self.size.width - AXIS)
         return [part for line in self.text.split("\n") for part in textwrap.wrap(line, width) or [""]]
+
+    def _seen(self) -> list[str]:
+        """The lines of the text that have room: its end, where what is new stands, or what was paged back to. A first
+        or a last line says that there is more.
+        """
+        lines, room = self._lines(), self.size.height
+        above = max(0, len(lines) - room - self._below)
+        seen = lines[above : above + room]
+        for place, there, key in ((0, above, "up"), (-1, len(lines) - above - room, "down")):
+            if there > 0 and seen:
+                seen[place] = f"… page {key}: more" if self._paged else "…"
+        return seen
+
+    def scroll_words(self, pages: int) -> None:
+        """Page through the text of a game without a board."""
+        room = self.size.height
+        self._below = max(0, min(self._below - pages * max(1, room - 2), len(self._lines()) - room))
+        self.refresh()
 
     def scale_in(self, width: int, height: int) -> int:
         """The largest scale at which the board fits."""
@@ -178,6 +199,7 @@ class BoardView(Styled):
             self.refresh(*regions)
 
     def watch_text(self) -> None:
+        self._below = 0
         if self.board is None:
             self.refresh()
 
@@ -189,8 +211,8 @@ class BoardView(Styled):
 
     def render_line(self, y: int) -> Strip:
         if self.board is None:
-            lines = self._lines()
-            shown = lines[y] if y < len(lines) else ""
+            seen = self._seen()
+            shown = seen[y] if y < len(seen) else ""
             return Strip([Segment(shown, self.styled())]).adjust_cell_length(self.size.width, self.styled())
         if y == self.size.height - 1 and self.cut_off:
             warning = self.styled("board--lost")

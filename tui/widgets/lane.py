@@ -54,7 +54,7 @@ class Lane(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Text(classes="caption")
-        yield BoardView(*self._session.shown)
+        yield BoardView(*self._session.shown, paged=True)
         yield Text(classes="worth")
         yield Text(classes="legend")
 
