@@ -29,6 +29,7 @@ from msgrpo.serve.vllm_command import Request as Request_
 from msgrpo.serve.vllm_command import build
 from msgrpo.train import checkpoint, loop
 from msgrpo.train.ahead import InThread
+from msgrpo.train.backends import Servers
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.engines import pool, vllm
@@ -530,8 +531,8 @@ def test_a_server_that_plays_with_a_version_of_two_updates_before_is_found_out(r
 
 def test_urls_are_taken_with_and_without_v1() -> None:
     config = make_config(given={"rollouts": "servers(at=http://a:1/v1  https://b:2/ http://c, adapters=x)"})
-    assert config.listed is not None
-    assert config.listed.urls == ["http://a:1", "https://b:2", "http://c"]
+    assert isinstance(config.rollout_settings, Servers)
+    assert config.rollout_settings.urls == ["http://a:1", "https://b:2", "http://c"]
 
 
 def test_rollouts_that_failed_ahead_fail_where_they_are_asked_for(
