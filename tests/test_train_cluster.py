@@ -298,8 +298,11 @@ def test_a_terminal_that_is_gone_leaves_the_ranks_the_time_to_save(
 def test_an_error_of_a_later_rank_lets_the_first_save(
     place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lived on, the first waited for it, and all since the last checkpoint was lost."""
+    """It lived on, the first waited for it, and all since the last checkpoint was lost. Of a sharded base it waits in
+    a group that was made later than the ranks' own.
+    """
     desk, happened = Desk(), list[str]()
+    ours, later = ("this", "Ray's"), ("this", "a later group's")
 
     def train(*given: Any, **more: Any) -> None:
         if place:
@@ -308,10 +311,13 @@ def test_an_error_of_a_later_rank_lets_the_first_save(
         raise LostPeerError("another process of this run has ended")
 
     def close(chosen: object) -> None:
+        assert chosen == {later}
         happened.append("closed after it was told" if desk.is_over() else "closed before")
 
     monkeypatch.chdir(tmp_path)  # to which a rank goes; after the test all is as it was
     monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(cluster, "_before", {ours})
+    monkeypatch.setattr(cluster.peers, "connections", lambda: {ours: 3, later: 4})
     monkeypatch.setattr(cluster.peers, "close", close)
     monkeypatch.setattr(cluster.ray, "get", lambda answer, timeout=0.0: answer)
     monkeypatch.setattr(

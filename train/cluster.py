@@ -129,7 +129,7 @@ def rank(work: Mapping[str, Work]) -> None:
     if first or outcome.error:
         ray.get(desk.end.remote(outcome))
     if outcome.error and not first:  # this process lives on, and the first would wait for it instead of saving
-        peers.close(_group)
+        peers.close(peers.connections().keys() - _before)  # of later groups, too
 
 
 @contextmanager
@@ -168,22 +168,16 @@ class OnNetwork(TorchConfig):  # type: ignore[misc]
             def on_start(self, worker_group: Any, backend_config: Any) -> None:
                 worker_group.execute(_before_meeting)
                 super().on_start(worker_group, backend_config)
-                worker_group.execute(_after_meeting)
 
         return Backend
 
 
 _before: set[peers.Connection] = set()  # this process's connections before the ranks have met
-_group: set[peers.Connection] = set()  # those that lead to the other ranks
 
 
 def _before_meeting() -> None:
     peers.use_network_of(ray.util.get_node_ip_address())
     _before.update(peers.connections())
-
-
-def _after_meeting() -> None:
-    _group.update(peers.connections().keys() - _before)
 
 
 def train_on_ray(
