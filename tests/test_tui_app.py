@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.color import Color, ColorSystem
 from textual.theme import Theme
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
 
 from msgrpo.game import Game
 from msgrpo.games import SCENARIOS, get_scenario
@@ -76,6 +76,10 @@ async def test_trained_runs_and_typed_endpoints_can_be_chosen(app_of, tmp_path: 
         await press(pilot, *["backspace"] * 7, *"http://h:1/v1", "enter")
         assert "name the model after a #" in text_of(app, ".problem")
         await press(pilot, *"#m", "enter")
+        assert "--agent 'endpoint:http://h:1/v1#m'" in text_of(app, "#command")
+        named = app.screen.query_one("#agents", OptionList).get_option("endpoint:http://h:1/v1#m").prompt
+        assert str(named) == "m at http://h:1/v1"  # the model first: a narrow list cuts the end off
+        await press(pilot, "u", *"http://h:1/v1#m", "enter")  # it ended the app: one entry twice
         assert "--agent 'endpoint:http://h:1/v1#m'" in text_of(app, "#command")
 
 

@@ -42,7 +42,7 @@ from msgrpo.tui.host import host
 from msgrpo.tui.match import knowing, nano_reads
 from msgrpo.tui.pace import SPEEDS, neighbour
 from msgrpo.tui.screens.dialogs import Ask, Choose, Help, Pick
-from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup
+from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup, short_name
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.options import Options
@@ -432,13 +432,14 @@ class StartScreen(Screen[None]):
         typed = await self.app.push_screen_wait(Ask("an endpoint: URL#model", EXAMPLE, check=no_endpoint))
         if typed is None:
             return
-        spec = f"{ENDPOINT}:{typed.removeprefix(f'{ENDPOINT}:')}"
-        choice = Choice(spec, spec.removeprefix(f"{ENDPOINT}:"))
-        self.choices.append(choice)
-        for name in ("agents", "others"):
-            self.query_one(f"#{name}", Options).add_option(self._option(choice))
+        address = typed.removeprefix(f"{ENDPOINT}:")
+        spec = f"{ENDPOINT}:{address}"
+        if spec not in [choice.spec for choice in self.choices]:
+            self.choices.append(Choice(spec, f"{short_name(spec)} at {address.rpartition('#')[0]}"))
+            for name in ("agents", "others"):
+                self.query_one(f"#{name}", Options).add_option(self._option(self.choices[-1]))
         agents = self.query_one("#agents", Options)
-        agents.highlighted = agents.option_count - 1
+        agents.highlighted = agents.get_option_index(spec)
 
     @work(group="dialog")
     async def action_open_replay(self) -> None:
