@@ -22,6 +22,7 @@ from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import Choose
 from msgrpo.tui.session import Session, Setup
+from msgrpo.tui.widgets.options import Options
 from tests.command_line import PROGRAM
 from tests.tui_helpers import (
     ManualClock,
@@ -259,3 +260,12 @@ async def test_a_list_of_choices_that_is_taken_away_at_once_ends_nothing(app_of)
         app.pop_screen()
         await settle(pilot)
         assert play_screen(app).match.live
+
+
+async def test_a_move_that_a_game_names_twice_is_offered_once(app_of) -> None:
+    """Two options of one name ended the app, where a game's `legal` names a move twice."""
+    app = app_of(Setup("frozen-lake", "human"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        app.push_screen(Choose("your move", ["up", "up", "down"]))
+        await until(lambda: isinstance(app.screen, Choose) and app.screen.query_one(Options).option_count == 2)

@@ -119,7 +119,7 @@ class Choose(ModalScreen[str | None]):
 
     def __init__(self, title: str, choices: Sequence[str], others: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        self.heading, self.choices, self.others = title, list(choices), dict(others or {})
+        self.heading, self.choices, self.others = title, list(dict.fromkeys(choices)), dict(others or {})
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog choose") as box:
