@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 
 from msgrpo.files import replace_bytes
 from msgrpo.run_log import read_rows
@@ -31,7 +32,7 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
     axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"{score}, 95 %")
     axes.set(xlabel="update", ylabel=score)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(title, parse_math=False)
+    axes.set_title(fill(title, 72, break_on_hyphens=False), parse_math=False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     image = BytesIO()

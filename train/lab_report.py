@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ def draw(report: Mapping[str, Any], file: Path) -> None:
         axes.set(xlabel=axis, ylabel="validation score")
         axes.grid(alpha=0.25)
     figure.axes[0].legend(frameon=False)
-    figure.suptitle(report["study"]["question"], fontsize=10, parse_math=False)
+    figure.suptitle(fill(report["study"]["question"], 120, break_on_hyphens=False), fontsize=10, parse_math=False)
     image = BytesIO()
     figure.savefig(image, format="png", dpi=140)
     replace_bytes(file, image.getvalue())
