@@ -5,8 +5,8 @@
         --study benchmarks/results/lab-frozen-lake-slippery.json critic
 
 The record is that of the untrained model. The adapters are a study's, by its report and an arm of it, or those of the
-records after `--records`, one a training seed. Measured is success.
-Prints the mean difference of success with its 95 % interval (over seeds and starts, `crossed_interval`) as JSON.
+records after `--records`, one a training seed. Measured is the score: success where the game has a goal, else the
+return. Prints the mean difference with its 95 % interval (over seeds and starts, `crossed_interval`) as JSON.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from msgrpo.evals.suites import episode_seeds
 from msgrpo.games import recorded_scenario
 
 
-def success_in_suite_order(record: Path) -> np.ndarray:
-    """Success of the record's episodes, in the order in which the suite plays their starts."""
+def scores_in_suite_order(record: Path) -> np.ndarray:
+    """The scores of the record's episodes, in the order in which the suite plays their starts."""
     episodes = {(episode.start_seed, episode.chance_seed): episode for episode in read_episodes(record)}
     scenario = recorded_scenario(next(iter(episodes.values())).scenario)
     in_order = [episodes[seeds.start, seeds.chance] for seeds in episode_seeds(scenario, len(episodes))]
-    return np.array([episode.success for episode in in_order], dtype=float)
+    return np.array([episode.score for episode in in_order], dtype=float)
 
 
 def of_records(records: Sequence[Path]) -> np.ndarray:
     """One row a record and one column a start."""
-    return np.array([success_in_suite_order(record) for record in records])
+    return np.array([scores_in_suite_order(record) for record in records])
 
 
 if __name__ == "__main__":
@@ -46,11 +46,11 @@ if __name__ == "__main__":
     of.add_argument("--records", nargs="+", type=Path)
     given = parser.parse_args()
     scores = arm_values(Path(given.study[0]), given.study[1]) if given.study else of_records(given.records)
-    gains = scores - success_in_suite_order(given.record)
+    gains = scores - scores_in_suite_order(given.record)
     result = {
         "machine": facts(),
-        "success": scores.mean(),
-        "success_interval": crossed_interval(scores.tolist(), seed=0),
+        "score": scores.mean(),
+        "score_interval": crossed_interval(scores.tolist(), seed=0),
         "by_seed": scores.mean(axis=1).tolist(),
         "mean": gains.mean(),
         "interval": crossed_interval(gains.tolist(), seed=0),
