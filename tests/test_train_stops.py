@@ -111,6 +111,19 @@ def test_what_the_disk_refuses_of_a_checkpoint_is_told_in_its_words(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
+def test_memory_that_saving_lacks_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint and a teaching that lacked memory advised to free some disk space."""
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match="not enough memory"), enough_memory():
+        checkpoint.save(tmp_path, checkpoint.State(Progress(step=1), {}, {}))
+    with pytest.raises(RunError, match="not enough memory"), enough_memory():
+        begun.save(tmp_path / "build.pt", {})
+
+
 def test_a_run_counts_on_from_its_checkpoint_and_keeps_each_update_once(tmp_path: Path) -> None:
     """Of three groups two are flat. What an update goes back to is a copy, and nothing is kept of what cannot be."""
     written: list[int] = []

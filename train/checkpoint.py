@@ -62,7 +62,7 @@ def save(run: Path, state: State) -> Path:
             with (part / "state.pt").open("wb") as file:
                 torch.save(saved, file)
             (part / "sha256").write_text(digest(part / "state.pt"))
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+    except OSError as error:
         raise RunError(
             f"the checkpoint {folder} cannot be written: {error}",
             fix="free some disk space, then go on with the same command and --resume",

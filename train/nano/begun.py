@@ -53,7 +53,7 @@ def save(file: Path, saved: dict[str, Any]) -> None:
     try:
         with replacing(file) as handle:
             torch.save(saved, handle)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+    except OSError as error:
         raise RunError(
             f"{file} cannot be written: {error}", fix="free some space; the same command goes on"
         ) from error
