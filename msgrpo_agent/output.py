@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -56,7 +58,11 @@ def outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """The same stream, to which nothing is written once its terminal is gone: who has closed it, and has told the
     shell (disown) that the command is to go on, does not want it to end at the next line that it says.
     """
-    if not stream.isatty():
+    try:
+        device = stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)  # one that is gone already is no tty any more
+    except io.UnsupportedOperation:  # it is in memory
+        return stream
+    if not device:
         return stream
     terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -127,6 +129,16 @@ def test_a_terminal_that_is_gone_takes_no_more_and_ends_nothing() -> None:
         with pytest.raises(OSError, match="Input/output error"):
             print("after", file=stream, flush=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)  # what is left in the buffer goes there
+
+
+def test_a_command_that_begins_on_a_terminal_that_is_gone_does_its_work(tmp_path: Path) -> None:
+    """As the second training of a disowned loop: it ended at its first line."""
+    ours, terminal = os.openpty()
+    os.close(ours)
+    command = [sys.executable, "-m", "msgrpo.cli", "games", "new", str(tmp_path / "mine.py")]
+    assert subprocess.run(command, stdout=terminal, stderr=terminal, check=False).returncode == 0
+    os.close(terminal)
+    assert (tmp_path / "mine.py").is_file()
 
 
 def test_a_pipe_is_written_to_as_ever() -> None:
