@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.events import Key
 
 from msgrpo.agent import Completion
 from msgrpo.errors import EndpointError, MissingExtraError
@@ -269,3 +270,17 @@ async def test_a_move_that_a_game_names_twice_is_offered_once(app_of) -> None:
         await settle(pilot)
         app.push_screen(Choose("your move", ["up", "up", "down"]))
         await until(lambda: isinstance(app.screen, Choose) and app.screen.query_one(Options).option_count == 2)
+
+
+@pytest.mark.parametrize("opened", ["m", "g"])
+async def test_a_second_enter_in_a_dialog_closes_no_screen_below_it(opened: str, app_of) -> None:
+    """Typed before the first was handled it closed the game, and a third one ended the app."""
+    app = app_of(Setup("frozen-lake", "human"))
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, opened)
+        for _ in range(2):
+            app.post_message(Key("enter", "\r"))
+        for _ in range(20):
+            await pilot.pause()
+        assert play_screen(app).match.last == (1 if opened == "m" else 0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.containers import Vertical, VerticalScroll
@@ -23,6 +24,7 @@ from msgrpo.tui.export import PLAYS
 from msgrpo.tui.shades import MUTED
 from msgrpo.tui.widgets.options import Options, laid_out
 
+Answer = TypeVar("Answer")
 HELP = """\
 [bold $primary]Playing[/]
   arrows     or hjkl or wasd: move; a number or a click chooses
@@ -65,7 +67,14 @@ SIGNS = """\
 """
 
 
-class Help(ModalScreen[None]):
+class Dialog(ModalScreen[Answer]):
+    """A window that is closed once: a second enter, typed before the first is handled, closes no screen below it."""
+
+    def dismiss(self, result: Answer | None = None) -> AwaitComplete:
+        return super().dismiss(result) if self.is_active else AwaitComplete()
+
+
+class Help(Dialog[None]):
     """The keys and signs, those of the screen that is shown `first`, and above them the rules of its game."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter,space", "dismiss", "close")]
@@ -87,7 +96,7 @@ class Help(ModalScreen[None]):
             )
 
 
-class Confirm(ModalScreen[bool]):
+class Confirm(Dialog[bool]):
     """One question; enter or y agrees."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -108,7 +117,7 @@ class Confirm(ModalScreen[bool]):
 NONE_FITS = "none begins so"
 
 
-class Choose(ModalScreen[str | None]):
+class Choose(Dialog[str | None]):
     """One of many: type its beginning, or go down the list. `others` are further names of some, name -> choice."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -183,7 +192,7 @@ class Palette(CommandPalette):
             super()._action_command_list(action)
 
 
-class Ask(ModalScreen[str | None]):
+class Ask(Dialog[str | None]):
     """One line of text; an empty one is none, or with `empty` an answer as well.
 
     `check` says why a text will not do, and the window stays with it; empty where it will.
@@ -238,7 +247,7 @@ class RecordTree(DirectoryTree):
         ]
 
 
-class Pick(ModalScreen[Path | None]):
+class Pick(Dialog[Path | None]):
     """A file or a folder below `root`; a path may be typed as well."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
