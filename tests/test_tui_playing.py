@@ -247,6 +247,7 @@ async def test_escape_stops_an_agent_that_plays_and_then_leaves(app_of) -> None:
         screen = play_screen(app)
         await press(pilot, "escape")
         assert (screen.pace.playing, app.return_code) == (False, None)
+        assert "stopped waiting" not in text_of(app, ".status")  # it was said where nobody had been asked
         await pilot.press("escape")
         await until(lambda: app.return_code is not None)
 

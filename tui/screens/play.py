@@ -320,7 +320,8 @@ class PlayScreen(MatchScreen):
         only_people = self.asking.only_people()
         by_itself = self.pace.playing and self.replay is None and not only_people
         if (self.asking.going or by_itself) and not self.asking.people():
-            self.asking.stop()
+            if self.asking.going:
+                self.asking.stop()
             self.pace.playing = False
             self.show_all()
         elif only_people or not self.asking.going:
