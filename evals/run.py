@@ -111,7 +111,7 @@ async def evaluate(
     played `repeats` times; all starts of a folder are those of one `split`. Where `budget` is used up, no further
     episode begins; `command` and `names` (of agents, for tables) stand in `run.json`; `elsewhere` plays in other
     processes. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more than
-    FEWEST_FAILURES and FAILURE_SHARE of what ended), GameFaultError, once all else is played, for a game whose own
+    FEWEST_FAILURES and FAILURE_SHARE of what ended), GameFaultError, once all else is played, for games whose own
     code failed so often or whose starts cannot be looked at, UsageError where an agent is none (`check_agent`) or
     can play nothing, two agents or scenarios share a name, a name, a number or the split makes no sense, or `out`
     holds another split.
@@ -183,7 +183,7 @@ async def evaluate(
             with changing_run(out) as run:
                 run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
     if faults:
-        raise faults[0]
+        raise GameFaultError("; ".join(dict.fromkeys(fault.message for fault in faults)), fix=faults[0].fix)
 
 
 def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:

@@ -104,6 +104,17 @@ async def test_a_game_whose_moves_fail_hides_no_other_games_and_no_other_agents_
     assert ended == {agent.spec: 50 for agent in agents}
 
 
+async def test_every_game_that_stops_is_named(tmp_path: Path) -> None:
+    """Only the first was: nothing said that the second had stopped before its end."""
+    names = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        names.append(odd_game(folder, more="legal = None"))
+    with pytest.raises(GameFaultError) as raised:
+        await evaluate([RandomAgent()], [get_scenario(name) for name in names], 50, tmp_path / "e")
+    assert all(f"episodes of {name} failed" in raised.value.message for name in names)
+
+
 @pytest.mark.parametrize(
     ("oddity", "said"),
     [
