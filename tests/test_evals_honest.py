@@ -19,7 +19,7 @@ from scipy import stats as scipy_stats
 
 from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import play_episode, read_episodes
-from msgrpo.errors import EndpointError, MsgrpoError, RecordError
+from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
 from msgrpo.evals import command, match, plays
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import check_consistent
@@ -632,7 +632,7 @@ def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_ma
         r"have no result.*ZeroDivisionError: seldom \(.*test_evals_honest.py:\d+\)", " ".join(board.notes)
     )
     said = r"ZeroDivisionError: always \(.*test_evals_honest.py:.*\(msgrpo games check errand looks for faults\)"
-    with pytest.raises(EndpointError, match=said):
+    with pytest.raises(GameFaultError, match=said):
         played(tmp_path / "b", RandomAgent(), scenario=errand(Always), episodes=40)
     played(tmp_path / "c", RandomAgent(), scenario=errand(Always), episodes=4)
     with pytest.raises(RecordError, match=r"\(msgrpo games check errand looks"):
