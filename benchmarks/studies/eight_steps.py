@@ -10,7 +10,8 @@
 The game is Frozen Lake on the same boards, with another end: the goal pays 1 point only if it is entered with step 8,
 the last one, and nothing before. The shortest way takes six steps, and a step against an edge is a step that waits,
 so that somebody who reads the rules wins from every start. An episode has one of four ends: `won`, `too soon` (the
-goal before step 8), `hole`, `out of steps`. Differences are paired over the same starts.
+goal before step 8), `hole`, `out of steps`. *Told apart*: how much more often the goal is reached before step 8 where
+that pays than where it does not. Differences are paired over the same starts.
 """
 
 from __future__ import annotations
@@ -93,6 +94,11 @@ scenario = Scenario(
 )
 
 
+def before_step_8(episode: Episode) -> bool:
+    """Whether the goal was reached before step 8, in either game."""
+    return len(episode.turns) < STEPS and (episode.success or end_of(episode) == "too soon")
+
+
 def end_of(episode: Episode) -> str:
     """How it ended: who has not won stands on the goal, in a hole, or has no steps left."""
     if episode.success:
@@ -116,12 +122,14 @@ def main() -> None:
     except UsageError as error:
         parser.error(str(error))
     ends: dict[str, dict[str, list[str]]] = {}
+    soon: dict[str, dict[str, np.ndarray]] = {}
     for play in plays:
         where = "plain" if play.scenario == PLAIN.id else "eight steps"
         one = [play.finished[seeds] for seeds in sorted(play.finished)]
         ends.setdefault(play.agent, {})[where] = [
             end_of(episode) if where == "eight steps" else ("won" if episode.success else "lost") for episode in one
         ]
+        soon.setdefault(play.agent, {})[where] = np.array([before_step_8(episode) for episode in one], float)
     if given.against not in ends:
         parser.error(f"--against {given.against} is none of {', '.join(sorted(ends))}")
     rows: list[dict[str, Any]] = []
@@ -137,6 +145,11 @@ def main() -> None:
                 "interval": wilson(int(here.sum()), len(here)),
                 "more_than_before": {"mean": more.mean, "interval": [more.low, more.high]},
             }
+        apart = paired_difference(soon[agent]["plain"], soon[agent]["eight steps"], seed=0)
+        row["told apart"] = {
+            "plain: before step 8": float(soon[agent]["plain"].mean()),
+            "more_than_in_eight_steps": {"mean": apart.mean, "interval": [apart.low, apart.high]},
+        }
         row["ends"] = dict(Counter(of["eight steps"]))
         rows.append(row)
         print(json.dumps(row), flush=True)
