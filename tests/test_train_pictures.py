@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from msgrpo.models.card import card
 from msgrpo.train.curve import draw_curve
 from msgrpo.train.lab_report import draw
+from tests.command_line import run
 
 LONG = (
     "runs/smol-words on frozen-lake@0.5,benchmarks/studies/eight_steps.py:scenario@0.5, seed 1: what it reaches " * 2
@@ -43,3 +46,24 @@ def test_a_long_title_lies_inside_of_the_picture(
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1
     assert box.y1 <= figure.bbox.y1
+
+
+def test_of_a_mixture_it_is_said_which_game_was_evaluated(tmp_path: Path) -> None:
+    """The fault: the last line and the curve gave the first game's score as that of the whole mixture."""
+    out = tmp_path / "run"
+    settings = [
+        "--steps",
+        "1",
+        "--set",
+        "groups=1",
+        "--set",
+        "group_size=2",
+        "--set",
+        "select=all",
+        "--set",
+        "evaluation=2(film=0)",
+    ]
+    said = run("train", "snake@0.5,frozen-lake@0.5", "--out", str(out), *settings).output
+    assert "nano on snake@0.5,frozen-lake@0.5, 2 validation starts of snake: return" in " ".join(said.split())
+    assert "On 2 validation starts of `snake`" in card(out, "mine", merged=False)
+    assert json.loads((out / "summary.json").read_text())["evaluated_on"] == "snake"

@@ -10,8 +10,11 @@ from msgrpo.files import replace_bytes
 from msgrpo.run_log import read_rows
 
 
-def draw_curve(run: Path, title: str, score: str) -> Path:
-    """`curve.png`: the training return of every update, and the evaluations with their intervals."""
+def draw_curve(run: Path, title: str, score: str, where: str = "") -> Path:
+    """`curve.png`: the training return of every update, and the evaluations with their intervals.
+
+    `where` says what they were played on, where training plays more: " on frozen-lake".
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -29,7 +32,7 @@ def draw_curve(run: Path, title: str, score: str) -> Path:
         [0.0 if high is None else max(0.0, high - m) for m, (_, high) in zip(middle, ends, strict=True)],
     ]
     steps = [r["step"] for r in evaluations]
-    axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"{score}, 95 %")
+    axes.errorbar(steps, middle, yerr=spread, fmt="o-", color="#0b7285", capsize=3, label=f"{score}{where}, 95 %")
     axes.set(xlabel="update", ylabel=score)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(fill(title, 72, break_on_hyphens=False), parse_math=False)

@@ -136,9 +136,10 @@ def score_text(values: dict[str, Any]) -> str:
 def closing_line(summary: dict[str, Any]) -> str:
     """What the run changed, in one line with its 95 % interval."""
     change = summary["change"]
+    of = f" of {summary['evaluated_on']}" if summary["evaluated_on"] != summary["scenario"] else ""
     p = f", McNemar p = {summary['mcnemar_p']:.2g}" if "mcnemar_p" in summary else ""
     return (
-        f"{summary['base']} on {summary['scenario']}, {summary['episodes']} validation starts: "
+        f"{summary['base']} on {summary['scenario']}, {summary['episodes']} validation starts{of}: "
         f"{score_text(summary['before'])} → {score_text(summary['after'])}; "
         f"change {change['mean']:+.3f}, 95 % interval {interval_text(change['low'], change['high'])}{p}; "
         f"{summary['training_seconds']:.0f} s of training"

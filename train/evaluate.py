@@ -168,6 +168,7 @@ def finish(
     change = paired_difference(now, then, seed=0)
     summary = {
         "scenario": config.scenario,
+        "evaluated_on": config.scenarios[0].id,
         "base": config.base,
         "seed": config.seed,
         "steps": progress.step,
@@ -182,6 +183,7 @@ def finish(
     if score == "success":
         summary["mcnemar_p"] = mcnemar_exact([v > 0 for v in now], [v > 0 for v in then])
     summary |= more
-    draw_curve(out, f"{config.base} on {config.scenario}, seed {config.seed}", score)
+    title = f"{config.base} on {config.scenario}, seed {config.seed}"
+    draw_curve(out, title, score, f" on {config.scenarios[0].id}" if len(config.scenarios) > 1 else "")
     replace_text(out / SUMMARY, as_json(summary, indent=2) + "\n")  # last: it says that all is there
     return summary

@@ -87,8 +87,10 @@ def _results(summary: dict[str, Any]) -> list[str]:
         f"{interval_text(part.get(f'{score}_low'), part.get(f'{score}_high'), '.3f')} |"
         for when, part in (("before training", before), (_after(summary.get("steps")), after))
     ]
+    evaluated = summary.get("evaluated_on", summary.get("scenario"))
+    of = f" of `{_cell(evaluated)}`" if evaluated != summary.get("scenario") else ""
     return [
-        f"On {summary.get('episodes')} validation starts, which no update played, sampled as in training:",
+        f"On {summary.get('episodes')} validation starts{of}, which no update played, sampled as in training:",
         "",
         f"| | {_cell(score)} | 95 % interval |",
         "|---|---|---|",
