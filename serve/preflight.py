@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
+import random
 import re
 import socket
 import subprocess
@@ -83,15 +85,25 @@ def check_torchvision() -> None:
         raise ServeError(f"vLLM cannot be imported, because torchvision cannot: {reason}", fix=_IMPORT_FIX)
 
 
+class PortInUseError(ServeError):
+    """Somebody else listens at that port."""
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port at which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port at which nothing listens now. Raises ServeError when nothing can listen at the host.
+
+    A server takes many seconds until it listens. The port is therefore one that systems do not give to connections
+    by themselves (Linux: from 32768, macOS and Windows: from 49152), nor Ray to its workers (up to 19999).
+    """
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with contextlib.suppress(PortInUseError):
+            check_port(host, port)
+            return port
+    raise ServeError(f"of 100 ports between 20000 and 29999 none is free at {host}")
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise ServeError when nothing can listen at host:port."""
+    """Raise PortInUseError, or ServeError when nothing can listen at host:port for another reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,7 +113,7 @@ def check_port(host: str, port: int) -> None:
             raise ServeError(f"the host {host!r} is unknown", fix="give an address of this machine") from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise ServeError(
+                raise PortInUseError(
                     f"port {port} is in use",
                     fix=f"try --port {port + 1}; msgrpo serve --status --port {port} asks what runs there",
                 ) from error

@@ -16,14 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from msgrpo.errors import ServeError
 from msgrpo.models.bounded import LONGEST_BODY
+from msgrpo.serve import preflight, supervisor, terminal
 from msgrpo.serve import server as server_module
-from msgrpo.serve import supervisor, terminal
 from msgrpo.serve.preflight import check_port, failure, free_port, stage, telling_lines
 from msgrpo.serve.server import Server, hold_port, models
 from msgrpo.serve.vllm_command import Launch, Request
@@ -315,6 +316,18 @@ def test_a_port_in_use_is_refused_with_the_way_out() -> None:
             check_port("127.0.0.1", port)
     assert f"--port {port + 1}" in str(caught.value)
     check_port("127.0.0.1", free_port())
+
+
+def test_a_free_port_is_none_that_a_system_gives_away_before_the_server_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the system's own ports one was taken by somebody's connection while the server was being loaded."""
+    assert all(20_000 <= free_port() < 30_000 for _ in range(20))
+    with pytest.raises(ServeError, match=r"cannot listen at 192.0.2.77"):
+        free_port("192.0.2.77")
+    monkeypatch.setattr(preflight, "check_port", Mock(side_effect=preflight.PortInUseError("in use")))
+    with pytest.raises(ServeError, match=r"none is free at 127.0.0.1"):
+        free_port()
 
 
 def test_a_host_of_another_machine_is_refused() -> None:

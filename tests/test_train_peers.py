@@ -128,8 +128,10 @@ import sys, threading
 import torch.distributed as dist
 from msgrpo.train import peers
 peers.BEAT_S, peers.LOOK_S, peers.SILENT_S = 0.1, 0.2, 2.0
-rank, port = map(int, sys.argv[1:])
-store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+rank = int(sys.argv[1])
+port = 0 if rank == 0 else int(input())
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, wait_for_workers=False)
+print(store.port, flush=True)
 with peers.Peers(store, rank, 2, lambda: None).listening() as others:
     for line in sys.stdin:
         print(others.silent, sorted(others._heard.items()), flush=True)
@@ -138,30 +140,35 @@ with peers.Peers(store, rank, 2, lambda: None).listening() as others:
 
 def test_a_run_that_is_suspended_as_a_whole_goes_on_later() -> None:
     """Each took the time in which it was stopped itself for the others' silence, and the run ended."""
-    port = free_port()
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", SUSPENDED, str(rank), str(port)],
+            [sys.executable, "-c", SUSPENDED, str(rank)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )
         for rank in (0, 1)
     ]  # fmt: skip
 
-    def say(process: subprocess.Popen[str]) -> str:
+    def say(process: subprocess.Popen[str], line: str) -> str:
         assert process.stdin is not None
+        process.stdin.write(line)
+        return heard(process)
+
+    def heard(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
-        process.stdin.write("?\n")
-        return process.stdout.readline()
+        line = process.stdout.readline()
+        assert line, "it has ended"
+        return line
 
     with both[0], both[1]:
         try:
-            while any("(0, 0)" in say(process) for process in both):  # until each has heard the other
+            say(both[1], heard(both[0]))  # the port at which they meet
+            while any("(0, 0)" in say(process, "?\n") for process in both):  # until each has heard the other
                 time.sleep(0.05)
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 for process in both:
                     process.send_signal(number)
                 time.sleep(3.0)  # stopped, for longer than the bound; then long enough to look
-            assert [say(process).startswith("[]") for process in both] == [True, True]
+            assert [say(process, "?\n").startswith("[]") for process in both] == [True, True]
         finally:
             for process in both:
                 process.kill()
