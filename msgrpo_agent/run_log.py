@@ -61,7 +61,7 @@ class GroupRow(BaseModel):
         return all(member.advantage == 0 for member in self.members)
 
 
-class Sample(BaseModel):
+class WatchedEpisode(BaseModel):
     """A whole episode, and the credit that each turn of `player` had in the update."""
 
     episode: Episode
@@ -74,7 +74,7 @@ class Update(BaseModel):
 
     step: int = Field(ge=1)
     groups: list[GroupRow]
-    samples: list[Sample]
+    samples: list[WatchedEpisode]
 
     @model_validator(mode="after")
     def _samples_fit(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgrpo.run_log import GroupRow, Member, Sample, Update
+from msgrpo.run_log import GroupRow, Member, Update, WatchedEpisode
 from msgrpo.train.rollouts import Rollouts
 from msgrpo.train.update import Picked
 
@@ -16,7 +16,7 @@ def watched(step: int, rollouts: Rollouts, picked: Sequence[Picked]) -> Update:
     episode_of = {id(turn): episode for episode in rollouts.all_episodes for turn in episode.turns}
     taught = {id(choice.group): choice for choice in picked}
     listed = sorted(rollouts.groups, key=lambda group: id(group) not in taught)[:GROUPS]
-    rows, samples = [], list[Sample]()
+    rows, samples = [], list[WatchedEpisode]()
     for number, group in enumerate(listed):
         pick = taught.get(id(group))
         totals, advantages = group.returns_G.tolist(), group.advantages_G.tolist()
@@ -31,7 +31,7 @@ def watched(step: int, rollouts: Rollouts, picked: Sequence[Picked]) -> Update:
                 turns = group.turns[j]
                 credits = pick.credits[j] if pick else [0.0] * len(turns)
                 samples.append(
-                    Sample(episode=episode_of[id(turns[0])], player=turns[0].player, credits=list(credits))
+                    WatchedEpisode(episode=episode_of[id(turns[0])], player=turns[0].player, credits=list(credits))
                 )
         origin = episode_of[id(group.turns[0][0])]
         rows.append(

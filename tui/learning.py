@@ -13,7 +13,7 @@ from typing import Any
 
 from msgrpo import run_log
 from msgrpo.errors import MsgrpoError, RecordError, RunError
-from msgrpo.run_log import GroupRow, Member, Sample, Update
+from msgrpo.run_log import GroupRow, Member, Update, WatchedEpisode
 from msgrpo.text import duration, printable
 from msgrpo.tui.scenes import Scenes
 from msgrpo.tui.session import Session, short_name
@@ -115,7 +115,7 @@ class Learning:
         return members[min(self.sample, len(members) - 1)] if members else None
 
     @property
-    def shown(self) -> Sample | None:
+    def shown(self) -> WatchedEpisode | None:
         """The episode that is shown."""
         member = self.member
         return self.update.samples[member.sample] if self.update and member and member.sample is not None else None

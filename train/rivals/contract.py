@@ -156,10 +156,6 @@ class Credit(Choice):
     scale: Literal["group", "update"] = Field("group", description="whose spread the credit is divided by")
     words: float = Field(1.0, ge=0, description="weight of the tokens before the action; below 1: ActFocus")
 
-    @property
-    def divided(self) -> bool:
-        return self.scale == "group"
-
     @abstractmethod
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         """The credit of every turn, [group][j][t]; in units of reward if `scale=update`."""

@@ -50,7 +50,7 @@ class Critic(Credit):
     def of_values(self, trajectories: Trajectories, values: PerTurn) -> PerTurn:
         """The credit of a group's turns, given their values, [j][t]."""
         advantages = generalized_advantages(trajectories, values, self.gamma, self.lam)
-        return scaled(advantages, trajectories, self.divided)
+        return scaled(advantages, trajectories, self.scale)
 
 
 def critic_values(learner: Learner, groups: Sequence[Group], gamma: float, memory: float = 1.0) -> list[PerTurn]:

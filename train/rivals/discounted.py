@@ -83,11 +83,11 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def centred(returns: Sequence[float], divided: bool) -> Tensor:
-    """Less their mean, and divided by their standard deviation or not; zeros where they are all equal."""
+def centred(returns: Sequence[float], scale: str) -> Tensor:
+    """Less their mean, and divided by their standard deviation if `scale=group`; zeros where they are all equal."""
     values = torch.tensor(returns, dtype=torch.float64)
     advantages = group_advantages(values)
-    return advantages if divided else advantages * values.std(correction=0)
+    return advantages if scale == "group" else advantages * values.std(correction=0)
 
 
 def like(flat: Tensor, shape: PerTurn) -> PerTurn:
@@ -95,8 +95,8 @@ def like(flat: Tensor, shape: PerTurn) -> PerTurn:
     return [part.tolist() for part in torch.split(flat, [len(of_episode) for of_episode in shape])]
 
 
-def scaled(values: PerTurn, trajectories: Trajectories, divided: bool) -> PerTurn:
-    """Divided by the root of the mean square over all turns or not.
+def scaled(values: PerTurn, trajectories: Trajectories, scale: str) -> PerTurn:
+    """Divided by the root of the mean square over all turns if `scale=group`.
 
     Zeros stay zeros, and what is rounding beside the rewards becomes zero.
     """
@@ -105,4 +105,4 @@ def scaled(values: PerTurn, trajectories: Trajectories, divided: bool) -> PerTur
     root = flat.square().mean().sqrt()
     if root <= least:
         return like(torch.zeros_like(flat), values)
-    return like(flat / root, values) if divided else values
+    return like(flat / root, values) if scale == "group" else values

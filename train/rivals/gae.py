@@ -24,4 +24,4 @@ class Lambda(Discounted):
         returns = returns_to_go(trajectories, self.gamma)
         table = {state: mean([returns[j][t] for j, t in at]) for state, at in by_state(trajectories).items()}
         values = [[table[step.state] for step in steps] for steps in trajectories]
-        return scaled(generalized_advantages(trajectories, values, self.gamma, self.lam), trajectories, self.divided)
+        return scaled(generalized_advantages(trajectories, values, self.gamma, self.lam), trajectories, self.scale)

@@ -27,7 +27,7 @@ class StateReturn(Discounted):
         returns = returns_to_go(trajectories, self.gamma)
         credits = [[advantage] * len(steps) for advantage, steps in zip(of_episodes_G, trajectories, strict=True)]
         for places in by_state(trajectories).values():
-            among = centred([returns[j][t] for j, t in places], self.divided)
+            among = centred([returns[j][t] for j, t in places], self.scale)
             for (j, t), advantage in zip(places, among, strict=True):
                 credits[j][t] += self.weight * float(advantage)
         return credits

@@ -20,4 +20,4 @@ class StateAction(Discounted):
     name = "state-action"
 
     def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> PerTurn:
-        return scaled(action_gains(trajectories, self.gamma), trajectories, self.divided)
+        return scaled(action_gains(trajectories, self.gamma), trajectories, self.scale)

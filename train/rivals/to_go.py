@@ -15,4 +15,4 @@ class ToGo(Discounted):
 
     def of_group(self, trajectories: Trajectories, of_episodes_G: Sequence[float]) -> PerTurn:
         returns = returns_to_go(trajectories, self.gamma)
-        return like(centred([value for of_episode in returns for value in of_episode], self.divided), returns)
+        return like(centred([value for of_episode in returns for value in of_episode], self.scale), returns)
