@@ -21,8 +21,19 @@ from msgrpo.text import as_json, printable
 
 T = TypeVar("T")
 LONGEST_SHOWN = 8000  # characters of an error or a note: it may quote a file in which one line has megabytes
+
+
+class _Console(Console):
+    """A console whose reader may go (| head): an error of output, at which a run saves what it has. By itself rich
+    raises SystemExit, at which nobody saves.
+    """
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 # a name may hold :x:, which is no sign of rich here
-out, err = Console(emoji=False), Console(stderr=True, emoji=False)
+out, err = _Console(emoji=False), _Console(stderr=True, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 HowAsked = Annotated[
     str | None,

@@ -147,3 +147,14 @@ def test_a_pipe_is_written_to_as_ever() -> None:
     with open(pipe, "w") as stream:
         assert output.outliving(stream) is stream
     os.close(reader)
+
+
+def test_a_reader_that_is_gone_is_an_error_at_which_a_run_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a SystemExit: `msgrpo train 2>&1 | head` ended without a checkpoint."""
+    reader, pipe = os.pipe()
+    os.close(reader)
+    with open(pipe, "w") as stream:
+        monkeypatch.setattr(output.err, "file", stream)
+        with pytest.raises(BrokenPipeError):
+            output.say("update 10/60")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), pipe)  # what is left in the buffer goes there
