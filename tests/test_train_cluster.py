@@ -280,14 +280,16 @@ def test_a_terminal_that_is_gone_leaves_the_ranks_the_time_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a rank said after the terminal's end could not be shown, and that ended the command, and a cluster of its
-    own with it, before the rank had saved.
+    own with it, before the rank had saved. So did what the command said by itself: what it waits for.
     """
 
     def gone(text: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    desk = Handle(fetch=([("note", ("update 3: …",))], RunEnd(saved=True), True))
+    fetched = iter([([], None, False), ([("note", ("update 3: …",))], RunEnd(saved=True), True)])
+    desk = SimpleNamespace(fetch=SimpleNamespace(remote=lambda: next(fetched)))
     monkeypatch.setattr(cluster.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(cluster, "missing", lambda config, gpus: "no trainer")
     work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [], "auto")
     fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: True))
     with pytest.raises(KeyboardInterrupt):

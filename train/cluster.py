@@ -253,14 +253,18 @@ class Fit:
 def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str, Any]:
     """Show what the ranks report until the run has ended."""
     passed_on, looked = False, 0.0
+
+    def tell(method: str, *given: Any) -> None:
+        with suppress(OSError):  # nobody may read any more, and the ranks still have to save
+            getattr(report, method)(*given)
+
     told = "stopping: this update is done and saved; Ctrl-C once more stops without saving"
     with stop_requests(lambda: report.note(told)) as stop:
         while True:
             running = fit.thread.is_alive()
             reports, outcome, begun = ray.get(work.desk.fetch.remote())
             for method, given in reports:
-                with suppress(OSError):  # the terminal may be gone, and the ranks still have to save
-                    getattr(report, method)(*given)
+                tell(method, *given)
             if outcome is not None:
                 break
             if not running:
@@ -273,12 +277,11 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
             if time.monotonic() - looked > MISSING_S:
                 looked = time.monotonic()
                 if lack := missing(work.config, gpus=gpus):
-                    report.note(f"waiting: {lack}")
+                    tell("note", f"waiting: {lack}")
                 elif not begun:
                     free = ray.available_resources()
-                    report.doing(
-                        f"waiting for the trainers; free now: {free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
-                    )
+                    has = f"{free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
+                    tell("doing", f"waiting for the trainers; free now: {has}")
             if stop.asked is not None and not passed_on:
                 work.desk.stop.remote()
                 passed_on = True
@@ -286,7 +289,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
     if not outcome.saved:  # then the others may wait for it without end
         fit.thread.join(END_S)
     if outcome.error:
-        report.note(how_to_go_on(work.out, work.address))
+        tell("note", how_to_go_on(work.out, work.address))
         raise RunError(outcome.error, fix=outcome.fix)
     if outcome.summary is None:
         raise KeyboardInterrupt
