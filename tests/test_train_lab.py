@@ -66,6 +66,8 @@ def file(tmp_path: Path) -> Path:
         ("[arms.uniform]", f"[arms.{'u' * 65}]", "at most 64"),
         ('scenario = "frozen-lake"', 'scenario = "frozen-lak"', "frozen-lake"),
         ("groups = 2", "groop = 2", "groups"),
+        ("groups = 2", "lr = 0.1", "'lr'\n.*it is called learning_rate$"),  # of --set, which lab has not, no word
+        ('"uniform(keep=2)', '"uniform(keep=9)', r"take 'select=uniform\(keep=1\)', or select=all$"),
         ('"uniform(', '"unifrom(', "unifrom"),
         ("[arms.uniform]", '[arms."../out"]', "names a folder"),
         ("[arms.aaw]", "[arms.aaw", "not TOML"),

@@ -347,7 +347,7 @@ def test_a_wrong_key_is_told_and_not_repeated(fake: Fake, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("loss=clip(kl=0.1)", r"--set 'loss=clip\(kl=0\)'"),
+        ("loss=clip(kl=0.1)", r"'loss=clip\(kl=0\)'"),
         ("loss=gspo(kl=0)", "whose loss is that of clip"),
         ("credit=critic", "computes with the policy"),
         ("loss=decoupled(kl=0)", "computes with the policy"),

@@ -261,11 +261,11 @@ class TrainConfig(BaseModel):
         """What cannot be where the weights are at a service that speaks Tinker's protocol."""
         at = "backend=tinker keeps the weights at a service"
         if not isinstance(self.loss, Clip):
-            raise ValueError(f"loss is {self.loss}, and {at}, whose loss is that of clip: --set 'loss=clip(kl=0)'")
+            raise ValueError(f"loss is {self.loss}, and {at}, whose loss is that of clip: 'loss=clip(kl=0)'")
         if self.loss.kl > 0:
             raise ValueError(
                 f"loss is {self.loss}, and {at}: it has no reference model for a KL penalty, so kl must be 0: "
-                "--set 'loss=clip(kl=0)'"
+                "'loss=clip(kl=0)'"
             )
         if self.loss.echo:
             raise ValueError(f"loss is {self.loss}, and {at}, which learns from answers alone: echo must be 0")
@@ -418,14 +418,14 @@ def _where(key: str) -> str:
         )
     key = ELSEWHERE.get(key, key)
     if key in TrainConfig.model_fields:
-        return f"it is called {key}: --set {key}=…"
+        return f"it is called {key}"
     for setting, kinds in {
         "rollouts": ROLLOUTS.values(),
         "backend": BACKENDS.values(),
         **{name: [kind] for name, kind in NUMBERED.items()},
     }.items():
         if any(key in kind.model_fields for kind in kinds):
-            return f"it stands in the parentheses of {setting}: --set '{setting}=…({key}=…)'"
+            return f"it stands in the parentheses of {setting}: '{setting}=…({key}=…)'"
     if get_close_matches(key, TrainConfig.model_fields, n=1, cutoff=0.8):  # to ask all choices loads torch
         return nearest(key, TrainConfig.model_fields)
     takers = [
@@ -436,7 +436,7 @@ def _where(key: str) -> str:
     ]
     if takers:
         others = f" (also {', '.join(takers[1:])})" if takers[1:] else ""
-        return f"it stands in the parentheses of a choice: --set '{takers[0]}'{others}"
+        return f"it stands in the parentheses of a choice: '{takers[0]}'{others}"
     return nearest(key, TrainConfig.model_fields)
 
 

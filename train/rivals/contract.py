@@ -178,7 +178,7 @@ class Sampled(Select):
         if self.keep > config.group_size:
             raise ValueError(
                 f"select keeps {self.keep} episodes (G′), more than group_size (G), {config.group_size}: "
-                f"add --set 'select={self.name}(keep={max(1, config.group_size // 3)})', or --set select=all"
+                f"take 'select={self.name}(keep={max(1, config.group_size // 3)})', or select=all"
             )
 
 
