@@ -156,6 +156,15 @@ def test_an_arm_that_could_not_start_is_named_before_anything_runs(setting: str,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("setting", ['trainers = "2"', 'rollouts = "vllm(servers=2)"'])
+def test_an_arm_of_several_processes_is_named_before_anything_runs(setting: str, file: Path, tmp_path: Path) -> None:
+    """Its first run ended with advice for another command, and the folder was that study's from then on."""
+    file.write_text(STUDY.replace('select = "uniform(keep=2)"', setting))
+    with pytest.raises(UsageError, match=r"arm uniform has .* is one process"):
+        run(load_study(file), tmp_path / "out", 1, print)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_game_that_cannot_begin_is_named_before_anything_runs(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,9 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
         raise UsageError(f"workers is {workers}", fix="1 or more runs at a time")
     for arm in study.arms:
         config = study.config(arm, 0)
+        if config.servers or config.trainers != "1" or config.shard:
+            said = f"rollouts={config.rollouts}, trainers={config.trainers}, shard={str(config.shard).lower()}"
+            raise UsageError(f"arm {arm} has {said}, and each run of a study is one process", fix="without them")
         for choice in config.choices:
             choice.prepare()
         for scenario in config.scenarios:
