@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -232,3 +233,9 @@ def test_a_seed_that_no_generator_takes_is_refused(seed: str, tmp_path: Path) ->
     """It was a traceback of numpy's or torch's."""
     done = invoked("nano", "build", "--seed", seed, "--steps", "1", "--out", str(tmp_path / "nano"))
     assert (done.exit_code, "--seed" in done.output) == (2, True)
+
+
+def test_a_wrong_name_is_told_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "msgrpo.train.nano.build", None)
+    done = invoked("nano", "build", "--scenario", "frozen-lak", "--out", str(tmp_path / "nano"))
+    assert "did you mean frozen-lake" in str(done.exception)

@@ -170,6 +170,10 @@ def nano_build(
     as_json: Json = False,
 ) -> None:
     """Train the embedded model again from nothing (about an hour). The same command goes on after a stop."""
+    from msgrpo.games import get_scenario
+
+    for name in scenarios or ():  # a wrong name is told before the seconds in which torch is loaded
+        get_scenario(name)
     with needs("msgrpo nano build", "train"):
         from msgrpo.train.nano.build import QUICK, STEPS, build
     from rich.progress import Progress
