@@ -17,7 +17,7 @@ from msgrpo.errors import MissingExtraError, UsageError
 from msgrpo.run_log import read_rows
 from msgrpo.train import sinks
 from msgrpo.train.config import make_config
-from msgrpo.train.display import LiveDisplay
+from msgrpo.train.display import Lines, LiveDisplay
 from msgrpo.train.loop import train
 from tests.command_line import invoked
 from tests.train_helpers import Told
@@ -180,3 +180,13 @@ def test_the_bar_says_how_long_a_run_of_slow_updates_will_take() -> None:
         clock += 100.0
         display.update(step, {"rollout/turns": 50.0})
     assert display.progress.tasks[0].time_remaining == 600.0
+
+
+@pytest.mark.parametrize("doing", ["update 4 of 40: no episode has ended yet", "update 4 of 40: 2 of 6 steps"])
+def test_of_a_stop_it_is_said_what_is_given_up(doing: str) -> None:
+    """It was a sentence in a sentence: update 4 of 40: no episode has ended yet is given up."""
+    said = io.StringIO()
+    shown = Lines(Console(file=said), CONFIG)
+    shown.doing(doing)
+    shown.stopping()
+    assert "stopping: update 4 of 40 is given up and will be done again" in said.getvalue()

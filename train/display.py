@@ -73,7 +73,7 @@ class Lines:
             self.note(text)
 
     def stopping(self) -> None:
-        self.note(STOPPING.format(self.now))
+        self.note(STOPPING.format(self.now.partition(":")[0]))
 
     def update(self, step: int, values: Measured) -> None:
         if step % 10 == 0 or step == self.config.steps:
