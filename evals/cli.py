@@ -17,6 +17,7 @@ from msgrpo.output import Chat, Json, out, print_json, print_line, say, takes
 from msgrpo.text import counted, interval_text
 
 commands = typer.Typer()
+AGAIN = "start the same command again"
 
 
 @commands.command("eval")
@@ -36,18 +37,17 @@ def evaluate(given: Given) -> None:
         scenario, results, rated, without_result = command.run_match(options)
         _print_match(scenario, results, rated, options.out, options.as_json)
         if without_result:
-            raise RecordError(without_result, fix="start the same command again: what is finished stays")
+            raise RecordError(without_result, fix=f"{AGAIN}: what is finished stays")
         return
     board = command.run(options)
     _print_board(board, options.as_json)
     say(f"tables and replays: {options.out / 'leaderboard.html'}")
     if board.fatal:
-        raise RecordError(board.fatal, fix="start the same command again: what is finished stays")
+        raise RecordError(board.fatal, fix=None if AGAIN in board.fatal else f"{AGAIN}: what is finished stays")
     if board.silent:
         raise RecordError(
             f"no result: {', '.join(board.silent)}; the notes say why",
-            fix="start the same command again, with --retry-failed or a larger budget where the notes name it: "
-            "what is finished stays",
+            fix=f"{AGAIN}, with --retry-failed or a larger budget where the notes name it: what is finished stays",
         )
 
 

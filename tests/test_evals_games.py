@@ -16,6 +16,7 @@ from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
+from tests.command_line import invoked
 from tests.evals_helpers import eval_here
 from tests.test_evals_ray import Here
 
@@ -102,6 +103,14 @@ async def test_a_game_whose_moves_fail_hides_no_other_games_and_no_other_agents_
             await evaluate(agents, both, 50, tmp_path / "e", elsewhere=elsewhere)
     ended = {file.parent.name: len(file.read_text().splitlines()) for file in tmp_path.glob("e/*/frozen-lake.jsonl")}
     assert ended == {agent.spec: 50 for agent in agents}
+
+
+def test_how_an_evaluation_goes_on_is_said_once(tmp_path: Path) -> None:
+    name = odd_game(tmp_path, more="legal = None")
+    scenarios = ["--scenario", name, "--scenario", "frozen-lake"]
+    ended = invoked("eval", "random", *scenarios, "--episodes", "20", "--out", str(tmp_path / "e")).exception
+    assert isinstance(ended, RecordError)
+    assert str(ended).count("start the same command again") == 1
 
 
 async def test_every_game_that_stops_is_named(tmp_path: Path) -> None:
