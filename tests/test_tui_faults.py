@@ -17,11 +17,14 @@ from textual.events import Key
 from msgrpo.agent import Completion
 from msgrpo.errors import EndpointError, MissingExtraError
 from msgrpo.games import get_scenario
-from msgrpo.references import OptimalAgent
+from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.agents import LazyAgent, in_daemon_thread
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import Choose
+from msgrpo.tui.screens.play import PlayScreen
+from msgrpo.tui.screens.records import RecordsScreen
+from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.widgets.options import Options
 from tests.command_line import PROGRAM
@@ -284,3 +287,30 @@ async def test_a_second_enter_in_a_dialog_closes_no_screen_below_it(opened: str,
         for _ in range(20):
             await pilot.pause()
         assert play_screen(app).match.last == (1 if opened == "m" else 0)
+
+
+async def test_a_second_enter_in_a_list_of_episodes_opens_no_second_replay() -> None:
+    """Typed before the first was handled it did: one over the other, each to be left by itself."""
+    lake = get_scenario("frozen-lake")
+    episodes = [Session(lake, {"player": RandomAgent()}, seed).episode for seed in range(2)]
+    app = PlayApp(resolver(), records=Records("two", episodes), clock=ManualClock())
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        for _ in range(2):
+            app.post_message(Key("enter", "\r"))
+        await until(lambda: isinstance(app.screen, PlayScreen))
+        await settle(pilot)
+        assert isinstance(app.screen_stack[-2], RecordsScreen)
+
+
+async def test_a_third_click_on_the_start_screen_opens_no_second_game(app_of) -> None:
+    """Both went on, one over the other, and asked their agents."""
+    app = app_of(None)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        agents = app.screen.query_one("#agents", Options)
+        agents.highlighted = agents.get_option_index("random")
+        await pilot.click("#games", offset=(3, 1), times=3)
+        await until(lambda: isinstance(app.screen, PlayScreen))
+        await settle(pilot)
+        assert isinstance(app.screen_stack[-2], StartScreen)

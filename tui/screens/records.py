@@ -94,8 +94,9 @@ class RecordsScreen(Screen[None]):
 
     @on(DataTable.RowSelected)
     def selected(self, event: DataTable.RowSelected) -> None:
-        self._choose(event.row_key)
-        host(self).replay(self.records)
+        if self.is_active:  # a second enter, typed before the first is handled, opens nothing over what is shown
+            self._choose(event.row_key)
+            host(self).replay(self.records)
 
     def _choose(self, row: RowKey) -> None:
         """The list shows it already: the highlighted row is where it is."""

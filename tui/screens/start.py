@@ -326,7 +326,7 @@ class StartScreen(Screen[None]):
     def clicked(self, event: Options.OptionSelected) -> None:
         """A click selects; a second one on the same entry starts. (Enter is a key of the screen.)"""
         here = (str(event.option_list.id), str(event.option.id))
-        if here == self._clicked:
+        if here == self._clicked and self.is_active:  # further clicks open no game over the one that they began
             self.action_start()
         self._clicked = here
 
