@@ -13,6 +13,7 @@ from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
+from msgrpo.tui.screens.dialogs import Confirm
 from msgrpo.tui.screens.play import PlayScreen
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.widgets.bars import ActionBars
@@ -261,6 +262,29 @@ async def test_escape_leaves_the_replay_of_a_game_that_was_left() -> None:
         assert play_screen(app).replay is not None
         await pilot.press("escape")
         await until(lambda: app.return_code is not None)
+
+
+async def test_a_replay_that_is_played_on_by_hand_is_left_after_a_question_and_kept(tmp_path: Path) -> None:
+    """It was gone without a word; a replay of a person's game in which nobody has moved is only left."""
+    lake = get_scenario("frozen-lake")
+    episode = Session(lake, {"player": RandomAgent()}, 3).episode
+    app = PlayApp(resolver(), records=Records("one", [episode]), clock=ManualClock(), plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "t", "up", "escape")
+        assert isinstance(app.screen, Confirm)
+        await pilot.press("enter")
+        await until(lambda: app.return_code is not None)
+    (kept,) = read_episodes(tmp_path / "human.jsonl")
+    assert ([turn.action for turn in kept.turns], kept.agents) == (["up"], {"player": "human"})
+
+    app = PlayApp(resolver(), records=Records("one", [kept]), clock=ManualClock(), plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "end", "t")
+        await pilot.press("escape")
+        await until(lambda: app.return_code is not None)
+    assert len(list(read_episodes(tmp_path / "human.jsonl"))) == 1
 
 
 async def test_the_way_out_is_named_while_an_agent_keeps_one_waiting(app_of, clock: ManualClock) -> None:

@@ -106,6 +106,7 @@ class Session:
         self.answers: dict[str, Decision] = {}
         self.looks: str | None = None  # who of two people sees their own cards now
         self.cursor = 0
+        self._replayed = 0  # steps of the record that it is the replay of
         self._start(scenario.new(seed, seed))
 
     def _start(self, game: Game) -> None:
@@ -139,7 +140,7 @@ class Session:
             if step != number:
                 raise RecordError(f"the record lacks step {number}")
             session._simulate(step, {turn.player: turn for turn in turns})
-        session.cursor = 0
+        session.cursor, session._replayed = 0, session.last
         return session
 
     def _simulate(self, step: int, turns: Mapping[str, Turn]) -> None:
@@ -199,7 +200,8 @@ class Session:
 
     @property
     def human_played(self) -> bool:
-        return any(HUMAN in specs.values() for specs in self._by)
+        """Whether a person has played a step here, and not only in the record that it is the replay of."""
+        return any(HUMAN in specs.values() for specs in self._by[self._replayed :])
 
     def covers(self, player: str) -> bool:
         """Whether what a player reads and says is kept from the people who play: other cards, till the game is over.
@@ -293,6 +295,7 @@ class Session:
         kept = self.cursor
         if kept == self.last:
             return
+        self._replayed = min(self._replayed, kept)
         self.answers, self.looks = {}, None
         for agent in self.agents.values():
             if isinstance(agent, HumanAgent):

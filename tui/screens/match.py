@@ -135,8 +135,7 @@ class MatchScreen(Screen[None]):
         for cancel in filter(None, (self._second, self._next)):
             cancel()
         for session in self.match.sessions:
-            if self.replay is None:
-                self.host.broken_off(session)
+            self.host.broken_off(session)
         self.host.filmed(self.film)
 
     def picture(self) -> None:

@@ -325,8 +325,7 @@ class PlayScreen(MatchScreen):
             self.pace.playing = False
             self.show_all()
         elif only_people or not self.asking.going:
-            begun = any(session.human_played and not session.over for session in self.match.sessions)
-            if begun and self.replay is None:
+            if any(session.human_played and not session.over for session in self.match.sessions):
                 self.leave_after_asking()
             else:
                 self.action_leave()
