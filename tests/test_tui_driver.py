@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import signal
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 from textual.drivers._writer_thread import WriterThread
 
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.driver import Lasting, TerminalDriver
+from tests.command_line import PROGRAM
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -35,6 +39,25 @@ def test_a_closed_terminal_ends_no_thread_that_somebody_waits_for(lasting: bool)
     finally:
         with contextlib.suppress(OSError):  # what the closed terminal did not take before
             terminal.close()
+
+
+def test_a_terminal_that_goes_without_a_signal_ends_the_app(tmp_path: Path) -> None:
+    """In a session that is not the terminal's own nothing says so: the app went on, and read the end for ever."""
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "XDG_STATE_HOME": str(tmp_path)}
+    arguments = [*PROGRAM, "play", "frozen-lake", "--agent", "human"]
+    app = subprocess.Popen(
+        arguments, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=environment, start_new_session=True
+    )
+    try:
+        os.close(slave)
+        shown = b""
+        while b"leave" not in shown:
+            shown += os.read(master, 65536)
+        os.close(master)
+        assert app.wait(timeout=100) == 128 + signal.SIGHUP
+    finally:
+        app.kill()
 
 
 def test_the_app_has_it() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any, TextIO, cast
 
 from textual.drivers.linux_driver import LinuxDriver
+
+LOOK_S = 1.0  # between two looks at whether the terminal is still there
 
 
 class Lasting:
@@ -36,6 +39,16 @@ class TerminalDriver(LinuxDriver):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._file = cast(Any, Lasting(cast("TextIO", self._file)))
+        self._look()
+
+    def _look(self) -> None:
+        """End the app as a hangup does, once its terminal is gone: in a session that is not the terminal's own no
+        signal says so, and Textual reads the end of the file for ever.
+        """
+        if self.input_tty and not os.isatty(self.fileno):
+            signal.raise_signal(signal.SIGHUP)
+        else:
+            self._loop.call_later(LOOK_S, self._look)
 
     def _get_terminal_size(self) -> tuple[int, int]:
         """The terminal's own columns and rows: Textual believes exported COLUMNS and LINES, which never change."""
