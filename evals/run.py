@@ -335,7 +335,7 @@ async def _play_all(
             if not isinstance(job, _Job):
                 await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
-            failures.count(await _play(agent, job, progress, regret))
+            failures.count(job, await _play(agent, job, progress, regret))
 
     workers = [asyncio.create_task(work()) for _ in range(places)]
     try:
@@ -444,8 +444,8 @@ async def _play_elsewhere(
             chunk, coming = running[0]
             await coming
             running.popleft()
-            for episode in _record_all(agent, chunk, coming, progress):
-                failures.count(episode)
+            for job, episode in _record_all(agent, chunk, coming, progress):
+                failures.count(job, episode)
             begin_some()
     finally:
         for chunk, coming in running:  # what came while an earlier chunk was waited for
@@ -461,18 +461,18 @@ def _record_all(
     chunk: Sequence[_Job],
     played: asyncio.Future[list[Episode | MsgrpoError]],
     progress: EvalProgress,
-) -> list[Episode]:
+) -> list[tuple[_Job, Episode]]:
     """Record what of a chunk was played; then raise what ended the rest of it."""
-    episodes, faults = [], []
+    ended, faults = [], []
     for job, episode in zip(chunk, played.result(), strict=True):
         if isinstance(episode, MsgrpoError):
             faults.append(episode)
         else:
             _ended(agent, job, episode, progress)
-            episodes.append(episode)
+            ended.append((job, episode))
     if faults:
         raise faults[0]
-    return episodes
+    return ended
 
 
 def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:
@@ -502,7 +502,9 @@ class _Failures:
         except GameFaultError as fault:
             self.faults.append(fault)
 
-    def count(self, episode: Episode) -> None:
+    def count(self, job: _Job, episode: Episode) -> None:
+        if job.record.failures[job.seeds] > 1 and self.max_failures is None:
+            return  # it failed so before, when the others did not: played again it says nothing of them
         self.ended[episode.scenario] += 1
         if episode.error is None:
             return

@@ -11,7 +11,7 @@ import pytest
 from msgrpo.errors import GameFaultError, RecordError, UsageError
 from msgrpo.evals.command import Options
 from msgrpo.evals.progress import EvalProgress
-from msgrpo.evals.run import evaluate
+from msgrpo.evals.run import ATTEMPTS, FAILURE_SHARE, FEWEST_FAILURES, evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario
@@ -122,6 +122,18 @@ async def test_every_game_that_stops_is_named(tmp_path: Path) -> None:
     with pytest.raises(GameFaultError) as raised:
         await evaluate([RandomAgent()], [get_scenario(name) for name in names], 50, tmp_path / "e")
     assert all(f"episodes of {name} failed" in raised.value.message for name in names)
+
+
+@pytest.mark.parametrize("elsewhere", [None, Here()])
+async def test_failures_that_are_known_do_not_stop_a_second_start(elsewhere: Here | None, tmp_path: Path) -> None:
+    """Played again, and alone, eleven of them stopped every start, and were forgiven: they were never given up."""
+    game = get_scenario(odd_game(tmp_path, more="legal = lambda self, player: 1 / (self.start % 5) and self.actions"))
+    for _ in range(ATTEMPTS):
+        await evaluate([RandomAgent()], [game], 160, tmp_path / "e", elsewhere=elsewhere, concurrency=1)
+    progress = EvalProgress()
+    await evaluate([RandomAgent()], [game], 160, tmp_path / "e", progress=progress)
+    assert (progress.given_up, progress.failed) == (160 - progress.finished_before, 0)
+    assert FEWEST_FAILURES < progress.given_up < FAILURE_SHARE * 160
 
 
 @pytest.mark.parametrize(
