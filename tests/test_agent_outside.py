@@ -248,6 +248,14 @@ def test_names_that_lead_nowhere_say_what_was_looked_for(
     assert "Available games" not in capfd.readouterr().err  # OpenSpiel prints them all by itself
 
 
+def test_a_game_whose_name_no_record_can_hold_is_refused_before_it_runs(tmp_path: Path) -> None:
+    """Its episodes were recorded under another name: no table had a row of it, and all failures stayed unknown."""
+    file = tmp_path / "my\x1bgame.py"
+    file.write_text("raise ValueError('it ran')")
+    with pytest.raises(UsageError, match="holds what cannot be printed"):
+        get_scenario(f"{file}:scenario")
+
+
 def test_an_installed_package_offers_its_game(tmp_path: Path) -> None:
     """examples/packaged as pip lays it out: the module, and metadata with the entry point of its pyproject.toml."""
     packaged = ROOT / "examples" / "packaged"

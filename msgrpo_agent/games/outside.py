@@ -53,10 +53,15 @@ def _minigrid(name: str, env_id: str, limit: int | None) -> Scenario:
 def find(name: str) -> Scenario | None:
     """The scenario that `name` leads to, with that name as its id; None where it leads nowhere.
 
-    Raises UsageError with the file and line where what it leads to cannot be imported or is no scenario.
+    Raises UsageError with the file and line where what it leads to cannot be imported or is no scenario, and for a
+    name that cannot be printed: a record would hold another one.
     """
     if name in _loaded:
         return _loaded[name]
+    if printable(name) != name:
+        raise UsageError(
+            f"the name {name!r} holds what cannot be printed: no record could name that game", fix="rename it"
+        )
     scenario = _found(name)
     if scenario is not None:
         _loaded[name] = scenario
