@@ -73,6 +73,33 @@ class _Part:
     partial: Partial
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What `evaluate` was asked for, less the agents and scenarios."""
+
+    out: Path
+    episodes: int
+    repeats: int
+    split: HeldOut
+    concurrency: int
+    retry_failed: bool
+    regret: bool
+    max_failures: int | None
+    budget: Budget
+    elsewhere: Elsewhere | None
+    progress: EvalProgress
+
+    @property
+    def plays(self) -> int:
+        """Episodes of one agent in one scenario."""
+        return self.episodes * self.repeats
+
+    @property
+    def at_once(self) -> int:
+        """How many of them may be on their way."""
+        return self.concurrency if self.elsewhere is None else CHUNK * self.elsewhere.at_once
+
+
 def can_play(agent: Agent, scenario: Scenario) -> bool:
     """Whether an agent can play a scenario: a DQN knows the boards of its training only, `optimal` needs a reference
     player.
@@ -116,8 +143,7 @@ async def evaluate(
     can play nothing, two agents or scenarios share a name, a name, a number or the split makes no sense, or `out`
     holds another split.
     """
-    progress, budget, out = progress or EvalProgress(), budget or Budget(), Path(out)
-    faults: list[GameFaultError] = []  # of games that keep nobody from the others
+    budget = budget or Budget()
     check_given("budget", budget, Budget, fix="msgrpo.evals.budget.Budget(tokens=100_000)")
     if not isinstance(max_failures, (Integral, NoneType)):
         raise UsageError(f"max_failures is {max_failures!r}, no whole number", fix="a number of episodes")
@@ -126,64 +152,67 @@ async def evaluate(
     called = checked_names(names or {}, [agent.spec for agent in agents])
     _check_repeatable(scenarios)
     able = [(agent, _playable(agent, scenarios)) for agent in agents]
+    asked = _Asked(
+        Path(out), episodes, repeats, split, concurrency, retry_failed, regret, max_failures, budget, elsewhere,
+        progress or EvalProgress(),
+    )  # fmt: skip
+    faults: list[GameFaultError] = []  # of games that keep nobody from the others
     with ExitStack() as stack:
-        plan: list[tuple[Agent, list[_Part]]] = []
-        with changing_run(out) as run:
-            _check_split(run, split, out)
-            _check_repeats(run, agents, scenarios, episodes, repeats)
-            _check_names(run, agents, called)
-            forgiven = run.forgiven
-        for agent, playable in able:
-            parts = []
-            for scenario in playable:
-                name = f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
-                record = stack.enter_context(Record(out / name, agent.settings(), forgiven=forgiven.get(name, 0)))
-                _count_before(agent, record, progress)
-                parts.append(_Part(scenario, name, record, Partial(record.path, agent.settings(), record.recorded)))
-            plan.append((agent, parts))
-        progress.planned += episodes * repeats * sum(len(parts) for _, parts in plan)
-        with changing_run(out) as run:  # nothing was refused, so the run is recorded from here on
-            run.split = split
-            run.names |= called
-            run.prices |= progress.prices
-            if command:
-                run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
+        plan = _opened(stack, asked, able, called)
+        _note_command(asked, called, command)
         for agent, parts in plan:
-            progress.begin(agent, episodes * repeats * len(parts))
-            at_once = concurrency if elsewhere is None else CHUNK * elsewhere.at_once
-            _note_start(out, agent, parts, episodes, repeats, at_once)
-            failures = _Failures(agent.spec, max_failures, faults)
-            jobs = (
-                job
-                for part in parts
-                for job in failures.until_given_up(
-                    part.scenario.id, _open_jobs(part, episodes, repeats, split, progress, retry_failed)
-                )
-            )
-            ended = False
-            try:
-                if elsewhere is not None:
-                    await _play_elsewhere(agent, jobs, elsewhere, progress, failures, regret)
-                else:
-                    with few_collections():
-                        await _play_all(agent, jobs, concurrency, progress, failures, regret, budget)
-                ended = not progress.stopped
-            except EndpointError:
-                _forgive(out, parts)
-                raise
-            finally:
-                for part in parts:
-                    part.partial.close(ended=ended)
-                with changing_run(out) as run:
-                    for part in parts:
-                        run.note_lines(part.name, part.record.lines)
-                        if part.scenario.id in failures.given_up:
-                            run.forgiven[part.name] = part.record.lines
-            progress.kept_out += [(agent.spec, part.scenario.id) for part in parts if not part.record.lines]
-            with changing_run(out) as run:
-                run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
+            await _play_agent(agent, parts, asked, faults)
     if faults:
         raise GameFaultError("; ".join(dict.fromkeys(fault.message for fault in faults)), fix=faults[0].fix)
+
+
+def _opened(
+    stack: ExitStack, asked: _Asked, able: Sequence[tuple[Agent, Sequence[Scenario]]], called: dict[str, str]
+) -> list[tuple[Agent, list[_Part]]]:
+    """What each agent plays, with its records, open until the stack ends. Refuse what the folder cannot hold too."""
+    with changing_run(asked.out) as run:
+        _check_split(run, asked)
+        _check_repeats(run, able, asked)
+        _check_names(run, [agent for agent, _ in able], called)
+        forgiven = run.forgiven
+    plan = []
+    for agent, playable in able:
+        parts = []
+        for scenario in playable:
+            name = f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
+            record = stack.enter_context(Record(asked.out / name, agent.settings(), forgiven=forgiven.get(name, 0)))
+            _count_before(agent, record, asked.progress)
+            parts.append(_Part(scenario, name, record, Partial(record.path, agent.settings(), record.recorded)))
+        plan.append((agent, parts))
+    asked.progress.planned += asked.plays * sum(len(parts) for _, parts in plan)
+    return plan
+
+
+async def _play_agent(agent: Agent, parts: Sequence[_Part], asked: _Asked, faults: list[GameFaultError]) -> None:
+    """All that one agent plays; `faults` gets those of its games."""
+    progress = asked.progress
+    progress.begin(agent, asked.plays * len(parts))
+    _note_start(agent, parts, asked)
+    failures = _Failures(agent.spec, asked.max_failures, faults)
+    jobs = chain.from_iterable(failures.until_given_up(part.scenario.id, _open_jobs(part, asked)) for part in parts)
+    ended = False
+    try:
+        if asked.elsewhere is not None:
+            await _play_elsewhere(agent, jobs, asked.elsewhere, asked, failures)
+        else:
+            with few_collections():
+                await _play_all(agent, jobs, asked, failures)
+        ended = not progress.stopped
+    except EndpointError:
+        _forgive(asked.out, parts)
+        raise
+    finally:
+        for part in parts:
+            part.partial.close(ended=ended)
+        _note_lines(asked.out, parts, failures.given_up)
+    progress.kept_out += [(agent.spec, part.scenario.id) for part in parts if not part.record.lines]
+    with changing_run(asked.out) as run:
+        run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
 
 
 def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:
@@ -234,20 +263,19 @@ def _check_repeatable(scenarios: Collection[Scenario]) -> None:
             )
 
 
-def _check_split(run: Run, split: HeldOut, out: Path) -> None:
+def _check_split(run: Run, asked: _Asked) -> None:
     """Refuse a folder with episodes of another split: its tables would mix them. Its `run.json` may be gone."""
-    if (run.asked or holds_episodes(out)) and run.split != split:
+    if (run.asked or holds_episodes(asked.out)) and run.split != asked.split:
         raise UsageError(
-            f"{out} holds episodes of the split {run.split}, not of {split}",
+            f"{asked.out} holds episodes of the split {run.split}, not of {asked.split}",
             fix=f"--split {run.split}, or another --out",
         )
 
 
-def _check_repeats(
-    run: Run, agents: Collection[Agent], scenarios: Collection[Scenario], episodes: int, repeats: int
-) -> None:
+def _check_repeats(run: Run, able: Sequence[tuple[Agent, Sequence[Scenario]]], asked: _Asked) -> None:
     """Refuse fewer repeats or starts than are recorded, which would leave results out; more are allowed."""
-    for spec, scenario in ((agent.spec, scenario.id) for agent in agents for scenario in scenarios):
+    episodes, repeats = asked.episodes, asked.repeats
+    for spec, scenario in ((agent.spec, scenario.id) for agent, playable in able for scenario in playable):
         before = run.repeats.get(spec, {}).get(scenario, 1)
         starts = run.asked.get(spec, {}).get(scenario, 0) // before
         if starts and (repeats < before or (repeats > before and episodes < starts)):
@@ -264,20 +292,37 @@ def _check_names(run: Run, agents: Collection[Agent], called: dict[str, str]) ->
     check_names(run.model_copy(update={"names": run.names | called, "asked": asked}))
 
 
-def _note_start(
-    out: Path, agent: Agent, parts: Sequence[_Part], episodes: int, repeats: int, concurrency: int
-) -> None:
+def _note_command(asked: _Asked, called: dict[str, str], command: str) -> None:
+    """Nothing was refused, so the run is recorded from here on."""
+    with changing_run(asked.out) as run:
+        run.split = asked.split
+        run.names |= called
+        run.prices |= asked.progress.prices
+        if command:
+            run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
+
+
+def _note_start(agent: Agent, parts: Sequence[_Part], asked: _Asked) -> None:
     """Record what is asked for, so that a table can say how much of it is there."""
-    with changing_run(out) as run:
-        asked = run.asked.setdefault(agent.spec, {})
+    with changing_run(asked.out) as run:
+        of_agent = run.asked.setdefault(agent.spec, {})
         for part in parts:
             run.note_lines(part.name, part.record.lines)
             id = part.scenario.id
-            asked[id] = max(episodes * repeats, asked.get(id, 0))
+            of_agent[id] = max(asked.plays, of_agent.get(id, 0))
             again = run.repeats.setdefault(agent.spec, {})
-            again[id] = max(repeats, again.get(id, 1))
-        run.at_once[agent.spec] = max(concurrency, run.at_once.get(agent.spec, 0))
+            again[id] = max(asked.repeats, again.get(id, 1))
+        run.at_once[agent.spec] = max(asked.at_once, run.at_once.get(agent.spec, 0))
         run.started[agent.spec] = run.started.get(agent.spec, 0) + 1
+
+
+def _note_lines(out: Path, parts: Sequence[_Part], given_up: Collection[str]) -> None:
+    """How long each record is; all failures of a game that was given up are forgiven."""
+    with changing_run(out) as run:
+        for part in parts:
+            run.note_lines(part.name, part.record.lines)
+            if part.scenario.id in given_up:
+                run.forgiven[part.name] = part.record.lines
 
 
 def _forgive(out: Path, parts: Sequence[_Part]) -> None:
@@ -286,34 +331,25 @@ def _forgive(out: Path, parts: Sequence[_Part]) -> None:
         run.forgiven |= {part.name: part.record.lines for part in parts}
 
 
-def _open_jobs(
-    part: _Part, episodes: int, repeats: int, split: HeldOut, progress: EvalProgress, retry_failed: bool
-) -> Iterator[_Job | None]:
+def _open_jobs(part: _Part, asked: _Asked) -> Iterator[_Job | None]:
     """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
     record = part.record
-    for seeds in islice(suite_seeds(part.scenario, split, repeats), episodes * repeats):
+    for seeds in islice(suite_seeds(part.scenario, asked.split, asked.repeats), asked.plays):
         job = None
         if seeds in record.finished:
-            progress.finished_before += 1
-        elif record.failures[seeds] >= ATTEMPTS and not retry_failed:
-            progress.given_up += 1
+            asked.progress.finished_before += 1
+        elif record.failures[seeds] >= ATTEMPTS and not asked.retry_failed:
+            asked.progress.given_up += 1
         else:
             job = _Job(part.scenario, seeds, record, part.partial)
         yield job
 
 
-async def _play_all(
-    agent: Agent,
-    jobs: Iterator[_Job | None],
-    concurrency: int,
-    progress: EvalProgress,
-    failures: _Failures,
-    regret: bool,
-    budget: Budget,
-) -> None:
+async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: _Asked, failures: _Failures) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
+    progress = asked.progress
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
-    places = min(concurrency, progress.planned)
+    places = min(asked.concurrency, progress.planned)
     first: list[_Job | None] = []
     for job in islice(jobs, places):  # a start is looked for among many: not all in one go, which holds up the loop
         first.append(job)
@@ -326,7 +362,7 @@ async def _play_all(
             if progress.stopped and speaks:
                 return _END
             job = next(jobs, _END)
-            if isinstance(job, _Job) and speaks and not await budget.room(progress, job.scenario.step_limit):
+            if isinstance(job, _Job) and speaks and not await asked.budget.room(progress, job.scenario.step_limit):
                 return _END
             return job
 
@@ -335,7 +371,7 @@ async def _play_all(
             if not isinstance(job, _Job):
                 await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
-            failures.count(job, await _play(agent, job, progress, regret))
+            failures.count(job, await _play(agent, job, asked))
 
     workers = [asyncio.create_task(work()) for _ in range(places)]
     try:
@@ -346,7 +382,8 @@ async def _play_all(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -> Episode:
+async def _play(agent: Agent, job: _Job, asked: _Asked) -> Episode:
+    progress = asked.progress
     progress.running += 1
     progress.steps_open += job.scenario.step_limit
     progress.on_change(progress)
@@ -355,7 +392,7 @@ async def _play(agent: Agent, job: _Job, progress: EvalProgress, regret: bool) -
             agent,
             job.scenario,
             job.seeds,
-            regret,
+            asked.regret,
             begin=partial(job.partial.take_up, job.seeds),
             after_step=partial(_after_step, job, progress),
         )
@@ -420,21 +457,17 @@ class Elsewhere(Protocol):
 
 
 async def _play_elsewhere(
-    agent: Agent,
-    jobs: Iterator[_Job | None],
-    elsewhere: Elsewhere,
-    progress: EvalProgress,
-    failures: _Failures,
-    regret: bool,
+    agent: Agent, jobs: Iterator[_Job | None], elsewhere: Elsewhere, asked: _Asked, failures: _Failures
 ) -> None:
     """Chunks go out as places come free; episodes are recorded in the suite's order."""
+    progress = asked.progress
     open_jobs = (job for job in jobs if job is not None)
     running: deque[tuple[list[_Job], asyncio.Future[list[Episode | MsgrpoError]]]] = deque()
 
     def begin_some() -> None:
         while len(running) < elsewhere.at_once and (chunk := list(islice(open_jobs, CHUNK))):
             given = [(job.scenario.id, job.seeds) for job in chunk]
-            running.append((chunk, asyncio.ensure_future(elsewhere.play(agent.spec, given, regret))))
+            running.append((chunk, asyncio.ensure_future(elsewhere.play(agent.spec, given, asked.regret))))
         progress.running = sum(len(chunk) for chunk, _ in running)
         progress.on_change(progress)
 

@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -335,6 +336,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
 
     class Record:
         tokens = [(0, 0)]  # noqa: RUF012
+        failures = Counter[EpisodeSeeds]()  # noqa: RUF012
 
         def append(self, episode: Episode) -> None:
             """Kept nowhere."""
@@ -350,7 +352,8 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
         agent, progress = served(server), EvalProgress()
         progress.planned = 6
         jobs = iter([_Job(LAKE, seeds, Record(), Begun()) for seeds in first])  # type: ignore[arg-type]
-        await _play_all(agent, jobs, 6, progress, _Failures(agent.spec, None, []), False, Slow())  # type: ignore[arg-type]
+        asked = SimpleNamespace(concurrency=6, regret=False, budget=Slow(), progress=progress)
+        await _play_all(agent, jobs, asked, _Failures(agent.spec, None, []))  # type: ignore[arg-type]
         await agent.close()
     assert begun == list(range(6))
 
