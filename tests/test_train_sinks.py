@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from msgrpo.train import sinks
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Lines, LiveDisplay
 from msgrpo.train.loop import train
+from msgrpo.train.run_folder import quiet_boards
 from tests.command_line import invoked
 from tests.train_helpers import Told
 
@@ -190,3 +193,27 @@ def test_of_a_stop_it_is_said_what_is_given_up(doing: str) -> None:
     shown.doing(doing)
     shown.stopping()
     assert "stopping: update 4 of 40 is given up and will be done again" in said.getvalue()
+
+
+class BoardsThread(threading.Thread):
+    """As TensorBoard's, which keeps what it met for whoever writes there next."""
+
+    __module__ = "tensorboard.summary.writer.event_file_writer"
+
+    def run(self) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+
+class OthersThread(BoardsThread):
+    """Of somebody else."""
+
+
+def test_what_a_disk_refuses_of_tensorboard_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread printed a traceback, and then came the error that says it."""
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    with quiet_boards():
+        for thread in (BoardsThread(), OthersThread()):
+            thread.start()
+            thread.join()
+    assert [type(raised.thread) for raised in told] == [OthersThread]

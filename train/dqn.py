@@ -26,6 +26,7 @@ from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
 from msgrpo.models.dqn import CARD, WEIGHTS, policy_arguments, read_card
 from msgrpo.run_log import LOCK, alone
+from msgrpo.train.run_folder import quiet_boards
 
 CHECKPOINTS, REPLAY, BOARD = "checkpoints", "replay.npz", "tensorboard"
 BEFORE_A_CHECKPOINT = (LOCK, CHECKPOINTS, BOARD)  # what a run leaves that ended before its first
@@ -90,7 +91,7 @@ def train(
         "tuning": asdict(tuning) | {"hidden": list(tuning.hidden)},
     }
     _check_folder(out)
-    with alone(out):
+    with alone(out), quiet_boards():
         _go_on(scenario, out, card, tuning, goal, every, say)
 
 

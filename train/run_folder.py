@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shlex
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,7 +162,8 @@ def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
 def writing(out: Path, ray: str | None = None) -> Iterator[None]:
     """What the disk refuses, in whatever file of the run, is one clear error; what a network refuses is another."""
     try:
-        yield
+        with quiet_boards():
+            yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what, first = "the disk is full", "make room"
@@ -173,3 +175,20 @@ def writing(out: Path, ray: str | None = None) -> Iterator[None]:
         begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
         fix = f"{first}, then go on: {resume_command(out, ray)}" if begun else f"{first}, or choose another --out"
         raise RunError(f"{what} in the run {out}: {reason}", fix=fix) from error
+
+
+@contextmanager
+def quiet_boards() -> Iterator[None]:
+    """TensorBoard's thread prints no traceback of what the disk refuses: it tells whoever writes there next."""
+    usual = threading.excepthook
+
+    def tell(raised: threading.ExceptHookArgs) -> None:
+        of_board = type(raised.thread).__module__.startswith("tensorboard.")
+        if not (of_board and issubclass(raised.exc_type, OSError)):
+            usual(raised)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
