@@ -1,10 +1,12 @@
 """TrainConfig: presets, files, settings, and refusals that name the nearest right key."""
 
+import fcntl
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from msgrpo.errors import UsageError
 from msgrpo.games import SCENARIOS
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.run_log import CONFIG, alone
+from msgrpo.train import beside
 from msgrpo.train.backends import BACKENDS, ROLLOUTS
 from msgrpo.train.command import planned
 from msgrpo.train.config import (
@@ -530,3 +533,18 @@ def test_a_run_that_did_not_begin_keeps_no_later_one_from_its_folder(
     assert planned(asked).folder == folder
     (folder / CONFIG).write_text("{}")
     assert planned(asked).folder == Path("runs/snake-2")
+
+
+def test_a_second_watch_in_a_folder_leaves_the_firsts_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that were started within seconds the second emptied the first's log, and its app showed the first."""
+    monkeypatch.setattr(beside, "PROGRAM", (sys.executable, "-c", ""))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True, write=len))
+    log = tmp_path / beside.LOG
+    log.write_text("it loads")
+    with log.open() as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match=r"another train --watch .* begins there"):
+            beside.train_and_watch([], tmp_path)
+    assert log.read_text() == "it loads"
+    assert beside.train_and_watch([], tmp_path) == 0
+    assert log.read_text() == ""

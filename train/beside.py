@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgrpo.errors import UsageError
+from msgrpo.files import open_lock
 from msgrpo.output import say
 from msgrpo.run_log import CONFIG, goes_on, settings
 from msgrpo.signals import ending_as_interrupt
@@ -26,7 +28,7 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
     """Start `msgrpo` with these arguments, show the run in the app, and wait for its end; returns its exit status.
 
     Leaving the app leaves the training going; Ctrl-C then stops it with a checkpoint. Raises UsageError without a
-    terminal.
+    terminal, and where another one begins in this folder, which it locks only once it has loaded.
     """
     if not sys.stdout.isatty():
         raise UsageError(
@@ -35,7 +37,16 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
         )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
-    with log.open("w") as output:  # a group of its own: Ctrl-C reaches it once, through this process
+    with open_lock(log) as output:  # the training holds it, too
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            fix = "wait for it, or give another --out"
+            raise UsageError(f"another train --watch trains in {folder}, or begins there", fix=fix) from error
+        except OSError:  # the disk has no locks
+            pass
+        output.truncate(0)
+        # a group of its own: Ctrl-C reaches it once, through this process
         training = subprocess.Popen([*PROGRAM, *arguments], stdout=output, stderr=subprocess.STDOUT, process_group=0)
     with ending_as_interrupt():
         try:
