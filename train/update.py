@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from msgrpo.errors import RunError
 from msgrpo.models.shared_prefix import common_prefix_length, longest_sharing, trunk_and_head
 from msgrpo.train.config import TrainConfig
+from msgrpo.train.engines.contract import MOST_APART
 from msgrpo.train.groups import Group, Lesson, PerTurn, Sample
 from msgrpo.train.policy import Pairs, Policy
 from msgrpo.train.ranks import ALONE, Ranks
@@ -29,8 +30,6 @@ from msgrpo.train.rivals.echo import observed_tokens
 WARM_UP = 5  # updates over which the learning rate rises to its value
 MAX_GRAD_NORM = 0.2  # a rare k3 spike must not steer AdamW for long
 SUMS = ("loss", "kl", "clip_share", "ratio", "echo", "mismatch")
-# Nats a token, engine from trainer, on fresh rollouts: bfloat16 kernels differ by some hundredths, float32 by 1e-6.
-MISMATCH = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 Done = Callable[[int], None]  # minibatches done
 
 
@@ -73,7 +72,7 @@ def update(
     left_out = {"mismatch", *(name for name in ("echo", "kl") if not getattr(config.loss, name))}
     computed = (name for name in totals if steps and name not in left_out)  # of no step there is no mean
     means = {f"update/{name}": totals[name] / steps for name in computed}
-    bound = {"engine/mismatch_bound": MISMATCH[policy.model.dtype]}
+    bound = {"engine/mismatch_bound": MOST_APART[policy.model.dtype]}
     return means | mismatch | bound | {"update/kept_turns": float(sum(sample.was_sampled for sample in samples))}
 
 

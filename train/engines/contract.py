@@ -42,10 +42,12 @@ class Engine(Protocol):
         ...
 
 
-# How far engine and trainer may disagree about a token's log-probability before the run stops: in the mean, and at
-# most. Two bfloat16 computations of a 0.5B are 0.01 to 0.03 nats apart in the mean, and one uncertain token in a
-# hundred by ten times that: a bound on the largest alone stopped a healthy run.
-TOLERANCE = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 1.0)}
+# How many nats two computations by the same weights may be apart about a token before the run stops: in the mean, in
+# fresh rollouts too (`update.check_mismatch`); and at most, on the canary's prompts. Two bfloat16 computations of a
+# 0.5B are 0.01 to 0.03 apart in the mean, those in float32 1e-6; and one uncertain token in a hundred by ten times
+# that: a bound on the largest alone stopped a healthy run.
+MOST_APART = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+LARGEST = {torch.float32: 1e-3, torch.bfloat16: 1.0}
 # The mean is also judged by the rounding that is to be expected of these very tokens, since that of sure answers is
 # far below the tolerance: nano in bfloat16 is at a tenth of it, an engine that reports another temperature (1, not
 # 0.7) at ten times as much.
@@ -105,7 +107,7 @@ def check(policy: Policy, who: str, generated: Sequence[Completion], previous: S
             f"{who} plays with the weights of {name}: its log-probabilities differ by {near:.3g} nats from "
             f"those, by {far:.3g} from the current ones"
         )
-    of_mean, of_largest = TOLERANCE[policy.model.dtype]
+    of_mean, of_largest = MOST_APART[policy.model.dtype], LARGEST[policy.model.dtype]
     rounding, largest = _rounding(policy, ours, plain), 0.0
     for name, theirs in {who: engine, "the model's own forward": plain}.items():
         gaps = (ours - theirs).abs()  # NaN stays NaN

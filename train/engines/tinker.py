@@ -7,15 +7,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import RunError
 from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.engines.contract import ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
+from msgrpo.train.engines.contract import MOST_APART, ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
 from msgrpo.train.tinker.service import Service, TrainingRow
 
-# Nats a token on average, between two of the service's own computations: as bfloat16 kernels differ.
-MOST_APART = 0.15
+BOUND = MOST_APART[torch.bfloat16]  # nobody says in what a service computes
 
 
 class TinkerModel:
@@ -99,10 +100,10 @@ class TinkerEngine:
         sampled = [value for answer in answers for value in answer.logprobs]
         for what, values in (("reading its own answers", sampled), ("the weights that are trained", trained)):
             apart = sum(abs(a - b) for a, b in zip(read, values, strict=True)) / len(read)
-            if not apart <= MOST_APART:
+            if not apart <= BOUND:
                 raise RunError(
                     f"the service at {self._service.host} samples {model.name} and {what} differ by {apart:.3g} nats "
-                    f"a token on average (bound {MOST_APART:g}): rollouts would come from other weights than those "
+                    f"a token on average (bound {BOUND:g}): rollouts would come from other weights than those "
                     "being trained",
                     fix="the last checkpoint is kept; unpublished weights do this, or another temperature",
                 )

@@ -21,7 +21,7 @@ from msgrpo.models.loading import local_tokenizer
 from msgrpo.run_log import SUMMARY
 from msgrpo.train.checkpoint import Progress, State
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.engines.tinker import TinkerEngine
+from msgrpo.train.engines.tinker import BOUND, TinkerEngine
 from msgrpo.train.groups import Sample
 from msgrpo.train.ranks import Ranks
 from msgrpo.train.rivals.paper import Clip
@@ -29,7 +29,7 @@ from msgrpo.train.sinks import Reporter
 from msgrpo.train.tinker.cost import Meter
 from msgrpo.train.tinker.download import FILES, download
 from msgrpo.train.tinker.service import Service, TrainingRow
-from msgrpo.train.update import MAX_GRAD_NORM, MISMATCH, Done, learning_rate, minibatches, not_finite
+from msgrpo.train.update import MAX_GRAD_NORM, Done, learning_rate, minibatches, not_finite
 
 # As ours. With the protocol's own eps, 1e-12, gradients that are only rounding would make whole steps.
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": MAX_GRAD_NORM}
@@ -92,7 +92,7 @@ class TinkerWeights:
                 raise not_finite(self._config, step, str(totals["loss"]))
             done(number)
         means = {f"update/{name}": value for name, value in totals.items() if parts}  # of no step there is no mean
-        bound = {"engine/mismatch_bound": MISMATCH[torch.bfloat16]}  # nobody says in what a service computes
+        bound = {"engine/mismatch_bound": BOUND}
         return means | mismatch | bound | {"update/kept_turns": float(len(samples)), "cost/usd": meter.spent}
 
     def _measured(
