@@ -39,7 +39,7 @@ HELP = """\
 [bold $primary]The game[/]
   r  x       the same start and luck again;  the next start, or episode
   e          save the record and a picture (SVG) of the screen
-  esc  q     stop waiting, or leave;  leave at once
+  esc  q     stop an agent, or leave;  leave at once
 [bold $primary]The recorded games[/] (msgrpo play)
   enter  t   choose a game;  play this board yourself
   → ←  tab   the next start, the one before;  the other game

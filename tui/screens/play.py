@@ -73,7 +73,7 @@ class PlayScreen(MatchScreen):
         Binding("tab", "event(1)", "next event", priority=True),
         Binding("shift+tab", "event(-1)", "event before", priority=True),
         Binding("enter", "retry", "ask again, or try again"),
-        Binding("escape", "cancel", "stop waiting, or leave"),
+        Binding("escape", "cancel", "stop an agent, or leave"),
         Binding("e", "export", "save"),
         Binding("question_mark", "help", "help"),
         Binding("q", "leave", "leave", id="game.leave"),
