@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from msgrpo import run_log
@@ -280,6 +281,15 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
         clock.tick(1.0)
         await settle(pilot)
         assert screen.session.cursor != before
+
+
+async def test_what_the_signs_of_the_curve_mean_is_read_whole_on_a_usual_terminal(trained: Path) -> None:
+    app = PlayApp(lambda spec: RandomAgent(), run=Learning.of(trained), clock=ManualClock())
+    async with app.run_test(size=(NARROWEST, 24)) as pilot:
+        await settle(pilot)
+        box = app.screen.query_one("#progress")
+        room = box.size.width + box.styles.padding.width - 2  # a blank and a line stand on each side, in the border
+        assert cell_len(str(box.border_subtitle)) <= room
 
 
 async def test_before_the_first_update_the_foot_names_only_keys_that_do_something(film: Learning) -> None:

@@ -143,7 +143,7 @@ class LearnScreen(Screen[None]):
         self.show_title()
         draw_curve(self.query_one(PlotextPlot), run)
         self.query_one("#progress").border_title = escape(run.score)
-        self.query_one("#progress").border_subtitle = "⠒ in training   ┼ on validation starts, 95 %"
+        self.query_one("#progress").border_subtitle = "⠒ in training   ┼ in validation, 95 %"
         self.query_one(Groups).show(run)
         numbers = self.query_one("#facts", Static)
         numbers.update(facts(run, numbers.size.width or self.size.width))
