@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
-from msgrpo.errors import RecordError, UsageError, nearest
+from msgrpo.errors import GameFaultError, RecordError, UsageError, nearest
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, failure_of, folder_name, seeds_of
 from msgrpo.evals.run import can_play, why_not
 from msgrpo.evals.stats import ends, share_interval
-from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, episode_seeds
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, suite_seeds
 from msgrpo.evals.verify import first_difference
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario
@@ -125,37 +125,40 @@ async def _play_all(
     done: Done,
     concurrency: int,
 ) -> None:
-    played, gate = 0, asyncio.Semaphore(concurrency)
-    planned = 2 * starts * len(records)
+    played, planned = 0, 2 * starts * len(records)
 
-    async def play_game(seated: Mapping[str, str], seeds: EpisodeSeeds, record: RecordFile) -> None:
+    def left_to_play() -> Iterator[tuple[GameKey, RecordFile]]:
+        """The games without a result; a start is drawn when its first game begins."""
         nonlocal played
-        async with gate:
+        for pair, record, finished in opened:
+            for game in _games(pair, scenario, starts):
+                if game in finished:
+                    played += 1
+                else:
+                    yield game, record
+
+    async def play_some(games: Iterator[tuple[GameKey, RecordFile]]) -> None:
+        nonlocal played
+        for (seeds, seated), record in games:
             episode = await play_episode(
                 scenario,
-                {player: agents[spec] for player, spec in seated.items()},
+                {player: agents[spec] for player, spec in seated},
                 start_seed=seeds.start,
                 chance_seed=seeds.chance,
                 sampling_seed=seeds.sampling,
             )
-        record.append(episode)
-        played += 1
-        done(played, planned)
+            record.append(episode)
+            played += 1
+            done(played, planned)
 
     with ExitStack() as records_open:
-        waiting = []
+        opened = []
         for pair, file in records:
             record = records_open.enter_context(RecordFile(file))
-            finished = _finished(file, pair, scenario, agents)
-            for seeds in episode_seeds(scenario, starts):
-                for order in (pair, pair[::-1]):
-                    seated = dict(zip(scenario.players, order, strict=True))
-                    if (seeds, tuple(seated.items())) in finished:
-                        played += 1
-                    else:
-                        waiting.append((seated, seeds, record))
+            opened.append((pair, record, _finished(file, pair, scenario, agents)))
+        games = left_to_play()
         try:
-            await asyncio.gather(*(play_game(*game) for game in waiting))
+            await asyncio.gather(*(play_some(games) for _ in range(min(concurrency, planned))))
         finally:
             for agent in agents.values():
                 closing: object = agent.close()
@@ -175,6 +178,13 @@ def _finished(file: Path, pair: Names, scenario: Scenario, agents: Mapping[str, 
                 raise RecordError(f"{file} holds one game twice: start {episode.start_seed}")
             finished.add(_key(episode))
     return finished
+
+
+def _games(pair: Names, scenario: Scenario, starts: int) -> Iterator[GameKey]:
+    """The games of a pairing: of each start two, one after the other, with the seats swapped in the second."""
+    for seeds in islice(suite_seeds(scenario, "test", 1), starts):
+        for order in (pair, pair[::-1]):
+            yield seeds, tuple(zip(scenario.players, order, strict=True))
 
 
 def _key(episode: Episode) -> GameKey:
@@ -206,10 +216,11 @@ def points_of(file: Path, pair: Names, scenario: Scenario, starts: int) -> tuple
     """The first agent's points by the number of the start, two for each that counts; and how many starts do not."""
     finished = {_key(episode): episode for episode in read_episodes(file) if episode.error is None}
     points_by_start: dict[int, list[float]] = {}
-    for number, seeds in enumerate(episode_seeds(scenario, starts)):
-        keys = [(seeds, tuple(zip(scenario.players, order, strict=True))) for order in (pair, pair[::-1])]
-        if all(key in finished for key in keys):
-            points_by_start[number] = [_points(finished[key], i) for i, key in enumerate(keys)]
+    games = _games(pair, scenario, starts)
+    with suppress(GameFaultError):  # a start that cannot be looked at has not been played
+        for number, both in enumerate(zip(games, games, strict=True)):
+            if all(game in finished for game in both):
+                points_by_start[number] = [_points(finished[game], i) for i, game in enumerate(both)]
     return points_by_start, starts - len(points_by_start)
 
 

@@ -67,6 +67,53 @@ def test_an_agent_that_is_none_is_refused_and_a_folder_may_be_a_text(tmp_path: P
     assert (tmp_path / "m" / "match.json").is_file()
 
 
+HIGH_LOW = """
+from msgrpo.game import Game, Scenario
+
+drawn = []
+
+class HighLow(Game):
+    actions, players = ("high", "low"), ("one", "two")
+
+    def __init__(self, start_seed, chance_seed):
+        super().__init__(1)
+        drawn.append(start_seed)
+        if start_seed > 400:
+            raise ValueError("no start")
+        self.start = start_seed
+
+    def observe(self, player):
+        return f"start {self.start}"
+
+    def _advance(self, actions):
+        return {"one": 1.0, "two": 0.0}
+
+scenario = Scenario("hl", "hl", "Go.", 1, "[test]", HighLow, actions=HighLow.actions, players=HighLow.players)
+"""
+
+
+def test_a_match_begins_before_all_its_starts_are_drawn_and_keeps_what_it_has(tmp_path: Path) -> None:
+    """Nothing was shown till then, and a start that cannot be looked at ended a match in which nobody had played."""
+    (tmp_path / "hl.py").write_text(HIGH_LOW)
+    scenario, agents = (
+        get_scenario(f"{tmp_path / 'hl.py'}:scenario"),
+        {"random": RandomAgent(), "other": RandomAgent("other")},
+    )
+    drawn = sys.modules[scenario.make.__module__].drawn  # type: ignore[attr-defined]
+    after: list[int] = []
+
+    def done(played: int, planned: int) -> None:
+        after.append(max(drawn))
+
+    with pytest.raises(GameFaultError, match="no start"):
+        match.play(scenario, agents, [("random", "other")], 100, tmp_path / "m", done, concurrency=2)
+    assert after[0] < 200 < after[-1]  # the first 128 are looked at in any case: are there few?
+    records = match.records_of([("random", "other")], tmp_path / "m")
+    (result,), _ = match.report(scenario, records, 100, tmp_path / "m")
+    assert result.starts > 5
+    assert result.starts + result.failed == 100
+
+
 def test_a_match_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     """A torn last line and a missing episode: played again, and nothing twice."""
     scenario = get_scenario(NIM)
