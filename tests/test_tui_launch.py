@@ -19,7 +19,7 @@ from rich.console import Console
 
 from msgrpo.agent import LanguageAgent
 from msgrpo.episode import read_episodes
-from msgrpo.errors import MissingExtraError, MsgrpoError, RecordError, UsageError
+from msgrpo.errors import EndpointError, MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo.install import install_command
 from msgrpo.loopback import is_own
 from msgrpo.prompt import make_template
@@ -27,7 +27,7 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.serve.preflight import free_port
 from msgrpo.tui import launch
 from msgrpo.tui.agents import LazyAgent, Table
-from msgrpo.tui.export import append_episode
+from msgrpo.tui.export import BY_HAND, append_episode
 from msgrpo.tui.keys import bindings, is_key, read_keys
 from msgrpo.tui.plain import meant, play_plain
 from msgrpo.tui.session import Setup
@@ -314,6 +314,19 @@ def test_a_failing_agent_ends_plain_play_with_its_error() -> None:
 
     with pytest.raises(MissingExtraError):
         play_plain(Setup("snake", "random"), resolve, Console(file=io.StringIO()))
+
+
+def test_what_a_person_has_played_as_text_is_kept_where_the_other_agent_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost with the agent's error, and by Ctrl-C; the app keeps such a game as unfinished."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda prompt: "up")
+    failing = scripted("s", answer("up"), EndpointError("connection refused", kind="connection"))
+    with pytest.raises(EndpointError):
+        play_plain(Setup("frozen-lake", "human", "s", seed=3), lambda spec: failing, Console(file=io.StringIO()))
+    (kept,) = read_episodes(BY_HAND)
+    assert [turn.action for turn in kept.turns] == ["up"]
 
 
 def test_a_record_is_replayed_as_text_and_a_changed_one_refused(tmp_path: Path) -> None:

@@ -111,17 +111,23 @@ def play_plain(setup: Setup, resolve: Resolve, console: Console) -> Match:
         asyncio.run(_play(match, table, show))
     except LeftError:
         console.print("left before the end", highlight=False)
-    for session in match.sessions:
-        if session.human_played:
-            try:
-                append_episode(BY_HAND, session.episode)
-                console.print(f"recorded in {BY_HAND}", highlight=False)
-            except RecordError as error:
-                console.print(error.message, highlight=False, markup=False)
+    finally:
+        for session in match.sessions:
+            _keep(session, console)
     result = verdict(match)
     if result:
         console.print(result, highlight=False, markup=False)
     return match
+
+
+def _keep(session: Session, console: Console) -> None:
+    """Record what a person has played."""
+    if session.human_played:
+        try:
+            append_episode(BY_HAND, session.episode)
+            console.print(f"recorded in {BY_HAND}", highlight=False)
+        except RecordError as error:
+            console.print(error.message, highlight=False, markup=False)
 
 
 HOW = "Type a move, or its beginning, and enter. ?: the rules and the moves. q: leave."
