@@ -162,13 +162,22 @@ def card(board: Leaderboard) -> str:
             parts += [f"## {_escaped(title)}", _table(columns, lines)]
     if board.notes:
         parts += ["## What to know", _listed(board.notes)]
-    parts += ["## How this came about", _listed([*dict.fromkeys(map(_boards, board.rows)), *board.made])]
+    parts += ["## How this came about", _listed([*_boards(board.rows), *board.made])]
     return "\n\n".join(parts) + "\n"
 
 
-def _boards(row: Row) -> str:
-    held = counted(row.boards, "board") if row.boards == 1 else f"{row.boards} different boards"
-    return f"{row.scenario}: {counted(row.episodes, 'episode')} on {held}."
+def _boards(rows: Sequence[Row]) -> list[str]:
+    """How many episodes each scenario has, and on how many boards; where agents differ in it, which have which."""
+    agents: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        held = counted(row.boards, "board") if row.boards == 1 else f"{row.boards} different boards"
+        played = f"{row.scenario}: {counted(row.episodes, 'episode')} on {held}"
+        agents.setdefault(row.scenario, {}).setdefault(played, []).append(row.agent)
+    return [
+        f"{played}." if len(alike) == 1 else f"{played} ({', '.join(dict.fromkeys(names))})."
+        for alike in agents.values()
+        for played, names in alike.items()
+    ]
 
 
 def _listed(sentences: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from msgrpo.evals.tables import card
 from msgrpo.evals.verify import verify
 from msgrpo.game import Outcome, split_of
 from msgrpo.games import SCENARIOS, get_scenario
-from msgrpo.references import RandomAgent
+from msgrpo.references import OptimalAgent, RandomAgent
 from tests.test_evals_reach import outcomes
 
 
@@ -93,6 +93,16 @@ def test_there_is_no_overall_score_where_few_starts_decide_that_there_is_a_way()
             plays.append(play)
     assert len(ranking(plays[:3])[0]) == 3
     assert ranking(plays) == ([], ["no overall score: whether optimal is better than random hangs on few starts"])
+
+
+def test_a_card_says_whose_episodes_are_fewer(tmp_path: Path) -> None:
+    """It said "20 episodes on 11 different boards" and "12 episodes on 6 different boards", not of which agents."""
+    lake = get_scenario("frozen-lake-4x4")
+    asyncio.run(evaluate([RandomAgent()], [lake], 3, tmp_path))
+    asyncio.run(evaluate([OptimalAgent()], [lake], 2, tmp_path))
+    said = card(build(*load([tmp_path])))
+    assert "frozen-lake-4x4: 3 episodes on 1 board (random)." in said
+    assert "frozen-lake-4x4: 2 episodes on 1 board (optimal)." in said
 
 
 def test_one_is_one_in_what_is_said(tmp_path: Path) -> None:
