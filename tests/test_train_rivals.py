@@ -634,6 +634,13 @@ def test_what_a_choice_is_called_is_what_it_is_read_from() -> None:
             assert choose(kind, str(chosen)) == chosen
 
 
+def test_a_class_that_kept_the_name_it_was_copied_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """config.json and the model card said to-go, and --resume went on with that, without a word."""
+    monkeypatch.setitem(RIVALS["credit"], "mine", "rivals.to_go:ToGo")  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="credit=mine: its class ToGo has name = 'to-go': write 'mine' there"):
+        choose("credit", "mine")
+
+
 OUTSIDE = """
 from __future__ import annotations
 from dataclasses import dataclass

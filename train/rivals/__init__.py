@@ -80,6 +80,10 @@ def choose(kind: str, spec: str) -> Choice:
     if name not in RIVALS[kind]:
         raise ValueError(f"no {kind} is named {name!r}: {nearest(name, RIVALS[kind])}")
     chosen = rival(kind, name)
+    if chosen.name != name:  # a run's files would name another choice, and --resume would go on with that
+        raise ValueError(
+            f"{kind}={name}: its class {chosen.__name__} has name = {chosen.name!r}: write {name!r} there"
+        )
     try:
         return chosen.model_validate(settings)
     except ValidationError as error:
