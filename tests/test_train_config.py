@@ -548,3 +548,13 @@ def test_a_second_watch_in_a_folder_leaves_the_firsts_log(tmp_path: Path, monkey
     assert log.read_text() == "it loads"
     assert beside.train_and_watch([], tmp_path) == 0
     assert log.read_text() == ""
+
+
+def test_settings_of_another_type_are_named(tmp_path: Path) -> None:
+    """Each was an error of Python about a line of ours."""
+    with pytest.raises(UsageError, match=r"preset is {'steps': 3}, no str\n.*given="):
+        make_config({"steps": 3})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="given is 'steps=3', no Mapping"):
+        make_config(given="steps=3")  # type: ignore[arg-type]
+    (tmp_path / "settings.json").write_text('{"steps": 3}')
+    assert make_config(file=str(tmp_path / "settings.json")).steps == 3

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from msgrpo.agent import Sampling
-from msgrpo.errors import UsageError, first_fault, nearest
+from msgrpo.errors import UsageError, check_given, first_fault, nearest
 from msgrpo.files import read_regular
 from msgrpo.game import MOST_POINTS, Scenario
 from msgrpo.games import get_scenario
@@ -356,7 +356,7 @@ class TrainConfig(BaseModel):
 def make_config(
     preset: str | None = None,
     *,
-    file: Path | None = None,
+    file: Path | str | None = None,
     settings: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
     held: TrainConfig | None = None,
@@ -368,6 +368,8 @@ def make_config(
     Raises UsageError for an unknown preset, key or value, naming the nearest right one.
     """
     values: dict[str, Any] = {} if held is None else held.model_dump()
+    check_given("preset", preset or "", str, fix="settings by their names are make_config(given={…})")
+    check_given("given", given or {}, Mapping, fix="make_config(given={'steps': 20})")
     if preset is not None and preset not in PRESETS:
         raise UsageError(f"no preset is named {preset!r}", fix=nearest(preset, PRESETS))
     by_person = settings_given(file=file, settings=settings, given=given)
@@ -476,10 +478,10 @@ def _written(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def settings_given(
-    *, file: Path | None = None, settings: Sequence[str] = (), given: Mapping[str, Any] | None = None
+    *, file: Path | str | None = None, settings: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """What a person says of a run: JSON file, `key=value` settings, and the options given by name; later ones win."""
-    values: dict[str, Any] = _read(file) if file is not None else {}
+    values: dict[str, Any] = _read(Path(file)) if file is not None else {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
