@@ -129,6 +129,9 @@ def test_a_run_of_several_processes_goes_on_with_as_many(
         config_of(tmp_path, {})
     assert unnamed.value.fix == f"if you trust it: torchrun {how} -m msgrpo.cli --allow a.py:b {going_on}"
     (tmp_path / CONFIG).unlink()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    accelerate = how.replace("--nproc-per-node", "--num_processes")
+    assert resume_command(tmp_path) == f"accelerate launch {accelerate} --module msgrpo.cli {going_on}"
     monkeypatch.delenv("RANK")
     assert resume_command(tmp_path) == f"msgrpo train --resume --out {tmp_path}"
 

@@ -1,4 +1,4 @@
-"""What a launcher (`torchrun`) says of this process, before anything is opened. No torch."""
+"""What a launcher (`torchrun`, `accelerate launch`) says of this process, before anything is opened. No torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def processes() -> int:
     return 1 if alone else launched("WORLD_SIZE", 1, range(1, 2**31))
 
 
+def by_accelerate() -> bool:
+    """Whether the launcher is `accelerate launch`."""
+    return "ACCELERATE_MIXED_PRECISION" in os.environ  # it always sets this
+
+
 def launched(name: str, otherwise: int, allowed: range = range(2**31)) -> int:
     """A number that a launcher set: RANK, WORLD_SIZE, …; without a launcher `otherwise`.
 
@@ -22,6 +27,6 @@ def launched(name: str, otherwise: int, allowed: range = range(2**31)) -> int:
     if not value.isdecimal() or int(value) not in allowed:
         raise UsageError(
             f"{name} is {value!r}, no number from {allowed[0]} to {allowed[-1]}",
-            fix=f"unset {name}; torchrun sets it",
+            fix=f"unset {name}; torchrun and accelerate launch set it",
         )
     return int(value)

@@ -19,7 +19,7 @@ from msgrpo.errors import RunError, UsageError, first_fault
 from msgrpo.files import is_file, is_part, read_regular, remove_parts, replace_text
 from msgrpo.run_log import CONFIG, LOCK, SUMMARY
 from msgrpo.train.config import TrainConfig
-from msgrpo.train.launched import launched, processes
+from msgrpo.train.launched import by_accelerate, launched, processes
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
 from msgrpo.trust import check_named, foreign
 
@@ -83,8 +83,13 @@ def _program(ray: str | None) -> str:
     count = 1 if ray is not None else processes()
     if count == 1:
         return "msgrpo"
-    here = f"--nproc-per-node {count}" if launched("LOCAL_WORLD_SIZE", 0) == count else "…"
-    return f"torchrun {here} -m msgrpo.cli"
+    launcher, number, module = (
+        ("accelerate launch", "--num_processes", "--module")
+        if by_accelerate()
+        else ("torchrun", "--nproc-per-node", "-m")
+    )
+    here = f"{number} {count}" if launched("LOCAL_WORLD_SIZE", 0) == count else "…"
+    return f"{launcher} {here} {module} msgrpo.cli"
 
 
 def _resuming(out: Path, ray: str | None) -> str:
