@@ -32,7 +32,7 @@ from msgrpo.train.config import make_config
 from msgrpo.train.evaluate import Evaluations
 from msgrpo.train.loop import enough_memory, train
 from msgrpo.train.rollouts import Players
-from msgrpo.train.run_folder import check_folder, resume_command, writing
+from msgrpo.train.run_folder import check_folder, how_to_go_on, resume_command, writing
 from tests.near import use_near_lakes
 from tests.train_helpers import Told
 
@@ -377,3 +377,14 @@ def test_a_forecast_counts_in_words_that_fit_the_number(tmp_path: Path) -> None:
     assert "; 1 evaluation will take about" in Evaluations(tmp_path, alone, 0).forecast(1, 9.0)
     three = Players(make_config(given={**settings, "steps": 3}, settings=["evaluation=9(every=2)"]))
     assert "; 2 more updates and 2 evaluations will take" in Evaluations(tmp_path, three, 0).forecast(1, 9.0)
+
+
+def test_the_command_that_goes_on_has_the_logs_that_no_setting_holds(tmp_path: Path) -> None:
+    """Pasted, it went on without W&B, and nothing said so."""
+    logs = ["wandb", "trackio"]
+    (tmp_path / CONFIG).write_text("{}")
+    whole = f"msgrpo train --resume --out {tmp_path} --log wandb --log trackio"
+    assert how_to_go_on(tmp_path, logs=logs) == f"go on with: {whole}"
+    with pytest.raises(RunError) as full, writing(tmp_path, None, logs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(full.value.fix).endswith(whole)

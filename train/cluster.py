@@ -215,7 +215,7 @@ def train_on_ray(
         except ray.exceptions.RayError as error:  # the desk's or the head's process is gone
             raise RunError(
                 f"the Ray cluster is lost: {first_line(error)}",
-                fix=f"what was saved is kept; {how_to_go_on(out, address)}",
+                fix=f"what was saved is kept; {how_to_go_on(out, address, logs)}",
             ) from error
         finally:
             if hosts:
@@ -270,7 +270,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
             if not running:
                 raise RunError(
                     f"Ray Train has ended the run: {first_line(fit.error) if fit.error else 'no reason'}",
-                    fix=how_to_go_on(work.out, work.address),
+                    fix=how_to_go_on(work.out, work.address, work.logs),
                 )
             if not begun and stop.asked is not None:
                 raise KeyboardInterrupt  # nobody is there who could save anything
@@ -289,7 +289,7 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
     if not outcome.saved:  # then the others may wait for it without end
         fit.thread.join(END_S)
     if outcome.error:
-        tell("note", how_to_go_on(work.out, work.address))
+        tell("note", how_to_go_on(work.out, work.address, work.logs))
         raise RunError(outcome.error, fix=outcome.fix)
     if outcome.summary is None:
         raise KeyboardInterrupt

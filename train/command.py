@@ -56,7 +56,7 @@ def run(given: Given) -> None:
     _check_cluster(plan.config, given)
     first = launched("RANK", 0) == 0
     if first:  # what loads models takes seconds more to import
-        with writing(plan.folder, given.ray):
+        with writing(plan.folder, given.ray, given.log or ()):
             check_folder(plan.folder, plan.config, given.resume, given.ray)
     if given.watch:
         arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
@@ -116,7 +116,7 @@ def _train(plan: Plan, given: Given, *, silent: bool) -> dict[str, Any]:
                 from msgrpo.train.cluster import train_on_ray
             return train_on_ray(config, plan.folder, given.ray, resume=given.resume, report=report, logs=logs)
         except KeyboardInterrupt:
-            report.note(f"stopped; {how_to_go_on(plan.folder, given.ray)}")
+            report.note(f"stopped; {how_to_go_on(plan.folder, given.ray, logs)}")
             raise
 
 

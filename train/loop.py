@@ -68,7 +68,7 @@ def train(
     check_given("config", config, TrainConfig, fix="make_config(given=…) makes one")
     out, cluster = Path(out), cluster or Cluster()
     check_logs(logs)
-    with writing(out, cluster.address), enough_memory(), few_collections(), open_ranks() as ranks:
+    with writing(out, cluster.address, logs), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
             check_folder(out, config, resume, cluster.address)
         for choice in config.choices:
@@ -138,7 +138,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     if ranks.first:
                         run.save()
                         if cluster.stopping is None:  # on a cluster the ranks begin again
-                            report.note(f"kept: {counted(run.saved, 'update')}; {how_to_go_on(out)}")
+                            report.note(f"kept: {counted(run.saved, 'update')}; {how_to_go_on(out, logs=logs)}")
                     raise
             if stop.asked is not None:
                 if ranks.first:

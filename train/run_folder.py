@@ -66,16 +66,16 @@ def _fixed(config: TrainConfig) -> dict[str, Any]:
     return config.model_dump() | {"evaluation": (config.evaluation.starts, config.evaluation.every)}
 
 
-def resume_command(out: Path, ray: str | None = None) -> str:
-    """What goes on with the run in `out`, ready to be pasted; what only a person may name is named in it, and the
-    Ray cluster that it runs on.
+def resume_command(out: Path, ray: str | None = None, logs: Sequence[str] = ()) -> str:
+    """What goes on with the run in `out`, ready to be pasted; what only a person may name is named in it, and what no
+    setting holds: the Ray cluster that it runs on, and its `logs`.
     """
     try:
         recorded = _recorded(read_regular(out / CONFIG))
     except (OSError, ValueError):
         recorded = {}
     allowed = allowing(recorded) if isinstance(recorded, dict) else ""
-    return f"{_program(ray)} {allowed}{_resuming(out, ray)}"
+    return f"{_program(ray)} {allowed}{_resuming(out, ray, logs)}"
 
 
 def _program(ray: str | None) -> str:
@@ -92,9 +92,9 @@ def _program(ray: str | None) -> str:
     return f"{launcher} {here} {module} msgrpo.cli"
 
 
-def _resuming(out: Path, ray: str | None) -> str:
+def _resuming(out: Path, ray: str | None, logs: Sequence[str] = ()) -> str:
     cluster = "" if ray is None else f" --ray {shlex.quote(ray)}"
-    return f"train --resume --out {shlex.quote(str(out))}{cluster}"
+    return f"train --resume --out {shlex.quote(str(out))}{cluster}{''.join(f' --log {name}' for name in logs)}"
 
 
 def allowing(settings: Mapping[str, Any]) -> str:
@@ -102,10 +102,12 @@ def allowing(settings: Mapping[str, Any]) -> str:
     return "".join(f"--allow {shlex.quote(name)} " for _, name in foreign(settings))
 
 
-def how_to_go_on(out: Path, ray: str | None = None) -> str:
+def how_to_go_on(out: Path, ray: str | None = None, logs: Sequence[str] = ()) -> str:
     """What to do about a run that has ended early: go on with it, or begin it where it had not begun."""
     begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
-    return f"go on with: {resume_command(out, ray)}" if begun else "it had not begun: the same command begins it"
+    return (
+        f"go on with: {resume_command(out, ray, logs)}" if begun else "it had not begun: the same command begins it"
+    )
 
 
 def _recorded(text: bytes) -> Any:
@@ -164,7 +166,7 @@ def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
 
 
 @contextmanager
-def writing(out: Path, ray: str | None = None) -> Iterator[None]:
+def writing(out: Path, ray: str | None = None, logs: Sequence[str] = ()) -> Iterator[None]:
     """What the disk refuses, in whatever file of the run, is one clear error; what a network refuses is another."""
     try:
         with quiet_boards():
@@ -178,7 +180,9 @@ def writing(out: Path, ray: str | None = None) -> Iterator[None]:
             what, first = "the system has refused something", "remove the cause"
         reason = str(error) or type(error).__name__
         begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
-        fix = f"{first}, then go on: {resume_command(out, ray)}" if begun else f"{first}, or choose another --out"
+        fix = (
+            f"{first}, then go on: {resume_command(out, ray, logs)}" if begun else f"{first}, or choose another --out"
+        )
         raise RunError(f"{what} in the run {out}: {reason}", fix=fix) from error
 
 
