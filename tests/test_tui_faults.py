@@ -21,7 +21,7 @@ from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui.agents import LazyAgent, in_daemon_thread
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
-from msgrpo.tui.screens.dialogs import Choose
+from msgrpo.tui.screens.dialogs import Choose, Dialog
 from msgrpo.tui.screens.play import PlayScreen
 from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.start import StartScreen
@@ -301,6 +301,22 @@ async def test_a_second_enter_in_a_list_of_episodes_opens_no_second_replay() -> 
         await until(lambda: isinstance(app.screen, PlayScreen))
         await settle(pilot)
         assert isinstance(app.screen_stack[-2], RecordsScreen)
+
+
+@pytest.mark.parametrize("key", ["o", "u", "escape"])
+async def test_a_dialog_whose_key_is_typed_twice_stands_once(key: str, app_of) -> None:
+    """Below the first a second one stood, to be closed by itself."""
+    app = app_of(Setup("frozen-lake", "human") if key == "escape" else None)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        if key == "escape":
+            await press(pilot, "up")
+        below = app.screen
+        for _ in range(2):
+            below.run_worker(below.run_action({"o": "open_replay", "u": "endpoint"}.get(key, "cancel")))
+        await until(lambda: isinstance(app.screen, Dialog))
+        await settle(pilot)
+        assert app.screen_stack[-2] is below
 
 
 async def test_a_third_click_on_the_start_screen_opens_no_second_game(app_of) -> None:

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import DirectoryTree, Input, Static
 from textual.widgets.option_list import Option
 
@@ -72,6 +72,14 @@ class Dialog(ModalScreen[Answer]):
 
     def dismiss(self, result: Answer | None = None) -> AwaitComplete:
         return super().dismiss(result) if self.is_active else AwaitComplete()
+
+
+async def answer_of(screen: Screen[None], dialog: Dialog[Answer]) -> Answer | None:
+    """What a dialog is answered; none of a second one, whose key was typed before the first was there."""
+    if isinstance(screen.app.screen, Dialog):
+        return None
+    answer: Answer = await screen.app.push_screen_wait(dialog)
+    return answer
 
 
 class Help(Dialog[None]):

@@ -13,7 +13,7 @@ from msgrpo.tui import hands
 from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat
 from msgrpo.tui.clock import once_drawn, soon
 from msgrpo.tui.messages import ActionChosen, SeekTo
-from msgrpo.tui.screens.dialogs import Ask, Choose, Confirm, Help
+from msgrpo.tui.screens.dialogs import Ask, Choose, Confirm, Help, answer_of
 from msgrpo.tui.screens.match import MatchScreen
 from msgrpo.tui.status import retry_from
 from msgrpo.tui.widgets.board import BoardView
@@ -194,7 +194,7 @@ class PlayScreen(MatchScreen):
             index, player, _ = people[0]
             game = self.match.sessions[index].game
             legal, others = game.legal(player), game.other_names(player)
-            action = await self.app.push_screen_wait(Choose(f"your move: one of {len(legal)}", legal, others))
+            action = await answer_of(self, Choose(f"your move: one of {len(legal)}", legal, others))
             if action is not None:
                 hands.pick(self.match, self.asking, index, player, action)
 
@@ -239,7 +239,7 @@ class PlayScreen(MatchScreen):
         def no_step(typed: str) -> str:
             return "" if re.fullmatch("[0-9]{1,9}", typed) and int(typed) <= last else f"a step from 0 to {last}"
 
-        step = await self.app.push_screen_wait(Ask(f"go to step 0 … {last}", "step", check=no_step))
+        step = await answer_of(self, Ask(f"go to step 0 … {last}", "step", check=no_step))
         if step is not None:
             self.pace.playing = False
             self.jump_to(int(step))
@@ -332,9 +332,7 @@ class PlayScreen(MatchScreen):
 
     @work(group="dialog")
     async def leave_after_asking(self) -> None:
-        if await self.app.push_screen_wait(
-            Confirm("Leave this game?", "leave, and keep it as unfinished", "play on")
-        ):
+        if await answer_of(self, Confirm("Leave this game?", "leave, and keep it as unfinished", "play on")):
             self.action_leave()
 
     def action_scroll_words(self, pages: int) -> None:

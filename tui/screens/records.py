@@ -16,7 +16,7 @@ from textual.widgets.data_table import RowKey
 
 from msgrpo.tui.host import host
 from msgrpo.tui.records import Records
-from msgrpo.tui.screens.dialogs import Ask, Help
+from msgrpo.tui.screens.dialogs import Ask, Help, answer_of
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
 
 KEYS = (
@@ -128,7 +128,7 @@ class RecordsScreen(Screen[None]):
     @work(group="dialog")
     async def action_search(self) -> None:
         """List the episodes in which somebody wrote certain words; none lists all again."""
-        typed = await self.app.push_screen_wait(Ask("words that an answer holds", "hole", empty=True))
+        typed = await answer_of(self, Ask("words that an answer holds", "hole", empty=True))
         if typed is not None:
             self.records.words = typed
             self.show_list()

@@ -41,7 +41,7 @@ from msgrpo.tui.clock import Cancel, once_drawn, stands
 from msgrpo.tui.host import host
 from msgrpo.tui.match import knowing, nano_reads
 from msgrpo.tui.pace import SPEEDS, neighbour
-from msgrpo.tui.screens.dialogs import Ask, Choose, Help, Pick
+from msgrpo.tui.screens.dialogs import Ask, Choose, Help, Pick, answer_of
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Setup, short_name
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
@@ -348,7 +348,7 @@ class StartScreen(Screen[None]):
     @work(group="dialog")
     async def action_own_game(self) -> None:
         """Type the name of a game from outside; it joins the list, and enter plays it."""
-        typed = await self.app.push_screen_wait(Ask("a game: file.py:scenario", "my_game.py:scenario"))
+        typed = await answer_of(self, Ask("a game: file.py:scenario", "my_game.py:scenario"))
         if typed is not None:
             games = self.query_one("#games", Options)
             if typed not in [option.id for option in games.options]:
@@ -381,7 +381,7 @@ class StartScreen(Screen[None]):
             self.notify(f"No run below {host(self).runs}/ yet. Start one: msgrpo train frozen-lake", timeout=10)
             return
         names = [folder.name for folder in folders]
-        name = names[0] if len(names) == 1 else await self.app.push_screen_wait(Choose("watch a run", names))
+        name = names[0] if len(names) == 1 else await answer_of(self, Choose("watch a run", names))
         if name is not None:
             host(self).open_run(folders[names.index(name)])
 
@@ -429,7 +429,7 @@ class StartScreen(Screen[None]):
 
     @work(group="dialog")
     async def action_endpoint(self) -> None:
-        typed = await self.app.push_screen_wait(Ask("an endpoint: URL#model", EXAMPLE, check=no_endpoint))
+        typed = await answer_of(self, Ask("an endpoint: URL#model", EXAMPLE, check=no_endpoint))
         if typed is None:
             return
         address = typed.removeprefix(f"{ENDPOINT}:")
@@ -443,7 +443,7 @@ class StartScreen(Screen[None]):
 
     @work(group="dialog")
     async def action_open_replay(self) -> None:
-        path = await self.app.push_screen_wait(Pick(Path(), "a record: a file of episodes, or a folder of such"))
+        path = await answer_of(self, Pick(Path(), "a record: a file of episodes, or a folder of such"))
         if path is not None:
             host(self).open_records(path)
 
