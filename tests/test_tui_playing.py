@@ -11,6 +11,7 @@ from textual.events import Key
 from msgrpo.episode import read_episodes
 from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
+from msgrpo.tui.agents import HumanAgent
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import Confirm
@@ -285,6 +286,18 @@ async def test_a_replay_that_is_played_on_by_hand_is_left_after_a_question_and_k
         await pilot.press("escape")
         await until(lambda: app.return_code is not None)
     assert len(list(read_episodes(tmp_path / "human.jsonl"))) == 1
+
+
+async def test_a_persons_own_game_is_played_on_from_its_replay(tmp_path: Path) -> None:
+    """It could not be: whose seat it had been in the record was said to sit there."""
+    episode = Session(get_scenario("frozen-lake"), {"player": HumanAgent()}, 3).episode
+    app = PlayApp(resolver(), records=Records("one", [episode]), clock=ManualClock(), plays=tmp_path)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "t", "up")
+        assert play_screen(app).match.last == 1
+        await press(pilot, "t")
+        assert "Nobody is there to take it back" in str([note.message for note in app._notifications])
 
 
 async def test_the_way_out_is_named_while_an_agent_keeps_one_waiting(app_of, clock: ManualClock) -> None:

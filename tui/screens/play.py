@@ -10,7 +10,7 @@ from textual import on, work
 from textual.binding import Binding, BindingType
 
 from msgrpo.tui import hands
-from msgrpo.tui.agents import ARROWS, HUMAN, WASD, EmptySeat
+from msgrpo.tui.agents import ARROWS, WASD, EmptySeat, HumanAgent
 from msgrpo.tui.clock import once_drawn, soon
 from msgrpo.tui.messages import ActionChosen, SeekTo
 from msgrpo.tui.screens.dialogs import Ask, Choose, Confirm, Help, answer_of
@@ -134,7 +134,7 @@ class PlayScreen(MatchScreen):
             shown.append(self._hint("show.hint", "hint", "hint"))
         if self.setup.live:
             shown += [self._hint("play.pause", "stop, go on", "pause"), Hint("+ −", "speed", "speed(1)")]
-        if any(session.own[player].spec != HUMAN for session, player in seats):
+        if not all(isinstance(session.own[player], (HumanAgent, EmptySeat)) for session, player in seats):
             shown.append(self._hint("seat.take", "hand back", "take_over(0)"))
         shown.append(Hint("[ ]", "look back", "seek(-1)"))
         return [*shown, Hint("e", "save", "export"), self._hint("show.details", "prompt", "details")]
@@ -255,8 +255,8 @@ class PlayScreen(MatchScreen):
         """Sit down at the moment that is shown, or hand the seat back to whoever had it."""
         index, player = self.match.seats()[seat]
         session = self.match.sessions[index]
-        if session.agents[player].spec == HUMAN:
-            if session.own[player].spec == HUMAN:
+        if self.match.human_seat(index, player):
+            if isinstance(session.own[player], HumanAgent):
                 self.notify("This seat is yours from the start; nobody is there to take it back.")
                 return
             if isinstance(session.own[player], EmptySeat):
