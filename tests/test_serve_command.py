@@ -456,11 +456,12 @@ def test_adapters_are_listed_for_people_and_machines(
     assert "no adapters in" in msgrpo(monkeypatch, capsys, "adapters", str(tmp_path / "none"))[1]
 
 
-@pytest.mark.parametrize("base", ["base.gguf", "base", "./base"])
+@pytest.mark.parametrize("base", ["{there}/base.gguf", "{there}/base", "./base", "taught"])
 def test_an_adapter_whose_base_has_moved_is_named_with_it(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = base if base.startswith(".") else str(tmp_path / base)
+    """A shared adapter names its base's folder without the path, `taught`: that was said of a base "taught" alone."""
+    gone = base.format(there=tmp_path)
     folder = write_adapter(tmp_path / "fl", base_model_name_or_path=gone)
     said = f"the adapter {folder} was trained on {gone}, which is not there"
     code, _, errors = msgrpo(monkeypatch, capsys, "serve", "--adapter", str(folder), "--dry-run")

@@ -31,6 +31,7 @@ from msgrpo.models.paths import (
     adapters_base,
     base_path,
     check_base,
+    is_hub_name,
     own_code,
     parameters_of,
 )
@@ -97,7 +98,7 @@ def load_base(
     path = base_path(base)
     if is_gguf(base):
         ready(Path(base).expanduser())
-    if not is_folder(path) and (path.startswith((".", "/", "~")) or path.count("/") != 1):
+    if not (is_folder(path) or is_hub_name(path)):
         raise ModelError(
             f"the base model {base!r} is no folder and no hub name",
             fix="use nano, a folder with config.json and safetensors, a GGUF file, or a name like "

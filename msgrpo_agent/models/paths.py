@@ -37,11 +37,16 @@ def _expanded(base: str) -> str:
         raise ModelError(f"the base model {base!r} is no folder: {error}") from error
 
 
+def is_hub_name(base: str) -> bool:
+    """Whether a hub could have a model of this name: OWNER/NAME."""
+    return not is_gguf(base) and not base.startswith((".", "/", "~")) and base.count("/") == 1
+
+
 def adapters_base(adapter: Path) -> str:
-    """The base that an adapter names. Raises ModelError where that is a place on this disk and nothing is there."""
+    """The base that an adapter names. Raises ModelError where no hub could have it and nothing is at that place."""
     base = base_of(adapter)
-    is_place, place = is_gguf(base) or base.startswith((".", "/", "~")), _expanded(base)
-    if is_place and not (is_file(place) or is_folder(place)):
+    place = _expanded(base)
+    if base != NANO and not (is_hub_name(base) or is_file(place) or is_folder(place)):
         raise ModelError(
             f"the adapter {adapter} was trained on {base}, which is not there",
             fix=f"put it back, or name its new place as base_model_name_or_path in {adapter / ADAPTER_CONFIG}",
