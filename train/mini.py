@@ -144,7 +144,7 @@ def learn(settings: Settings) -> Any:
         groups = asyncio.run(play(agent, settings, step, list(islice(starts, settings.groups))))
         model.unmerge_adapter()
 
-        # the rate rises at first, and from the middle of the run falls to a twentieth
+        # the rate rises at first, and from the middle of the run falls in a line, to no less than a twentieth
         rate = min(1.0, (step + 1) / settings.warm_up, max(0.05, 2 * (1 - step / settings.steps)))
         optimizer.param_groups[0]["lr"] = settings.learning_rate * rate
         generator = torch.Generator().manual_seed(derive_seed("update", settings.seed, step))

@@ -97,7 +97,7 @@ def check_mismatch(stats: Mapping[str, float]) -> None:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Up over the first updates, constant to the middle of the run, then down in a line to a twentieth.
+    """Up over the first updates, constant to the middle of the run, then down in a line, to no less than a twentieth.
 
     A run that is resumed with more steps goes on by the schedule of the longer run.
     """
