@@ -83,6 +83,6 @@ async def test_what_is_put_off_meets_the_screen_or_nothing() -> None:
 
 def test_only_the_clock_puts_calls_off() -> None:
     for file in sorted(TUI.rglob("*.py")):
-        if file.name != "clock.py":
+        if file.name not in ("clock.py", "driver.py"):  # the driver looks after a real terminal, and shows nothing
             names = {node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
             assert not names & PUTS_OFF, f"{file}: use tui.clock"

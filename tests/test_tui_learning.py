@@ -264,7 +264,7 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
         screen = app.screen
         assert isinstance(screen, LearnScreen)
         text = shown(app)
-        for word in ("success", "validation starts", "update 3", "advantage", "KL", "playing"):
+        for word in ("success", "in validation", "update 3", "advantage", "KL", "playing"):
             assert word in text, word
         hints = screen.hints()
         assert screen.query_one(KeyLine).fitting(NARROWEST)[-1] == hints[-1]
