@@ -154,7 +154,7 @@ def test_a_reader_that_is_gone_is_an_error_at_which_a_run_saves(monkeypatch: pyt
     reader, pipe = os.pipe()
     os.close(reader)
     with open(pipe, "w") as stream:
-        monkeypatch.setattr(output.err, "file", stream)
+        monkeypatch.setattr(output.err, "_file", stream)  # `file` would stay this test's stderr afterwards
         with pytest.raises(BrokenPipeError):
             output.say("update 10/60")
         os.dup2(os.open(os.devnull, os.O_WRONLY), pipe)  # what is left in the buffer goes there
