@@ -558,3 +558,15 @@ def test_settings_of_another_type_are_named(tmp_path: Path) -> None:
         make_config(given="steps=3")  # type: ignore[arg-type]
     (tmp_path / "settings.json").write_text('{"steps": 3}')
     assert make_config(file=str(tmp_path / "settings.json")).steps == 3
+
+
+def test_a_watch_that_goes_on_in_a_folder_where_a_run_trains_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a training without --watch it showed that one in the app, and its own end only behind it."""
+    monkeypatch.setattr(beside, "PROGRAM", (sys.executable, "-c", ""))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True, write=len))
+    (tmp_path / beside.LOG).write_text("as it was")
+    with alone(tmp_path), pytest.raises(UsageError, match="another process trains in"):
+        beside.train_and_watch([], tmp_path)
+    assert (tmp_path / beside.LOG).read_text() == "as it was"

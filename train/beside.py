@@ -28,20 +28,22 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
     """Start `msgrpo` with these arguments, show the run in the app, and wait for its end; returns its exit status.
 
     Leaving the app leaves the training going; Ctrl-C then stops it with a checkpoint. Raises UsageError without a
-    terminal, and where another one begins in this folder, which it locks only once it has loaded.
+    terminal, and where another one trains in this folder, or begins there: it locks it only once it has loaded.
     """
     if not sys.stdout.isatty():
         raise UsageError(
             "--watch needs a terminal",
             fix=f"train without it, and look with: msgrpo play --run {shlex.quote(str(folder))} --plain",
         )
+    fix = "wait for it, or give another --out"
+    if goes_on(folder):
+        raise UsageError(f"another process trains in {folder}", fix=fix)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG
     with open_lock(log) as output:  # the training holds it, too
         try:
             fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            fix = "wait for it, or give another --out"
             raise UsageError(f"another train --watch trains in {folder}, or begins there", fix=fix) from error
         except OSError:  # the disk has no locks
             pass
