@@ -83,7 +83,7 @@ def play(
 
     Raises UsageError for a game that has not two players, an agent that is none, and pairings that cannot be;
     RecordError for a record that another process writes to or that other rules or settings made; EndpointError for a
-    fatal failure.
+    fatal failure; GameFaultError, once all else is played, for a start that cannot be looked at.
     """
     check_scenario(scenario)
     if len(scenario.players) != 2:
@@ -126,16 +126,20 @@ async def _play_all(
     concurrency: int,
 ) -> None:
     played, planned = 0, 2 * starts * len(records)
+    faults: list[GameFaultError] = []  # they keep no other game from being played
 
     def left_to_play() -> Iterator[tuple[GameKey, RecordFile]]:
         """The games without a result; a start is drawn when its first game begins."""
         nonlocal played
         for pair, record, finished in opened:
-            for game in _games(pair, scenario, starts):
-                if game in finished:
-                    played += 1
-                else:
-                    yield game, record
+            try:
+                for game in _games(pair, scenario, starts):
+                    if game in finished:
+                        played += 1
+                    else:
+                        yield game, record
+            except GameFaultError as fault:
+                faults.append(fault)
 
     async def play_some(games: Iterator[tuple[GameKey, RecordFile]]) -> None:
         nonlocal played
@@ -164,6 +168,8 @@ async def _play_all(
                 closing: object = agent.close()
                 if inspect.isawaitable(closing):  # one that is not has closed it already
                     await closing
+    if faults:
+        raise faults[0]
 
 
 def _finished(file: Path, pair: Names, scenario: Scenario, agents: Mapping[str, Agent]) -> set[GameKey]:

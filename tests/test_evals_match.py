@@ -114,6 +114,24 @@ def test_a_match_begins_before_all_its_starts_are_drawn_and_keeps_what_it_has(tm
     assert result.starts + result.failed == 100
 
 
+def test_a_start_that_cannot_be_looked_at_keeps_no_other_game_from_being_played(tmp_path: Path) -> None:
+    """The games that were going on then were lost: all, where many go on at once. No other pairing began."""
+
+    class Waiting(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            await asyncio.sleep(0)
+            return await super().act(view)
+
+    (tmp_path / "hl.py").write_text(HIGH_LOW)
+    scenario, agents = get_scenario(f"{tmp_path / 'hl.py'}:scenario"), {name: Waiting(name) for name in "abc"}
+    pairs = match.pairings([*agents], None)
+    with pytest.raises(GameFaultError, match="no start"):
+        match.play(scenario, agents, pairs, 100, tmp_path / "m", concurrency=1000)
+    results, _ = match.report(scenario, match.records_of(pairs, tmp_path / "m"), 100, tmp_path / "m")
+    assert len(results) == 3
+    assert min(result.starts for result in results) > 50
+
+
 def test_a_match_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     """A torn last line and a missing episode: played again, and nothing twice."""
     scenario = get_scenario(NIM)
