@@ -17,7 +17,7 @@ from msgrpo.errors import ModelError, ServeError, first_line
 from msgrpo.files import is_folder
 from msgrpo.install import install_command
 from msgrpo.models.gguf_file import is_gguf, ready
-from msgrpo.models.paths import base_path
+from msgrpo.models.paths import base_path, is_hub_name, no_such_base
 from msgrpo.serve.vllm_command import ENTRY, Engine
 
 _IMPORT_FIX = "pip uninstall -y torchvision torchaudio torchcodec"
@@ -130,12 +130,8 @@ def local_weights(base: str, *, download: bool) -> Path | None:
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model: config.json is missing")
         return folder.resolve()
-    if base.startswith((".", "/", "~")) or base.count("/") != 1:
-        raise ModelError(
-            f"the base model {base!r} is no folder and no hub name",
-            fix="use nano, a folder with config.json and safetensors, a GGUF file, or a name like "
-            "Qwen/Qwen2.5-3B-Instruct",
-        )
+    if not is_hub_name(base):
+        raise no_such_base(base)
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

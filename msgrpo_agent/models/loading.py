@@ -32,6 +32,7 @@ from msgrpo.models.paths import (
     base_path,
     check_base,
     is_hub_name,
+    no_such_base,
     own_code,
     parameters_of,
 )
@@ -99,11 +100,7 @@ def load_base(
     if is_gguf(base):
         ready(Path(base).expanduser())
     if not (is_folder(path) or is_hub_name(path)):
-        raise ModelError(
-            f"the base model {base!r} is no folder and no hub name",
-            fix="use nano, a folder with config.json and safetensors, a GGUF file, or a name like "
-            "Qwen/Qwen2.5-3B-Instruct",
-        )
+        raise no_such_base(base)
     check_base(base)
     try:
         if not is_folder(path):

@@ -42,6 +42,15 @@ def is_hub_name(base: str) -> bool:
     return not is_gguf(base) and not base.startswith((".", "/", "~")) and base.count("/") == 1
 
 
+def no_such_base(base: str) -> ModelError:
+    """What is said of a base that is nothing on this disk, and that no hub could have."""
+    return ModelError(
+        f"the base model {base!r} is no folder and no hub name",
+        fix="use nano, a folder with config.json and safetensors, a GGUF file, or a name like "
+        "Qwen/Qwen2.5-3B-Instruct",
+    )
+
+
 def adapters_base(adapter: Path) -> str:
     """The base that an adapter names. Raises ModelError where no hub could have it and nothing is at that place."""
     base = base_of(adapter)
@@ -49,7 +58,8 @@ def adapters_base(adapter: Path) -> str:
     if base != NANO and not (is_hub_name(base) or is_file(place) or is_folder(place)):
         raise ModelError(
             f"the adapter {adapter} was trained on {base}, which is not there",
-            fix=f"put it back, or name its new place as base_model_name_or_path in {adapter / ADAPTER_CONFIG}",
+            fix="put it back, or name its new place, or OWNER/NAME of a hub, as base_model_name_or_path in "
+            f"{adapter / ADAPTER_CONFIG}",
         )
     return base
 
