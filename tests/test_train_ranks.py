@@ -131,7 +131,7 @@ def test_a_run_of_several_processes_goes_on_with_as_many(
     (tmp_path / CONFIG).unlink()
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     accelerate = how.replace("--nproc-per-node", "--num_processes")
-    assert resume_command(tmp_path) == f"accelerate launch {accelerate} --module msgrpo.cli {going_on}"
+    assert resume_command(tmp_path) == f"accelerate launch --multi_gpu {accelerate} --module msgrpo.cli {going_on}"
     monkeypatch.delenv("RANK")
     assert resume_command(tmp_path) == f"msgrpo train --resume --out {tmp_path}"
 

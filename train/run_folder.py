@@ -84,7 +84,7 @@ def _program(ray: str | None) -> str:
     if count == 1:
         return "msgrpo"
     launcher, number, module = (
-        ("accelerate launch", "--num_processes", "--module")
+        ("accelerate launch --multi_gpu", "--num_processes", "--module")  # without it: one process where GPUs are few
         if by_accelerate()
         else ("torchrun", "--nproc-per-node", "-m")
     )
