@@ -32,7 +32,7 @@ from msgrpo.train.config import make_config
 from msgrpo.train.evaluate import Evaluations
 from msgrpo.train.loop import enough_memory, train
 from msgrpo.train.rollouts import Players
-from msgrpo.train.run_folder import check_folder, how_to_go_on, resume_command, writing
+from msgrpo.train.run_folder import check_folder, config_of, how_to_go_on, resume_command, writing
 from tests.near import use_near_lakes
 from tests.train_helpers import Told
 
@@ -388,3 +388,16 @@ def test_the_command_that_goes_on_has_the_logs_that_no_setting_holds(tmp_path: P
     with pytest.raises(RunError) as full, writing(tmp_path, None, logs):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert str(full.value.fix).endswith(whole)
+
+
+def test_so_has_the_command_told_to_who_named_another_setting_or_has_to_allow_one(tmp_path: Path) -> None:
+    """Both lacked the logs."""
+    (tmp_path / CONFIG).write_text(make_config(given={"seed": 1}).model_dump_json())
+    with pytest.raises(UsageError) as differing:
+        check_folder(tmp_path, make_config(), resume=True, logs=["wandb"])
+    going_on = f"train --resume --out {tmp_path} --log wandb"
+    assert f"msgrpo {going_on};" in str(differing.value.fix)
+    (tmp_path / CONFIG).write_text('{"scenario": "a.py:b"}')
+    with pytest.raises(UsageError) as unnamed:
+        config_of(tmp_path, {}, logs=["wandb"])
+    assert unnamed.value.fix == f"if you trust it: msgrpo --allow a.py:b {going_on}"

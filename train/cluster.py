@@ -193,7 +193,7 @@ def train_on_ray(
             "rollouts=vllm starts a server beside the first trainer, whose end Ray would not let it notice",
             fix="--rollouts 'vllm(servers=1)': servers that Ray places; or --rollouts hf",
         )
-    check_folder(out, config, resume, address)
+    check_folder(out, config, resume, address, logs)
     with connected(address) as is_ours:
         gpus = ray.cluster_resources().get("GPU", 0) > 0
         if not gpus:

@@ -57,7 +57,7 @@ def run(given: Given) -> None:
     first = launched("RANK", 0) == 0
     if first:  # what loads models takes seconds more to import
         with writing(plan.folder, given.ray, given.log or ()):
-            check_folder(plan.folder, plan.config, given.resume, given.ray)
+            check_folder(plan.folder, plan.config, given.resume, given.ray, given.log or ())
     if given.watch:
         arguments = [argument for argument in sys.argv[1:] if argument != "--watch"]
         where = () if given.out_dir else ("--out", str(plan.folder))
@@ -78,7 +78,7 @@ def planned(given: Given) -> Plan:
 
     folder = given.out_dir or _free_folder(Path("runs") / _folder_for(configured(None).scenario), given.resume)
     said = settings_given(file=given.config_file, settings=settings, given=by_name)
-    held = config_of(folder, said, given.ray) if given.resume else None
+    held = config_of(folder, said, given.ray, given.log or ()) if given.resume else None
     if given.resume and held is None and not (given.scenario or given.config_file):
         fix = f"begin one: msgrpo train frozen-lake --out {shlex.quote(str(folder))}"
         raise UsageError(f"{folder} holds no run to go on with", fix=fix)
@@ -89,7 +89,7 @@ def _check_no_folder(given: Given) -> None:
     """Raise UsageError for a run's folder in the place of the scenario."""
     named = given.scenario
     if given.resume and named and named not in SCENARIOS and is_file(Path(named) / CONFIG):
-        fix = f"go on with: {resume_command(Path(named), given.ray)}"
+        fix = f"go on with: {resume_command(Path(named), given.ray, given.log or ())}"
         raise UsageError(f"{named} is a run's folder, and no scenario", fix=fix)
 
 

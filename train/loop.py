@@ -70,7 +70,7 @@ def train(
     check_logs(logs)
     with writing(out, cluster.address, logs), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
-            check_folder(out, config, resume, cluster.address)
+            check_folder(out, config, resume, cluster.address, logs)
         for choice in config.choices:
             choice.prepare()  # a wrong name ends the run before anything is written or loaded
         for scenario in config.scenarios:

@@ -30,7 +30,9 @@ BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", "cost.json",
 TRANSCRIPTS = 4  # episodes of the last update that are kept to read
 
 
-def check_folder(out: Path, config: TrainConfig, resume: bool, ray: str | None = None) -> None:
+def check_folder(
+    out: Path, config: TrainConfig, resume: bool, ray: str | None = None, logs: Sequence[str] = ()
+) -> None:
     """Refuse to touch a folder that holds another run, or anything that is no run; `ray` is the cluster's address."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file", fix="choose another --out")
@@ -38,7 +40,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool, ray: str | None =
         return
     if not resume and is_file(out / CONFIG):
         raise UsageError(f"--out {out} holds a run already", fix="go on with --resume, or choose another --out")
-    recorded = config_of(out, config.model_dump(), ray)
+    recorded = config_of(out, config.model_dump(), ray, logs)
     if recorded is None:
         raise UsageError(f"--out {out} is not empty and holds no run", fix="choose another --out")
     there, wanted = recorded.model_dump(), config.model_dump()
@@ -50,7 +52,7 @@ def check_folder(out: Path, config: TrainConfig, resume: bool, ray: str | None =
         differences = ", ".join(f"{key} {there[key]!r} there, {wanted[key]!r} asked" for key in differing)
         raise UsageError(
             f"--out {out} holds a run with other settings: {differences}",
-            fix=f"go on by its own: {resume_command(out, ray)}; or choose another --out",
+            fix=f"go on by its own: {resume_command(out, ray, logs)}; or choose another --out",
         )
 
 
@@ -92,7 +94,7 @@ def _program(ray: str | None) -> str:
     return f"{launcher} {here} {module} msgrpo.cli"
 
 
-def _resuming(out: Path, ray: str | None, logs: Sequence[str] = ()) -> str:
+def _resuming(out: Path, ray: str | None, logs: Sequence[str]) -> str:
     cluster = "" if ray is None else f" --ray {shlex.quote(ray)}"
     return f"train --resume --out {shlex.quote(str(out))}{cluster}{''.join(f' --log {name}' for name in logs)}"
 
@@ -125,7 +127,9 @@ def by_todays_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def config_of(out: Path, given: Mapping[str, Any], ray: str | None = None) -> TrainConfig | None:
+def config_of(
+    out: Path, given: Mapping[str, Any], ray: str | None = None, logs: Sequence[str] = ()
+) -> TrainConfig | None:
     """The settings of the run in `out`; None where there is none.
 
     `given` are the settings that a person gave themselves. Raises UsageError for a damaged file, and for one that
@@ -141,7 +145,7 @@ def config_of(out: Path, given: Mapping[str, Any], ray: str | None = None) -> Tr
                 raise ValueError("prompt is a text, which would be the name of a file to read")
             said = [f"{key}={given[key]}" for key in MAY_CHANGE if key in given]
             changes = "".join(f" --set {shlex.quote(setting)}" for setting in said)
-            check_named(recorded, given, str(file), f"{_resuming(out, ray)}{changes}", _program(ray))
+            check_named(recorded, given, str(file), f"{_resuming(out, ray, logs)}{changes}", _program(ray))
         return TrainConfig.model_validate(recorded)
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
