@@ -5,7 +5,7 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +14,18 @@ import pytest
 import torch
 
 from msgrpo.errors import GameFaultError, ModelError, RunError
+from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
-from msgrpo.train import checkpoint, loop
+from msgrpo.train import checkpoint, dqn, loop
 from msgrpo.train import msgrpo as equations
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import MicroBatching, make_config
 from msgrpo.train.display import Quiet
+from msgrpo.train.lab import load_study, run
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.nano import begun
+from msgrpo.train.nano.teach import teach
+from msgrpo.train.run_folder import refused
 from msgrpo.train.state import RunState
 from msgrpo.train.stopping import stop_requests
 from tests.command_line import run_here
@@ -89,7 +93,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(RunError, match="No space left"):
+    with pytest.raises(OSError, match="No space left"):
         checkpoint.save(tmp_path, checkpoint.State(Progress(step=2), {"a": torch.zeros(2)}, {}))
     state, damaged = checkpoint.load_latest(tmp_path)
     assert state is not None
@@ -102,13 +106,32 @@ def test_what_the_disk_refuses_of_a_checkpoint_is_told_in_its_words(tmp_path: Pa
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(RunError, match=r"step-000001 cannot be written: .*File too large"):
+        with pytest.raises(OSError, match=r"File too large: .*step-000001"):
             checkpoint.save(tmp_path, checkpoint.State(Progress(step=1), {"a": torch.ones(100_000)}, {}))
-        with pytest.raises(RunError, match=r"build\.pt cannot be written: .*File too large"):
+        with pytest.raises(OSError, match=r"File too large: .*build\.pt"):
             begun.save(tmp_path / "build.pt", {"a": torch.ones(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_only_a_full_disk_is_called_one_of_a_study_a_baseline_and_a_teaching(tmp_path: Path) -> None:
+    """The first two asked whether the disk is full, and the third advised to free some space, whatever it was."""
+    (tmp_path / "file").touch()
+    (tmp_path / "s.toml").write_text('question = "q"\nscenario = "frozen-lake"\nseeds = 1\n[arms.a]\n')
+    taken, study = tmp_path / "file" / "x", load_study(tmp_path / "s.toml")
+    begin: list[Callable[[], object]] = [
+        lambda: run(study, taken, 1, print),
+        lambda: dqn.train("frozen-lake", taken),
+        lambda: teach(get_scenario("frozen-lake"), taken),
+    ]
+    for one in begin:
+        with pytest.raises(RunError, match=r"^a file cannot be read or written in .*file") as caught:
+            one()
+        assert caught.value.fix == "remove the cause; the same command goes on"
+    with pytest.raises(RunError, match=r"^the disk is full in the run") as full, refused("the run x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.fix == "make room; the same command goes on"
 
 
 def test_memory_that_saving_lacks_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from msgrpo.errors import RunError
 from msgrpo.files import digest, replacing_folder
 
 KEEP = 2
@@ -49,24 +48,18 @@ class State:
 def save(run: Path, state: State) -> Path:
     """Write `checkpoints/step-N` in one move and drop all but the last two.
 
-    Raises RunError where there is no room; what was there before stays.
+    Raises OSError where there is no room; what was there before stays.
     """
     folder = run / "checkpoints" / f"step-{state.progress.step:06d}"
     saved = {part: getattr(state, part) for part in ("adapter", "optimizer", "memory")}
     saved["progress"] = asdict(state.progress)
     for left in folder.parent.glob("*.part"):  # by a killed writer
         shutil.rmtree(left, ignore_errors=True)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_folder(folder, full=True) as part:
-            with (part / "state.pt").open("wb") as file:
-                torch.save(saved, file)
-            (part / "sha256").write_text(digest(part / "state.pt"))
-    except OSError as error:
-        raise RunError(
-            f"the checkpoint {folder} cannot be written: {error}",
-            fix="free some disk space, then go on with the same command and --resume",
-        ) from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_folder(folder, full=True) as part:
+        with (part / "state.pt").open("wb") as file:
+            torch.save(saved, file)
+        (part / "sha256").write_text(digest(part / "state.pt"))
     for old in _folders(run)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return folder

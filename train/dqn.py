@@ -26,7 +26,7 @@ from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
 from msgrpo.models.dqn import CARD, WEIGHTS, policy_arguments, read_card
 from msgrpo.run_log import LOCK, alone
-from msgrpo.train.run_folder import quiet_boards
+from msgrpo.train.run_folder import refused
 
 CHECKPOINTS, REPLAY, BOARD = "checkpoints", "replay.npz", "tensorboard"
 BEFORE_A_CHECKPOINT = (LOCK, CHECKPOINTS, BOARD)  # what a run leaves that ended before its first
@@ -90,9 +90,10 @@ def train(
         "seed": seed,
         "tuning": asdict(tuning) | {"hidden": list(tuning.hidden)},
     }
-    _check_folder(out)
-    with alone(out), quiet_boards():
-        _go_on(scenario, out, card, tuning, goal, every, say)
+    with refused(f"the run {out}"):
+        _check_folder(out)
+        with alone(out):
+            _go_on(scenario, out, card, tuning, goal, every, say)
 
 
 def _check_folder(out: Path) -> None:
@@ -122,13 +123,10 @@ def _go_on(
             return
     saver = _Saver(out, card, every, goal, say)
     try:
-        try:
-            model.learn(goal - model.num_timesteps, callback=saver, reset_num_timesteps=False, tb_log_name="dqn")
-        finally:  # an interruption, too, leaves a checkpoint
-            if saver.started:
-                saver.save()
-    except OSError as error:
-        raise RunError(f"the run {out} cannot be written: {error}", fix="is the disk full?") from error
+        model.learn(goal - model.num_timesteps, callback=saver, reset_num_timesteps=False, tb_log_name="dqn")
+    finally:  # an interruption, too, leaves a checkpoint
+        if saver.started:
+            saver.save()
 
 
 def newest_checkpoint(out: Path) -> Path | None:

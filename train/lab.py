@@ -52,7 +52,7 @@ from msgrpo.text import as_json
 from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
 from msgrpo.train.mixture import names_of
-from msgrpo.train.run_folder import allowing, by_todays_names
+from msgrpo.train.run_folder import allowing, by_todays_names, refused
 from msgrpo.trust import check_named
 
 STUDY = "study.json"  # what a folder's study is, whole
@@ -211,12 +211,9 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
         Players.of(config, ALONE)
     if (opposite := study.opponent()) is not None:
         make_agent(opposite)  # a wrong name ends the study before it trains
-    try:
+    with refused(f"the study {out}"):
         out.mkdir(parents=True, exist_ok=True)
         return _run(study, out, workers, say)
-    except OSError as error:
-        fix = "is the disk full, or --out no folder? The same command goes on"
-        raise RunError(f"the study {out} cannot be read or written: {error}", fix=fix) from error
 
 
 def _run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,24 @@ def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
 @contextmanager
 def writing(out: Path, ray: str | None = None, logs: Sequence[str] = ()) -> Iterator[None]:
     """What the disk refuses, in whatever file of the run, is one clear error; what a network refuses is another."""
+
+    def then(first: str) -> str:
+        if not is_file(out / CONFIG):  # without its settings there is nothing to go on with
+            return f"{first}, or choose another --out"
+        return f"{first}, then go on: {resume_command(out, ray, logs)}"
+
+    with refused(f"the run {out}", then):
+        yield
+
+
+def the_same_command(first: str) -> str:
+    """What goes on with all but a run of `train`."""
+    return f"{first}; the same command goes on"
+
+
+@contextmanager
+def refused(where: str, then: Callable[[str], str] = the_same_command) -> Iterator[None]:
+    """What the system refuses within is one clear error. `then` says what to do `first`, and what then."""
     try:
         with quiet_boards():
             yield
@@ -182,12 +200,7 @@ def writing(out: Path, ray: str | None = None, logs: Sequence[str] = ()) -> Iter
             what, first = "a file cannot be read or written", "remove the cause"
         else:
             what, first = "the system has refused something", "remove the cause"
-        reason = str(error) or type(error).__name__
-        begun = is_file(out / CONFIG)  # without its settings there is nothing to go on with
-        fix = (
-            f"{first}, then go on: {resume_command(out, ray, logs)}" if begun else f"{first}, or choose another --out"
-        )
-        raise RunError(f"{what} in the run {out}: {reason}", fix=fix) from error
+        raise RunError(f"{what} in {where}: {str(error) or type(error).__name__}", fix=then(first)) from error
 
 
 @contextmanager

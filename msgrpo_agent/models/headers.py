@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,11 @@ def save_base(model: Any, tokenizer: Any, folder: Path) -> None:
     """
     try:
         model.save_pretrained(folder)
-    except SafetensorError as error:  # how safetensors tells of a full disk
-        raise OSError(str(error)) from error
+    except SafetensorError as error:  # how safetensors tells of a full disk, with the system's number in its words
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise OSError(str(error)) from error
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
     tokenizer.save_pretrained(folder)
     mode = (folder / "config.json").stat().st_mode
     for weights in folder.glob("*.safetensors"):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from msgrpo.errors import MsgrpoError, RunError, UsageError
+from msgrpo.errors import MsgrpoError, UsageError
 from msgrpo.serve.adapters import write_version
 from msgrpo.serve.preflight import free_port
 from msgrpo.serve.server import Server
@@ -69,13 +69,7 @@ class Listed:
         return self._urls
 
     def publish(self, name: str, files: Mapping[str, bytes]) -> dict[str, str]:
-        try:
-            write_version(self._folder, name, files)
-        except OSError as error:
-            raise RunError(
-                f"the folder of versions {self._folder} cannot be written: {error.strerror or error}",
-                fix="make room there, then the same command with --resume",
-            ) from error
+        write_version(self._folder, name, files)
         return {}
 
     def versions(self) -> list[str]:

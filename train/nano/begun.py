@@ -14,8 +14,8 @@ import torch
 from msgrpo.errors import RunError, UsageError, no_memory
 from msgrpo.files import check_regular, is_part, new_parents, remove_parts, replacing
 from msgrpo.models.asked import TAUGHT
-from msgrpo.models.headers import save_base
 from msgrpo.run_log import LOCK, alone
+from msgrpo.train.run_folder import refused
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def alone_in(out: Path, begun: str) -> Iterator[None]:
         further = f", with --base {shlex.quote(str(out))} to teach its model further" if out / TAUGHT in files else ""
         raise UsageError(f"--out {out} is not empty", fix=f"choose another --out{further}")
     is_new = not out.exists()
-    with new_parents(out), alone(out):
+    with refused(str(out)), new_parents(out), alone(out):
         remove_parts(out)
         try:
             yield
@@ -49,24 +49,9 @@ def check_steps(steps: int) -> None:
 
 
 def save(file: Path, saved: dict[str, Any]) -> None:
-    """Write it whole or not at all. Raises RunError where that cannot be done."""
-    try:
-        with replacing(file) as handle:
-            torch.save(saved, handle)
-    except OSError as error:
-        raise RunError(
-            f"{file} cannot be written: {error}", fix="free some space; the same command goes on"
-        ) from error
-
-
-def finish(model: Any, tokenizer: Any, out: Path) -> None:
-    """Write the model whole, as a base like any other. Raises RunError where that cannot be done."""
-    try:
-        save_base(model, tokenizer, out)
-    except OSError as error:
-        raise RunError(
-            f"the model cannot be written to {out}: {error}", fix="free some space; the same command goes on"
-        ) from error
+    """Write it whole or not at all."""
+    with replacing(file) as handle:
+        torch.save(saved, handle)
 
 
 @contextmanager

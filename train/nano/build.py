@@ -35,6 +35,7 @@ from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.games import SCENARIOS
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.snake import DELTA, Snake, ahead
+from msgrpo.models.headers import save_base
 from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, share_prefixes, trunk_and_head
 from msgrpo.prompt import ChatFormat, Prompt, PromptTemplate
 from msgrpo.references import best_actions
@@ -422,7 +423,7 @@ def build(
         while made.step < steps:
             made.block(progress)
             made.save(out / BEGUN)
-        begun.finish(made.model, made.tokenizer, out)
+        save_base(made.model, made.tokenizer, out)
         facts = made.facts()
         replace_text(out / "build.json", json.dumps(facts, indent=2) + "\n")
     return facts

@@ -33,6 +33,7 @@ from msgrpo.files import replace_text
 from msgrpo.game import Game, Outcome, Scenario, check_kind, stream
 from msgrpo.limits import games_code
 from msgrpo.models.asked import TAUGHT, taught_as
+from msgrpo.models.headers import save_base
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, longest_sharing, trunk_and_head
@@ -267,7 +268,7 @@ class Teaching:
         """The taught model as a folder that is a base like any other. It is the last that is done."""
         plain = self.model if self.whole else self._merged()
         plain.set_attn_implementation("sdpa")
-        begun.finish(plain, self.tokenizer, out)
+        save_base(plain, self.tokenizer, out)
 
     def _merged(self) -> Any:
         """The base's own weights and what was learned, added up in float32: bfloat16 would lose a part of either."""
