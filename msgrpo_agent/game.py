@@ -411,7 +411,7 @@ class Scenario:
         boards; so training, validation and test are kept apart by the board's hash, for the whole family. Where
         there are few starts, chance could leave a split empty; there every fifth in the order of their hashes is for
         test and the next one for validation (of two starts, one for both). Where nothing is held out, all splits have
-        all starts.
+        all starts. A start that cannot be looked at is one to train on, so that it ends no training.
 
         Raises UsageError for an unknown split.
         """
@@ -422,7 +422,13 @@ class Scenario:
     def _in_split(self, start_seed: int, split: Split) -> bool:
         if not self.holds_out:
             return True
-        key, number = self.start_key(start_seed), len(self._few_starts)
+        number = len(self._few_starts)
+        try:
+            key = self.start_key(start_seed)
+        except GameFaultError as fault:
+            if split != "train" or fault.fatal:
+                raise
+            return True  # its games fail too, and are counted where they are played
         if not number:
             return split_of(key) == split
         place = self._few_starts.get(key, 2)  # a start that no probe drew is trained on

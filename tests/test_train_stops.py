@@ -6,6 +6,8 @@ import re
 import resource
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from msgrpo.errors import GameFaultError, ModelError, RunError
+from msgrpo.game import Game
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.train import checkpoint, dqn, loop
@@ -24,7 +27,8 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.lab import load_study, run
 from msgrpo.train.memory import enough_memory
 from msgrpo.train.nano import begun
-from msgrpo.train.nano.teach import teach
+from msgrpo.train.nano.teach import rows_of, teach
+from msgrpo.train.rivals.skip import Skip
 from msgrpo.train.run_folder import refused
 from msgrpo.train.state import RunState
 from msgrpo.train.stopping import stop_requests
@@ -308,6 +312,24 @@ def test_games_that_fail_for_good_end_a_run_and_keep_every_finished_update(
     assert state is not None
     assert state.progress.step == 2
     assert told.said[-1] == f"kept: 2 updates; go on with: msgrpo train --resume --out {tmp_path / 'run'}"
+
+
+def test_a_start_that_cannot_be_looked_at_ends_no_training() -> None:
+    """It ended train and teach there, and again at each --resume. Its games are lost, as those of any other fault."""
+    lake = get_scenario("frozen-lake")
+
+    def make(start: int, chance: int) -> Game:
+        if start == 10_009:
+            raise IndexError("no such map")
+        return lake.make(start, chance)
+
+    frail = replace(lake, id="frail", family="frail", make=make)
+    first = list(islice(frail.starts("train", 10_007), 9))
+    assert 10_009 in first
+    assert list(islice(Skip().worthwhile(frail, iter(first), {}), 9)) == first
+    assert len(list(islice(rows_of(frail, 1), 60))) == 60
+    with pytest.raises(GameFaultError, match="no such map"):  # a suite has the same starts for everybody
+        list(islice(frail.starts("test", 10_007), 9))
 
 
 @pytest.mark.usefixtures("lean")

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from msgrpo.episode import Episode, derive_seed
+from msgrpo.errors import GameFaultError
 from msgrpo.game import Scenario, stream
 from msgrpo.train.rivals.contract import Explore, Further, Playing
 
@@ -58,5 +59,11 @@ def _streaks(memory: dict[str, Tensor]) -> dict[int, int]:
 
 
 def key_of(scenario: Scenario, start: int) -> int:
-    """A number for the board of this start; of games on a server, which is not asked, for its seed."""
-    return derive_seed("start", scenario.id, scenario.start_key(start))
+    """A number for the board of this start; for its seed where it cannot be looked at, or only by asking a server."""
+    try:
+        board: object = scenario.start_key(start)
+    except GameFaultError as fault:
+        if fault.fatal:
+            raise
+        board = start
+    return derive_seed("start", scenario.id, board)
