@@ -121,7 +121,7 @@ def open_lock(file: Path) -> TextIO:
     """
     check_regular(file)
     if file.is_symlink():
-        raise OSError(errno.EINVAL, "it is a link, and no lock", str(file))
+        raise OSError(errno.EINVAL, "it is a link, which may lead to any file: remove it", str(file))
     return file.open("a+")
 
 
