@@ -21,7 +21,7 @@ from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_con
 from msgrpo.prompt import Asked
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
-MUCH = 0.1  # of the adapter's change, lost in rounding
+MUCH = 0.1  # of the adapter's change, by which rounding moves the weights
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,13 @@ def _asked(asked: Asked) -> list[str]:
     return [*([said] if asked.options else []), *([long] if asked.length else [])]
 
 
+def _rounded(lost: float | None, dtype: str) -> list[str]:
+    if lost is None:
+        return []
+    keeps = "; --dtype float32 keeps it" if lost > MUCH else ""
+    return [f"rounding to {dtype} moved the weights by {lost:.1%} of the adapter's change{keeps}"]
+
+
 def _merged(order: Order) -> list[str]:
     from torch import bfloat16, float16, float32
 
@@ -84,19 +91,15 @@ def _merged(order: Order) -> list[str]:
     dtypes = {None: None, "bfloat16": bfloat16, "float16": float16, "float32": float32}
     chosen, lost = write_merged(order.run, order.folder, dtypes[order.dtype])
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
-    rounded = []
-    if lost is not None:
-        written = str(chosen).removeprefix("torch.")
-        keeps = "; --dtype float32 keeps it" if lost > MUCH else ""
-        rounded.append(f"{lost:.1%} of the adapter's change was lost in rounding to {written}{keeps}")
+    rounded = _rounded(lost, str(chosen).removeprefix("torch."))
     played = ["--agent", f"base:{order.place}", *trained_as(order.run).length]
     return [*rounded, f"play it: msgrpo play SCENARIO {shlex.join(played)}"]
 
 
 def _gguf(order: Order) -> list[str]:
     with needs("--to gguf", "gguf"):
-        from msgrpo.models.gguf_writer import write_gguf, write_gguf_adapter
-    from msgrpo.models.merged import merged
+        from msgrpo.models.gguf_writer import as_stored, write_gguf, write_gguf_adapter
+    from msgrpo.models.merged import lost_in, merged
 
     model, tokenizer, adapter = merged(order.run)
     if not adapter.whole:
@@ -106,12 +109,14 @@ def _gguf(order: Order) -> list[str]:
         )
     dtype = order.dtype or "float16"
     file = order.folder / f"{order.name}-{dtype}.gguf"
+    rounded = _rounded(lost_in(model, adapter, lambda weight: as_stored(weight, dtype)), dtype)
     notes = write_gguf(model, tokenizer, adapter.base, file, order.name, dtype)
     write_gguf_adapter(adapter, model.config, order.folder / f"{order.name}-lora.gguf", order.name)
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=True))
     asked = trained_as(order.run)
     played = ["--agent", f"endpoint:http://127.0.0.1:8080/v1#{order.name}", *asked.options, *asked.length]
     return [
+        *rounded,
         *notes,
         f"{order.name}-lora.gguf is the adapter alone, for a GGUF file of its base",
         f"serve it: llama-server -m {shlex.quote(str(order.place / file.name))} --port 8080",

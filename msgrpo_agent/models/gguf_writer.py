@@ -17,6 +17,7 @@ import gguf
 import numpy as np
 from gguf import MODEL_ARCH, GGMLQuantizationType, TokenType
 from tokenizers import Tokenizer
+from torch import Tensor, from_numpy
 
 from msgrpo.episode import observation_of
 from msgrpo.errors import ModelError
@@ -217,12 +218,21 @@ def _same(one: Tokenizer, other: Tokenizer, texts: Iterable[str]) -> int:
     return sum(one.encode(text).ids == other.encode(text).ids for text in texts)
 
 
-def _add(writer: Any, name: str, weight: np.ndarray, dtype: str) -> None:
-    """Vectors stay in float32, and so does a matrix whose rows q8_0 cannot part into blocks."""
+def as_stored(weight: Tensor, dtype: str) -> Tensor:
+    """The weight as it is read again from a file of this dtype."""
+    values = weight.float().numpy()
+    kind = _kind(values, dtype)
+    return from_numpy(gguf.dequantize(gguf.quantize(values, kind), kind))
+
+
+def _kind(weight: np.ndarray, dtype: str) -> GGMLQuantizationType:
+    """Vectors stay in float32, and a matrix whose rows q8_0 cannot part into blocks is written in float16."""
     kind = KINDS[dtype] if weight.ndim > 1 else GGMLQuantizationType.F32
-    if kind == GGMLQuantizationType.Q8_0 and weight.shape[-1] % BLOCK:
-        kind = GGMLQuantizationType.F16
-    weight = np.ascontiguousarray(weight)
+    return GGMLQuantizationType.F16 if kind == GGMLQuantizationType.Q8_0 and weight.shape[-1] % BLOCK else kind
+
+
+def _add(writer: Any, name: str, weight: np.ndarray, dtype: str) -> None:
+    kind, weight = _kind(weight, dtype), np.ascontiguousarray(weight)
     writer.add_tensor(name, gguf.quantize(weight, kind), raw_dtype=kind)
 
 

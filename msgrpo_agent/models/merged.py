@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,27 +82,26 @@ def base_dtype(base: str) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def lost_in(model: Any, adapter: Adapter, dtype: torch.dtype) -> float:
-    """How much of the adapter's change rounding to `dtype` takes away: ‖round(W + ΔW) − (W + ΔW)‖ / ‖ΔW‖.
+def lost_in(model: Any, adapter: Adapter, stored: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
+    """How far the weights are from the merged ones as they are `stored`, measured by the adapter's change:
+    ‖stored(W + ΔW) − (W + ΔW)‖ / ‖ΔW‖; None where there is no change, or one that is more than B A, and so not known.
 
     In bfloat16, whose neighbours lie 1/256 apart, a change that is small beside its weight is rounded away.
     """
-    weights = dict(model.named_modules())
-    error = sum(
-        float((weights[layer].weight.to(dtype).float() - weights[layer].weight).square().sum())
-        for layer in adapter.layers
-    )
+    if not (adapter.whole and adapter.changes):
+        return None
+    weights = (model.get_submodule(layer).weight.detach() for layer in adapter.layers)
+    error = sum(float((stored(weight) - weight).square().sum()) for weight in weights)
     return float((error / adapter.squared_change()) ** 0.5)
 
 
 def write_merged(run: Path, out: Path, dtype: torch.dtype | None) -> tuple[torch.dtype, float | None]:
-    """Write the merged model with its tokenizer to `out`; returns the weights' dtype and what its rounding has taken
-    (None where there is no change, or one that is more than B A, and so not known).
+    """Write the merged model with its tokenizer to `out`; returns the weights' dtype and what its rounding has taken.
 
     Without `dtype` that of the base's own files. W + ΔW is added up in float32 and rounded once.
     """
     model, tokenizer, adapter = merged(run)
     chosen = dtype or base_dtype(adapter.base)
-    lost = lost_in(model, adapter, chosen) if adapter.whole and adapter.changes else None
+    lost = lost_in(model, adapter, lambda weight: weight.to(chosen).float())
     save_base(model.to(chosen), tokenizer, out)
     return chosen, lost
