@@ -22,6 +22,7 @@ from msgrpo.serve.adapters import Adapter, same_base, served_rank
 Engine = Literal["cuda", "cpu"]
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+NAMED = "--adapter NAME=DIR, --name NAME for the base"  # how a person names models
 KEY_VARIABLE = "MSGRPO_API_KEY"
 DRAIN_S = 10  # requests in flight may end in this time after a stop
 CACHE_GIB, CACHE_GIB_NANO = 4, 1  # of keys and values, on a CPU
@@ -200,12 +201,9 @@ def child_environment(launch: Launch, ours: Mapping[str, str]) -> dict[str, str]
 def _check_names(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(
-                f"two models would be named {name!r}",
-                fix="name them apart: --adapter NAME=DIR, --name NAME for the base",
-            )
+            raise UsageError(f"two models would be named {name!r}", fix=f"name them apart: {NAMED}")
         if not is_model_name(name):
-            raise UsageError(f"{name!r} is no model name", fix="use letters, digits and . _ - /")
+            raise UsageError(f"{name!r} is no model name", fix=f"give it one of letters, digits and . _ - /: {NAMED}")
 
 
 def is_model_name(name: str) -> bool:

@@ -152,7 +152,7 @@ def test_names_that_clash_are_refused() -> None:
         build(Request(adapters=(adapter("nano"),)), "cpu")
     assert build(Request(adapters=(adapter("nano"),), name="base"), "cpu").models == ["base", "nano"]
     for name in ("a b", "-x", "it's", ""):
-        with pytest.raises(UsageError, match="is no model name"):
+        with pytest.raises(UsageError, match=r"is no model name\n.*: --adapter NAME=DIR"):
             build(Request(adapters=(adapter(name),)), "cpu")
 
 
