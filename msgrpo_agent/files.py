@@ -122,7 +122,7 @@ def open_lock(file: Path) -> TextIO:
     check_regular(file)
     if file.is_symlink():
         raise OSError(errno.EINVAL, "it is a link, which may lead to any file: remove it", str(file))
-    return file.open("a+")
+    return file.open("a+", errors="replace")  # what it holds is anybody's
 
 
 def is_file(name: str | Path) -> bool:

@@ -127,7 +127,7 @@ def goes_on(run: Path) -> bool | None:
     if not (run / LOCK).is_file():  # a pipe would be waited for
         return None
     try:
-        with (run / LOCK).open() as lock:
+        with (run / LOCK).open(errors="replace") as lock:
             if lock.read() != gethostname():
                 return None
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

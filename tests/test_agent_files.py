@@ -27,7 +27,7 @@ from msgrpo.files import is_part, replace_bytes, replace_text, replacing_folder
 from msgrpo.games import get_scenario
 from msgrpo.models.gguf_file import parameters
 from msgrpo.references import RandomAgent
-from msgrpo.run_log import LOCK, alone
+from msgrpo.run_log import LOCK, alone, goes_on
 from msgrpo.train.config import settings_given
 from msgrpo.train.dqn import REPLAY, _load
 from msgrpo.train.lab import _alone, load_study
@@ -171,6 +171,14 @@ def test_a_lock_is_made_in_its_folder_and_nowhere_else(
     with pytest.raises((OSError, RecordError), match="no regular file"), lock(out):
         pass
     os.close(held)
+
+
+def test_a_lock_that_holds_no_text_is_a_lock(tmp_path: Path) -> None:
+    """It was a traceback, of train and play."""
+    (tmp_path / LOCK).write_bytes(b"\xff\xfe")
+    assert goes_on(tmp_path) is None
+    with alone(tmp_path):
+        assert goes_on(tmp_path)
 
 
 def test_the_answers_of_an_interrupted_evaluation_are_written_through_no_link(tmp_path: Path) -> None:

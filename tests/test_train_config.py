@@ -550,6 +550,15 @@ def test_a_second_watch_in_a_folder_leaves_the_firsts_log(tmp_path: Path, monkey
     assert log.read_text() == ""
 
 
+def test_a_watched_training_may_print_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a game's own library does: at the end its last lines were a traceback."""
+    monkeypatch.setattr(beside, "PROGRAM", (sys.executable, "-c", "import os; os.write(1, b'caf\\xe9\\n')"))
+    shown: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True, write=shown.append))
+    assert beside.train_and_watch([], tmp_path) == 0
+    assert shown == ["caf\N{REPLACEMENT CHARACTER}\n"]
+
+
 def test_settings_of_another_type_are_named(tmp_path: Path) -> None:
     """Each was an error of Python about a line of ours."""
     with pytest.raises(UsageError, match=r"preset is {'steps': 3}, no str\n.*given="):

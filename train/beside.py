@@ -55,7 +55,7 @@ def train_and_watch(arguments: Sequence[str], folder: Path) -> int:
             _watch(training, folder)
         except KeyboardInterrupt:
             _stop(training)
-    sys.stdout.write("".join(line + "\n" for line in log.read_text().splitlines()[-3:]))
+    sys.stdout.write("".join(line + "\n" for line in log.read_text(errors="replace").splitlines()[-3:]))
     return training.returncode if training.returncode >= 0 else 128 - training.returncode
 
 
