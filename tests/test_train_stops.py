@@ -138,6 +138,23 @@ def test_only_a_full_disk_is_called_one_of_a_study_a_baseline_and_a_teaching(tmp
     assert full.value.fix == "make room; the same command goes on"
 
 
+def test_a_disk_that_cannot_be_read_is_no_damaged_teaching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was advised to begin anew in another folder."""
+    (tmp_path / "teach.pt").touch()
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(tmp_path / "teach.pt"))
+
+    monkeypatch.setattr(torch, "load", stale)
+    with (
+        pytest.raises(RunError, match="Stale file handle") as caught,
+        begun.alone_in(tmp_path, "teach.pt"),
+        begun.taking_over(tmp_path / "teach.pt", ""),
+    ):
+        pass
+    assert caught.value.fix == "remove the cause; the same command goes on"
+
+
 def test_memory_that_saving_lacks_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint and a teaching that lacked memory advised to free some disk space."""
 

@@ -69,8 +69,8 @@ def taking_over(file: Path, planned: str) -> Iterator[dict[str, Any]]:
             )
         yield saved
     except Exception as error:  # whatever a file holds that somebody changed
-        if isinstance(error, UsageError) or no_memory(error) is not None:
-            raise
+        if isinstance(error, UsageError | OSError) or no_memory(error) is not None:
+            raise  # the disk's trouble, or the memory's, is no damage
         raise RunError(
             f"{file} is damaged, or of another version: {type(error).__name__}", fix="begin anew in another --out"
         ) from error
