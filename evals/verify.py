@@ -262,6 +262,8 @@ def _differences(episode: Episode) -> Iterator[str]:
         yield from _of_step(game, turns, last)
     for turn in last.values():
         yield from _late_left(turn)
+    if episode.error not in (None, GAME_FAULT) and episode.agents and COMPUTED.keys() >= {*episode.agents.values()}:
+        yield f"it says that it failed ({episode.error}), and nobody in it asks anything that could fail so"
     if episode.error is not None and _is_result(scenario, game):
         yield f"it says that it failed ({episode.error}), but the game was over ({game.outcome})"
     if episode.error is None and game.outcome is Outcome.PLAYING:

@@ -707,3 +707,16 @@ def test_a_start_that_fails_is_a_line_of_its_own_and_replays(errand: MakeErrand,
     lost = [episode for episode in read_episodes(file) if episode.error is not None]
     assert 0 < len(lost) < 30
     assert verify(file).failed == len(lost)
+
+
+def test_a_lost_episode_of_random_is_no_failure_of_a_server(tmp_path: Path) -> None:
+    """It asks none: its losses, relabelled so, left its score, and `verify` passed them."""
+    played(tmp_path, RandomAgent())
+    (file,) = tmp_path.glob("*/*.jsonl")
+
+    def relabelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**row, "error": "connection", "turns": [], "returns": {}, "success": None} for row in rows]
+
+    rewritten(file, relabelled)
+    with pytest.raises(RecordError, match=r"says that it failed \(connection\), and nobody in it asks"):
+        verify(file)
