@@ -71,6 +71,11 @@ def _pairs(played: Sequence[Series]) -> Iterator[Pair]:
 
 
 def _notes(plays: Sequence[Series]) -> Iterator[str]:
+    called = {
+        (spec, name) for play in plays for run in play.runs for spec, name in run.names.items() if name == play.name
+    }
+    for spec, name in sorted(called):
+        yield f"{name} is the agent {spec}: --name calls it so."
     taught = {play.label: teacher for play in plays if (teacher := play.settings.get("teacher"))}
     for agent, teacher in taught.items():
         yield (

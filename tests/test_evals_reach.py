@@ -555,6 +555,15 @@ async def test_what_each_port_was_asked_counts(tmp_path: Path) -> None:
         assert play.price is not None
 
 
+def test_the_table_says_whom_a_given_name_means(tmp_path: Path) -> None:
+    """Only the card did: on the terminal a reader took the name for a model of its own."""
+    board = eval_here(tmp_path, agents=["random", "optimal"], episodes=2, names=["random=mine"])
+    console = Console(width=80, file=io.StringIO())
+    console.print(*tables.terminal(board))
+    assert "note: mine is the agent random" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "optimal is the agent" not in str(board.notes)
+
+
 async def test_a_refused_command_leaves_nothing(tmp_path: Path) -> None:
     async with FakeServer() as server:
         spec = f"endpoint:{server.url}#fake"
