@@ -16,7 +16,7 @@ import ray
 
 from msgrpo.agent import Agent
 from msgrpo.episode import Episode, few_collections
-from msgrpo.errors import EndpointError, MsgrpoError, RunError, first_line
+from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, RunError, first_line
 from msgrpo.evals.run import Given, play_one
 from msgrpo.games import get_scenario
 
@@ -92,8 +92,11 @@ class _Fault:
     def __init__(self, error: MsgrpoError) -> None:
         self._message, self._fix = error.message, error.fix
         self._kind = (error.kind, error.fatal) if isinstance(error, EndpointError) else None
+        self._of_game = isinstance(error, GameFaultError)
 
     def error(self) -> MsgrpoError:
+        if self._of_game:
+            return GameFaultError(self._message, fatal=True, fix=self._fix)
         if self._kind is None:
             return RunError(self._message, fix=self._fix)
         return EndpointError(self._message, kind=self._kind[0], fatal=self._kind[1], fix=self._fix)

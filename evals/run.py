@@ -139,9 +139,9 @@ async def evaluate(
     episode begins; `command` and `names` (of agents, for tables) stand in `run.json`; `elsewhere` plays in other
     processes. Raises EndpointError for a fatal failure or too many others (`max_failures`, or more than
     FEWEST_FAILURES and FAILURE_SHARE of what ended), GameFaultError, once all else is played, for games whose own
-    code failed so often or whose starts cannot be looked at, UsageError where an agent is none (`check_agent`) or
-    can play nothing, two agents or scenarios share a name, a name, a number or the split makes no sense, or `out`
-    holds another split.
+    code failed so often, or took too long three times, or whose starts cannot be looked at, UsageError where an
+    agent is none (`check_agent`) or can play nothing, two agents or scenarios share a name, a name, a number or the
+    split makes no sense, or `out` holds another split.
     """
     budget = budget or Budget()
     check_given("budget", budget, Budget, fix="msgrpo.evals.budget.Budget(tokens=100_000)")
@@ -371,7 +371,10 @@ async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: _Asked, fa
             if not isinstance(job, _Job):
                 await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
-            failures.count(job, await _play(agent, job, asked))
+            try:
+                failures.count(job, await _play(agent, job, asked))
+            except GameFaultError as fault:  # a fatal one: the game took too long too often
+                failures.give_up(job.scenario.id, fault)
 
     workers = [asyncio.create_task(work()) for _ in range(places)]
     try:
@@ -477,14 +480,14 @@ async def _play_elsewhere(
             chunk, coming = running[0]
             await coming
             running.popleft()
-            for job, episode in _record_all(agent, chunk, coming, progress):
+            for job, episode in _record_all(agent, chunk, coming, progress, failures):
                 failures.count(job, episode)
             begin_some()
     finally:
         for chunk, coming in running:  # what came while an earlier chunk was waited for
             if coming.done() and not coming.cancelled() and coming.exception() is None:
                 with suppress(MsgrpoError):  # another is on its way out
-                    _record_all(agent, chunk, coming, progress)
+                    _record_all(agent, chunk, coming, progress, failures)
             coming.cancel()
         await asyncio.gather(*(coming for _, coming in running), return_exceptions=True)
 
@@ -494,11 +497,14 @@ def _record_all(
     chunk: Sequence[_Job],
     played: asyncio.Future[list[Episode | MsgrpoError]],
     progress: EvalProgress,
+    failures: _Failures,
 ) -> list[tuple[_Job, Episode]]:
     """Record what of a chunk was played; then raise what ended the rest of it."""
     ended, faults = [], []
     for job, episode in zip(chunk, played.result(), strict=True):
-        if isinstance(episode, MsgrpoError):
+        if isinstance(episode, GameFaultError):
+            failures.give_up(job.scenario.id, episode)
+        elif isinstance(episode, MsgrpoError):
             faults.append(episode)
         else:
             _ended(agent, job, episode, progress)
@@ -554,5 +560,10 @@ class _Failures:
         if not game:
             fix = f"see what is wrong with the endpoint or the game, then {again}"
             raise EndpointError(said, kind="too_many_failures", fatal=True, fix=fix)
-        self.given_up.add(game)
-        self.faults.append(GameFaultError(said, fix=f"see what is wrong with the game, then {again}"))
+        self.give_up(game, GameFaultError(said, fix=f"see what is wrong with the game, then {again}"))
+
+    def give_up(self, scenario: str, fault: GameFaultError) -> None:
+        """Play this game no further, and the others all the same."""
+        if scenario not in self.given_up:
+            self.given_up.add(scenario)
+            self.faults.append(fault)

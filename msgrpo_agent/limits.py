@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ _lock = threading.Lock()
 _one_at_a_time = threading.RLock()  # what limits the memory of the whole process
 _watcher: threading.Thread | None = None
 _wakes = False  # whether the main thread has been asked to take the signal
-_hangs: Counter[str] = Counter()  # calls of each game that took too long
+_hangs: dict[str, list[str]] = defaultdict(list)  # game -> what is said of each call that took too long
 
 
 def within(limit_s: float, what: str) -> _Within:
@@ -225,17 +225,23 @@ class _GamesCode:
         if isinstance(error, GameError):
             return error
         if isinstance(error, TookTooLongError):
-            _hangs[self._name] += 1
-            fatal = _hangs[self._name] >= HANGS
-            fix = f"it did so {HANGS} times, and what was played before is kept: msgrpo games check {{}}"
-            return GameFaultError(
-                f"{game} took longer than {GAME_S:g} s: {where_raised(error)}",
-                fatal=fatal,
-                fix=fix.format(shlex.quote(self._name)) if fatal else None,
-            )
+            _hangs[self._name].append(f"{game} took longer than {GAME_S:g} s: {where_raised(error)}")
+            return _hung(self._name)
         if is_interrupt(error):  # nothing of ours is awaited within: a cancellation, too, is the game's own
             return error
         return GameFaultError(f"{game} failed: {where_raised(error)}")
+
+
+def _hung(name: str) -> GameFaultError:
+    fatal = len(_hangs[name]) >= HANGS
+    fix = f"it did so {HANGS} times, and what was played before is kept: msgrpo games check {shlex.quote(name)}"
+    return GameFaultError(_hangs[name][-1], fatal=fatal, fix=fix if fatal else None)
+
+
+def check_hangs(name: str) -> None:
+    """Raise the fatal fault of a game that took too long too often, before another of its episodes waits for it."""
+    if len(_hangs.get(name, ())) >= HANGS:
+        raise _hung(name)
 
 
 @contextmanager

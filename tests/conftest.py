@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +98,7 @@ def nothing_has_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """All hostile games have one name, and the third hang of a game is the last."""
     from msgrpo import limits
 
-    monkeypatch.setattr(limits, "_hangs", Counter())
+    monkeypatch.setattr(limits, "_hangs", defaultdict(list))
     monkeypatch.setattr(limits, "_wakes", False)  # pytest's own limit may have had the signal when it was asked for
 
 

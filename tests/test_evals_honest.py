@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from msgrpo import limits
 from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.episode import play_episode, read_episodes
 from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
@@ -637,6 +639,30 @@ def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_ma
     played(tmp_path / "c", RandomAgent(), scenario=errand(Always), episodes=4)
     with pytest.raises(RecordError, match=r"\(msgrpo games check errand looks"):
         command.merge([tmp_path / "c"], None)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a limit may strike in a callback
+@pytest.mark.usefixtures("nothing_has_hung")
+def test_a_game_that_hangs_too_often_keeps_nobody_from_another(
+    errand: MakeErrand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its third hang ended the evaluation: neither the other game nor the other agent was played."""
+    monkeypatch.setattr(limits, "GAME_S", 0.4)
+    hangs = []
+
+    class Stuck(Errand):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            hangs.append(self.steps)
+            time.sleep(60)
+            return {}
+
+    agents = [RandomAgent(), RandomAgent(spec="third")]
+    with pytest.raises(GameFaultError, match="took longer") as error:
+        asyncio.run(evaluate(agents, [errand(Stuck), LAKE], 8, tmp_path))
+    assert "3 times" in str(error.value.fix)
+    assert len(hangs) == limits.HANGS  # and none of those that go on, nor of the other agent's, hangs once more
+    assert [len(list(read_episodes(tmp_path / name / "frozen-lake.jsonl"))) for name in ("random", "third")] == [8, 8]
 
 
 async def test_a_game_without_an_end_is_no_result() -> None:
