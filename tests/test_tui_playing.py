@@ -314,6 +314,18 @@ async def test_the_way_out_is_named_while_an_agent_keeps_one_waiting(app_of, clo
         await settle(pilot)
 
 
+async def test_while_an_agent_thinks_a_person_is_told_the_keys_that_look_back(app_of) -> None:
+    """The foot named the arrows, which are the person's moves."""
+    gate = asyncio.Event()
+    app = app_of(Setup("snake", "human", "s", seed=3), s=scripted("s", answer("up"), gate=gate))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("up")
+        await until(lambda: "stop waiting" in keys_of(app))
+        assert "[ ] back, on" in keys_of(app)
+        gate.set()
+        await settle(pilot)
+
+
 async def test_a_person_in_the_past_of_the_game_is_told(app_of) -> None:
     app = app_of(Setup("snake", "human", seed=3))
     async with app.run_test() as pilot:

@@ -105,6 +105,10 @@ class PlayScreen(MatchScreen):
         keys = self.host.keys.get(name) or KEYS_OF[name]
         return Hint(SHORT.get(first := keys.split(",")[0], first), words, action)
 
+    def _back(self) -> str:
+        """The keys that scrub: where a person plays, arrows move."""
+        return "[ ]" if self.match.people() else "← →"
+
     def _hints_of_the_end(self) -> list[Hint]:
         shown = []
         if self.replay is None and (self.series is None or self.series.over):
@@ -114,10 +118,9 @@ class PlayScreen(MatchScreen):
             shown.append(self._hint("game.restart", "again", "restart"))
         elif self.replay is not None and self.replay.further(1) is not None:
             shown.append(self._hint("game.next", "next episode", "next_seed"))
-        arrows = "[ ]" if self.match.people() else "← →"
         return [
             *shown,
-            Hint(arrows, "look back", "seek(-1)"),
+            Hint(self._back(), "look back", "seek(-1)"),
             Hint("tab", "events", "event(1)"),
             Hint("e", "save", "export"),
         ]
@@ -145,7 +148,7 @@ class PlayScreen(MatchScreen):
             shown.append(Hint("esc", "stop waiting", "cancel"))
         shown.append(self._hint("play.pause", "pause" if self.pace.playing else "go on", "pause"))
         shown.append(self._hint("play.step", "step", "step"))
-        shown += [Hint("← →", "back, on", "seek(-1)"), Hint("+ −", "speed", "speed(1)")]
+        shown += [Hint(self._back(), "back, on", "seek(-1)"), Hint("+ −", "speed", "speed(1)")]
         shown.append(self._hint("show.details", "prompt", "details"))
         shown.append(self._hint("seat.take", "take over", "take_over(0)"))
         if self.replay is None or self.replay.further(1) is not None:
