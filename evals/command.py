@@ -376,6 +376,11 @@ def merge(
     board = leaderboard.build(played, notes)
     if not board.rows:
         raise RecordError("there is no result to show: " + ("; ".join(board.notes) or "the records are empty"))
+    board.made.append(
+        "Every episode was simulated again before it counted."
+        if check
+        else "The results stand as they were recorded: leaderboard --verify simulates every episode again."
+    )
     if out is not None:
         write_tables(board, played, out)
     return board

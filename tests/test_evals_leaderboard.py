@@ -427,7 +427,7 @@ def test_a_person_may_have_taken_over(evaluated: Path) -> None:
 
 def test_a_failed_episode_replays_up_to_its_failure(evaluated: Path) -> None:
     failed = next(read_episodes(evaluated / "optimal" / f"{SCENARIO}.jsonl"))
-    failed.turns = failed.turns[:1]
+    failed.turns, failed.agents = failed.turns[:1], {"player": "a"}
     failed.outcome, failed.success, failed.returns = Outcome.PLAYING, False, {"player": 0.0}
     failed.error, failed.error_message = "timeout", "no answer in time"
     assert first_difference(failed) is None
@@ -521,7 +521,9 @@ def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path:
     gaps = places[seeds_of(third)]
     write(tmp_path / "gaps", [third])
     assert verify(tmp_path / "gaps" / "r.jsonl").missing == ({SCENARIO: gaps} if gaps else {})
-    lost = third.model_copy(update={"error": "server_error", "turns": [], "outcome": Outcome.PLAYING})
+    lost = third.model_copy(
+        update={"error": "server_error", "turns": [], "outcome": Outcome.PLAYING, "agents": {"player": "a"}}
+    )
     write(tmp_path / "lost", [lost])
     assert "1 of them without a result" in verify(tmp_path / "lost" / "r.jsonl").summary
     write(
@@ -604,12 +606,15 @@ def test_seeds_of_no_suite_are_refused_in_an_evaluation_and_named_elsewhere(tmp_
 
 
 def test_leaderboard_verify_plays_every_episode_again(evaluated: Path, tmp_path: Path) -> None:
-    run("leaderboard", str(evaluated), "--verify")
+    """Whoever reads the tables is told whether it did."""
+    run("leaderboard", str(evaluated), "--verify", "--out", str(tmp_path))
+    assert "Every episode was simulated again" in (tmp_path / "card.md").read_text()
     record = evaluated / "random" / f"{SCENARIO}.jsonl"
     lines = record.read_text().splitlines()
     lines[0] = lines[0].replace('"state":"Step 1', '"state":"Step 7', 1)
     record.write_text("\n".join(lines) + "\n")
-    run("leaderboard", str(evaluated))  # the sums are right
+    run("leaderboard", str(evaluated), "--out", str(tmp_path))  # the sums are right
+    assert "The results stand as they were recorded" in (tmp_path / "card.md").read_text()
     with pytest.raises(RecordError, match="does not replay"):
         run("leaderboard", str(evaluated), "--verify")
 
