@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgrpo.errors import UsageError
+from msgrpo.mixture import names_of
 from msgrpo.prompt import PRESETS, is_json
 
 _allowed: set[str] = set()
@@ -44,9 +45,7 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if not isinstance(value, str):
             continue
         if key == "scenario":
-            parts = re.split(r",(?![^(]*\))", value)
-            games = [re.sub(r"@[\d.]+$", "", part.strip()) for part in parts]  # a mixture's shares name nothing
-            names = [name for name in games if names_code(name)]
+            names = [name for name in names_of(value) if names_code(name)]
         elif key == "rollouts":
             # hf and vllm name nothing; all else has a server in it, or a folder
             names = [] if re.fullmatch(r"\s*(hf|vllm)\s*(\(.*\))?\s*", value, re.DOTALL) else [value]

@@ -695,7 +695,7 @@ def test_a_seat_that_never_moved_is_compared_with_nothing(settings: list[str], t
 
 
 def test_names_of_a_mixture_keep_their_own_commas() -> None:
-    from msgrpo.train.mixture import names_of, weights_of
+    from msgrpo.mixture import names_of, weights_of
 
     assert weights_of("snake, frozen-lake@0.5") == [1, 0.5]
     assert names_of("snake, frozen-lake") == ["snake", "frozen-lake"]

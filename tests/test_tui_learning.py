@@ -292,6 +292,19 @@ async def test_what_the_signs_of_the_curve_mean_is_read_whole_on_a_usual_termina
         assert cell_len(str(box.border_subtitle)) <= room
 
 
+async def test_of_a_mixture_it_is_said_whose_game_alone_is_evaluated(run: Path) -> None:
+    """The points stood on the curve of the training score, which is of all its games."""
+    settings = json.loads((run / run_log.CONFIG).read_text()) | {"scenario": "frozen-lake@0.7,snake"}
+    (run / run_log.CONFIG).write_text(json.dumps(settings))
+    watched, console = Learning.of(run), Console(file=io.StringIO())
+    app = PlayApp(lambda spec: RandomAgent(), run=watched, clock=ManualClock())
+    async with app.run_test(size=(NARROWEST, 24)) as pilot:
+        await settle(pilot)
+        assert app.screen.query_one("#progress").border_title == "success   ┼ frozen-lake alone"
+    launch.print_run(watched, console)
+    assert "after 1 update: success of frozen-lake alone" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 async def test_before_the_first_update_the_foot_names_only_keys_that_do_something(film: Learning) -> None:
     """It named six that did nothing."""
     run = film.folder

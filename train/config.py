@@ -29,13 +29,13 @@ from msgrpo.files import read_regular
 from msgrpo.game import MOST_POINTS, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.outside import on_server
+from msgrpo.mixture import names_of, weights_of
 from msgrpo.models.asked import taught_as
 from msgrpo.models.gguf_file import is_gguf
 from msgrpo.models.paths import NANO
 from msgrpo.prompt import PromptTemplate, make_template
 from msgrpo.text import Clean
 from msgrpo.train.backends import BACKENDS, ROLLOUTS, Hf, RolloutSettings, Tinker, Vllm, read_backend, read_rollouts
-from msgrpo.train.mixture import names_of, weights_of
 from msgrpo.train.presets import CHOSEN, PRESETS, preset_for
 from msgrpo.train.rivals import RIVALS, choose, is_outside, parsed, rival
 from msgrpo.train.rivals.contract import Choice, Credit, Explore, Gate, Loss, Objectives, Select, Teacher

@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from msgrpo.evals.stats import Difference, paired_difference
+from msgrpo.mixture import names_of
 from msgrpo.models.paths import NANO
 from msgrpo.prompt import Asked
-from msgrpo.train.mixture import names_of
 
 Row = Mapping[str, Any]
 RECENT = 5  # updates whose mean is what a run does now

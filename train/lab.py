@@ -46,12 +46,12 @@ from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.extras import needs
 from msgrpo.files import open_lock, read_regular, replace_text
 from msgrpo.games import get_scenario
+from msgrpo.mixture import names_of
 from msgrpo.run_log import SUMMARY
 from msgrpo.specs import make_agent
 from msgrpo.text import as_json
 from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
-from msgrpo.train.mixture import names_of
 from msgrpo.train.run_folder import allowing, by_todays_names, refused
 from msgrpo.trust import check_named
 

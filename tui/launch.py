@@ -322,9 +322,11 @@ def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, game
 
 def print_run(run: Learning, console: Console) -> None:
     """The run as text: where it stands, its evaluations, the newest update's groups, its film in one line."""
-    lines = [run.title()]
+    lines, of = [run.title()], f" of {run.evaluated} alone" if run.evaluated else ""
     for step, mean, low, high in run.evaluations:
-        lines.append(f"  after {counted(step, 'update')}: {run.score} {mean:.3f} {interval_text(low, high, '.3f')}")
+        lines.append(
+            f"  after {counted(step, 'update')}: {run.score}{of} {mean:.3f} {interval_text(low, high, '.3f')}"
+        )
     if run.update is not None:
         lines.append(f"update {run.step}: " + "  ".join(f"{name} {value}" for name, value in run.facts()))
         for row in run.update.groups:

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgrpo import run_log
 from msgrpo.errors import MsgrpoError, RecordError, RunError
+from msgrpo.mixture import names_of
 from msgrpo.run_log import GroupRow, Member, Update, WatchedEpisode
 from msgrpo.text import duration, printable
 from msgrpo.tui.scenes import Scenes
@@ -166,6 +167,12 @@ class Learning:
     @property
     def score(self) -> str:
         return next((printable(str(row.get("score"))) for row in self.rows if row["kind"] == "eval"), "return")
+
+    @property
+    def evaluated(self) -> str:
+        """The game of a mixture that the evaluations are of, its first; empty where there is one game."""
+        games = names_of(str(self.settings.get("scenario")))
+        return printable(games[0]) if len(games) > 1 else ""
 
     @property
     def done(self) -> int:

@@ -142,7 +142,8 @@ class LearnScreen(Screen[None]):
         run = self.run
         self.show_title()
         draw_curve(self.query_one(PlotextPlot), run)
-        self.query_one("#progress").border_title = escape(run.score)
+        alone = f"   ┼ {run.evaluated} alone" if run.evaluated else ""
+        self.query_one("#progress").border_title = escape(f"{run.score}{alone}")
         self.query_one("#progress").border_subtitle = "⠒ in training   ┼ in validation, 95 %"
         self.query_one(Groups).show(run)
         numbers = self.query_one("#facts", Static)
