@@ -37,6 +37,7 @@ from msgrpo.tui.theme import DAY, NIGHT
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import KeyLine
 from msgrpo.tui.widgets.learning import Groups, turns
+from msgrpo.tui.widgets.options import Options
 from tests.command_line import PROGRAM
 from tests.tui_helpers import NARROWEST, ManualClock, keys_of, press, settle, until
 
@@ -488,14 +489,15 @@ def test_who_only_looks_at_damaged_metrics_is_not_sent_to_train_again(run: Path)
 
 async def test_of_several_runs_one_is_chosen(run: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    for name in ("first", "second"):
+    for name in ("first\x1b[2J", "second"):
         shutil.copytree(run, runs / name)
     app = PlayApp(lambda spec: pytest.fail(spec), clock=ManualClock(), runs=runs)
     async with app.run_test(size=(120, 40)) as pilot:
         await press(pilot, "w")
+        assert str(app.screen.query_one(Options).options[1].prompt).strip() == "first\ufffd[2J"
         await press(pilot, "f", "enter")
         assert isinstance(app.screen, LearnScreen)
-        assert app.screen.run.folder == runs / "first"
+        assert app.screen.run.folder == runs / "first\x1b[2J"
 
 
 def test_run_and_replay_are_one_or_the_other(trained: Path) -> None:

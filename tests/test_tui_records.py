@@ -225,7 +225,7 @@ async def test_a_record_is_looked_for_where_records_are_kept(
         await real(tree)
 
     monkeypatch.setattr(DirectoryTree, "watch_path", watch_path)
-    for folder in ("a_source_folder", "runs/eval", "plays"):
+    for folder in ("a_source_folder", "runs/eval\x1b[2J", "plays"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "plays" / "human.jsonl").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -241,7 +241,15 @@ async def test_a_record_is_looked_for_where_records_are_kept(
         await until(lambda: tree.cursor_node is not None and str(tree.cursor_node.label) == "plays")
         await until(lambda: all(folders()[name] for name in ("plays", "runs")))
         assert str(tree.root.label) == tmp_path.name  # it was "."
-        assert folders() == {"a_source_folder": [], "plays": ["human.jsonl"], "runs": ["eval"]}
+        assert folders() == {"a_source_folder": [], "plays": ["human.jsonl"], "runs": ["eval\ufffd[2J"]}
+
+
+def test_a_folder_whose_name_drives_a_terminal_is_listed_by_what_of_it_can_be_read(
+    evaluated: Path, tmp_path: Path
+) -> None:
+    """`view` showed it as it was: the terminal had another title, or another colour."""
+    folder = evaluated.rename(tmp_path / "x\x1b]0;title\x07")
+    assert Records.read(folder).name == str(tmp_path / "x\ufffd]0;title\ufffd")
 
 
 def listed(*arguments: str) -> str:

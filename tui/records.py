@@ -13,7 +13,7 @@ from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.record import TRANSCRIPTS, records_in
 from msgrpo.game import MISTAKE, Outcome
-from msgrpo.text import counted
+from msgrpo.text import counted, printable
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.session import points, short_name
 
@@ -73,7 +73,7 @@ class Records:
                 fix="play or evaluate again to record one",
             )
         left_out = f" · {counted(damaged, 'file')} left out: no record" if damaged else ""
-        return cls(f"{path}{left_out}", episodes)
+        return cls(printable(f"{path}{left_out}"), episodes)
 
     @classmethod
     def high_scores(cls, file: Path) -> Records:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from rich.text import Text, TextType
 from textual import on
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
@@ -18,6 +19,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DirectoryTree, Input, Static
 from textual.widgets.option_list import Option
 
+from msgrpo.text import printable
 from msgrpo.tui.choices import RUNS
 from msgrpo.tui.clock import once_drawn, stands
 from msgrpo.tui.export import PLAYS
@@ -170,7 +172,10 @@ class Choose(Dialog[str | None]):
         options = self.query_one(Options)
         further = {choice: name for name, choice in self.others.items()}
         fitting = [
-            Option(Content(f"{choice:<8}") + Content.styled(further.get(choice, ""), MUTED), id=choice)
+            Option(
+                Content(printable(f"{choice:<8}")) + Content.styled(printable(further.get(choice, "")), MUTED),
+                id=choice,
+            )
             for choice in self.fitting(typed)
         ]
         options.set_options(fitting or [Option(NONE_FITS, disabled=True)])
@@ -245,6 +250,10 @@ class RecordTree(DirectoryTree):
             node.expand()
         if kept:
             once_drawn(self, lambda: self.move_cursor(kept[0]))
+
+    def process_label(self, label: TextType) -> Text:
+        """A file's name is whatever somebody wrote, and what it holds would drive the terminal."""
+        return Text(printable(str(label)).replace("\n", " "))
 
     def filter_paths(self, paths: Iterable[Path]) -> Iterable[Path]:
         return [
