@@ -26,7 +26,7 @@ from msgrpo.evals.record import (
     taken_out,
 )
 from msgrpo.evals.suites import CONCURRENCY, SUITE_VERSION, EpisodeSeeds, HeldOut, places_in_suite
-from msgrpo.evals.verify import COMPUTED, game_steps, removed, verify
+from msgrpo.evals.verify import COMPUTED, game_steps, removed, verify, was_left
 from msgrpo.game import Outcome
 from msgrpo.games import SCENARIOS, recorded_scenario
 from msgrpo.prompt import PromptTemplate
@@ -125,7 +125,7 @@ def load(
     plays: dict[tuple[str, ...], Series] = {}
     versions: set[int] = set()
     seen: set[tuple[str, str]] = set()
-    twice = duels = 0
+    twice = duels = left = 0
     elsewhere = _without_ports(paths)
     for run, line, episode in _recorded(paths, check, notes):
         seen.update((spec, episode.scenario) for spec in episode.agents.values())
@@ -135,6 +135,9 @@ def load(
             continue
         if run:
             versions.add(run.suite_version)
+        if was_left(episode):
+            left += 1
+            continue
         if len(episode.agents) != 1:
             duels += 1
             continue
@@ -160,10 +163,14 @@ def load(
                 raise RecordError(f"{warning}: nothing says how they were chosen", fix="leave them out, or say --mix")
             notes.append(f"{warning}: nothing says how they were chosen.")
     notes += _silent(paths, agents, scenarios, seen)
-    if duels:
-        notes.append(f"left out: {counted(duels, 'episode')} of several players; the table is of single ones.")
-        if not plays:
-            raise RecordError(f"nothing to compare: {notes[-1]}")
+    for number, which in (
+        (duels, "of several players; the table is of single ones"),
+        (left, "that a person left before the end"),
+    ):
+        if number:
+            notes.append(f"left out: {counted(number, 'episode')} {which}.")
+            if not plays:
+                raise RecordError(f"nothing to compare: {notes[-1]}")
     if twice:
         notes.append(f"{counted(twice, 'episode', 'was', 'were')} played more than once: the first result counts.")
     for difference in map(printable, _differences(list(plays.values()), versions, by_prompt=by_prompt)):

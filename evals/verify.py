@@ -63,6 +63,7 @@ class Verified:
     outdated: int = 0  # episodes of a reference player of another version
     taken_out: int = 0  # lines that were written and are gone, or were until they were played again
     starts: int = 0  # starts of a match of which one seat has no line
+    left: int = 0  # games that a person left before the end
 
     @property
     def is_complete(self) -> bool:
@@ -89,6 +90,8 @@ class Verified:
             parts.append(f"REGRETS: those of {self.misjudged} are not what the judge says now")
         if self.failed:
             parts.append(f"{self.failed} of them without a result, because the endpoint or the game failed")
+        if self.left:
+            parts.append(f"{self.left} of them left by a person before the end")
         if self.outdated:
             parts.append(f"played by the reference of another version, and not played again: {self.outdated}")
         if self.foreign:
@@ -126,6 +129,9 @@ def verify(path: Path | str) -> Verified:
         agents.update(episode.agents.values())
         _check_replay(path, number, episode)
         _count_unchecked(verified, episode)
+        if was_left(episode):
+            verified.left += 1
+            continue
         if episode.error is not None:
             failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
             continue
@@ -266,12 +272,18 @@ def _differences(episode: Episode) -> Iterator[str]:
         yield f"it says that it failed ({episode.error}), and nobody in it asks anything that could fail so"
     if episode.error is not None and _is_result(scenario, game):
         yield f"it says that it failed ({episode.error}), but the game was over ({game.outcome})"
-    if episode.error is None and game.outcome is Outcome.PLAYING:
+    if episode.error is None and game.outcome is Outcome.PLAYING and not was_left(episode):
         yield f"the record ends after step {game.steps}, the game does not"
     recorded = (str(episode.outcome), episode.success, episode.returns)
     simulated = (str(game.outcome), game.success, dict(game.returns))
     if recorded != simulated and episode.turns:
         yield f"(outcome, success, returns) {recorded}, now {simulated}"
+
+
+def was_left(episode: Episode) -> bool:
+    """Whether a person left the game before its end: the app keeps it as unfinished, and it has no result."""
+    people = any("human" in spec.split("+") for spec in episode.agents.values())
+    return people and episode.error is None and episode.outcome is Outcome.PLAYING
 
 
 def _is_result(scenario: Scenario, game: Game) -> bool:

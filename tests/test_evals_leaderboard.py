@@ -425,6 +425,21 @@ def test_a_person_may_have_taken_over(evaluated: Path) -> None:
     assert first_difference(mixed) is None
 
 
+def test_a_game_that_a_person_left_replays_and_has_no_result(evaluated: Path, tmp_path: Path) -> None:
+    """The app keeps it, and everything that read its file called it damaged or changed."""
+    best = next(read_episodes(evaluated / "optimal" / f"{SCENARIO}.jsonl"))
+    ended = best.model_copy(update={"agents": {"player": "human"}, "settings": {"player": {}}})
+    left = ended.model_copy(update={"turns": ended.turns[:1], "outcome": Outcome.PLAYING, "success": False})
+    left.returns = {"player": left.turns[0].reward}
+    write(tmp_path / "plays", [ended, left])
+    assert "1 of them left by a person before the end" in verify(tmp_path / "plays" / "r.jsonl").summary
+    board = command.merge([tmp_path / "plays"], None)
+    assert (board.rows[0].agent, board.rows[0].episodes) == ("human", 1)
+    assert "left out: 1 episode that a person left before the end." in board.notes
+    left.agents = {"player": "a"}
+    assert "the record ends after step 1" in str(first_difference(left))
+
+
 def test_a_failed_episode_replays_up_to_its_failure(evaluated: Path) -> None:
     failed = next(read_episodes(evaluated / "optimal" / f"{SCENARIO}.jsonl"))
     failed.turns, failed.agents = failed.turns[:1], {"player": "a"}
