@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import count, islice
 from numbers import Integral
 from typing import Literal, NamedTuple
 
 from msgrpo.episode import derive_seed
-from msgrpo.errors import UsageError, nearest
+from msgrpo.errors import GameFaultError, UsageError, nearest
 from msgrpo.game import Scenario, check_kind
 from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
 from msgrpo.games.retold import SIGN, TELLINGS
@@ -99,12 +100,13 @@ def places_in_suite(
     """Where in the suite each of these episodes stands, from 0; and those that stand nowhere near its beginning."""
     foreign, places = set(wanted), {}
     seeds_in_order = suite_seeds(recorded_scenario(scenario_id), split, repeats)
-    for i, seeds in enumerate(islice(seeds_in_order, len(foreign) + FAR * repeats)):
-        if seeds in foreign:
-            foreign.discard(seeds)
-            places[seeds] = i
-        if not foreign:
-            break
+    with suppress(GameFaultError):  # from a start that cannot be looked at on, nothing has been played
+        for i, seeds in enumerate(islice(seeds_in_order, len(foreign) + FAR * repeats)):
+            if seeds in foreign:
+                foreign.discard(seeds)
+                places[seeds] = i
+            if not foreign:
+                break
     return places, foreign
 
 

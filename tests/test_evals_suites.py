@@ -16,10 +16,10 @@ from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import load
 from msgrpo.evals.ranking import ranking
 from msgrpo.evals.run import evaluate
-from msgrpo.evals.suites import PAPER, SUITE_VERSION, EpisodeSeeds, HeldOut, episode_seeds, suite
+from msgrpo.evals.suites import PAPER, SUITE_VERSION, EpisodeSeeds, HeldOut, episode_seeds, places_in_suite, suite
 from msgrpo.evals.tables import card
 from msgrpo.evals.verify import verify
-from msgrpo.game import Outcome, split_of
+from msgrpo.game import Game, Outcome, split_of
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from tests.test_evals_reach import outcomes
@@ -43,6 +43,20 @@ def test_starts_are_held_out_and_a_longer_list_begins_with_the_shorter(split: He
     assert episode_seeds(scenario, 10, split) == seeds[:10]
     assert all(split_of(scenario.start_key(s.start)) == split for s in seeds)
     assert len({s.chance for s in seeds} | {s.sampling for s in seeds}) == 60
+
+
+def test_a_start_that_cannot_be_looked_at_hides_no_episode_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One episode of no suite among them, and they were in no table."""
+    lake = get_scenario("frozen-lake")
+
+    def make(start: int, chance: int) -> Game:
+        if start == 200:
+            raise ValueError("start 200")
+        return lake.make(start, chance)
+
+    monkeypatch.setitem(SCENARIOS, "odd", replace(lake, id="odd", make=make))
+    first, other = episode_seeds(SCENARIOS["odd"], 1)[0], EpisodeSeeds(1, 2, 3)
+    assert places_in_suite("odd", [first, other], 1) == ({first: 0}, {other})
 
 
 def test_one_start_still_has_many_lucks() -> None:
