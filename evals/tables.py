@@ -172,7 +172,7 @@ def _boards(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         held = counted(row.boards, "board") if row.boards == 1 else f"{row.boards} different boards"
         played = f"{row.scenario}: {counted(row.episodes, 'episode')} on {held}"
-        agents.setdefault(row.scenario, {}).setdefault(played, []).append(row.agent)
+        agents.setdefault(row.scenario, {}).setdefault(played, []).append(named(row.agent, row.prompt))
     return [
         f"{played}." if len(alike) == 1 else f"{played} ({', '.join(dict.fromkeys(names))})."
         for alike in agents.values()

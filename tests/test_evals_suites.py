@@ -114,9 +114,12 @@ def test_a_card_says_whose_episodes_are_fewer(tmp_path: Path) -> None:
     lake = get_scenario("frozen-lake-4x4")
     asyncio.run(evaluate([RandomAgent()], [lake], 3, tmp_path))
     asyncio.run(evaluate([OptimalAgent()], [lake], 2, tmp_path))
-    said = card(build(*load([tmp_path])))
+    board = build(*load([tmp_path]))
+    said = card(board)
     assert "frozen-lake-4x4: 3 episodes on 1 board (random)." in said
     assert "frozen-lake-4x4: 2 episodes on 1 board (optimal)." in said
+    board.rows[0].prompt = "none"  # of several prompts, with which
+    assert r"(optimal \[none\])." in card(board)
 
 
 def test_one_is_one_in_what_is_said(tmp_path: Path) -> None:
