@@ -42,6 +42,15 @@ async def test_ctrl_c_says_in_plain_words_what_ends_the_app(app_of) -> None:
         assert [(note.title, note.message) for note in app._notifications] == [("", "ctrl+q ends the app.")]
 
 
+async def test_a_message_drives_no_terminal(tmp_path: Path) -> None:
+    """Those that name a run's folder did."""
+    app = PlayApp(resolver(), Setup("frozen-lake", "human"), clock=ManualClock(), runs=tmp_path)
+    async with app.run_test() as pilot:
+        app.notify("runs/my\x1b[2J")
+        await settle(pilot)
+        assert [note.message for note in app._notifications] == ["runs/my\ufffd[2J"]
+
+
 async def test_the_start_screen_starts_what_it_says(app_of, clock: ManualClock) -> None:
     app = app_of(None)
     async with app.run_test(size=(80, 24)) as pilot:

@@ -249,7 +249,8 @@ def test_short_names(spec: str, name: str) -> None:
 
 def test_a_run_that_is_called_like_a_game_is_listed_with_its_kind(tmp_path: Path) -> None:
     """`snake (snake)` stood in the list of agents, and `snake · snake` above the board."""
-    for name in ("snake", "fl", ".fl.0a1b2c3d.part"):  # the last is an export that goes on, or was killed
+    # the third is an export that goes on, or was killed; the last drives the terminal that shows it
+    for name in ("snake", "fl", ".fl.0a1b2c3d.part", "x\x1b]0;title\x07"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text("{}")
     assert sorted(choice.title for choice in run_choices(tmp_path)) == ["adapter:snake (trained)", "fl (trained)"]

@@ -23,6 +23,7 @@ from msgrpo.episode import Episode
 from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.files import replace_bytes
 from msgrpo.games import SCENARIOS
+from msgrpo.text import printable
 from msgrpo.tui import export
 from msgrpo.tui.agents import Resolve, Table
 from msgrpo.tui.choices import RUNS, agent_choices, missing_extra
@@ -137,8 +138,8 @@ class PlayApp(App[None]):
         timeout: float | None = None,
         markup: bool = True,
     ) -> None:
-        """Messages quote names, files and models: brackets in them are brackets."""
-        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
+        """Messages quote names, files and models: brackets in them are brackets, and nothing drives the terminal."""
+        super().notify(printable(message), title=title, severity=severity, timeout=timeout, markup=False)
 
     @staticmethod
     def _missing(setup: Setup) -> str | None:

@@ -83,8 +83,9 @@ RUN_FILES = {ADAPTER_CONFIG: ("adapter", CONFIG), "dqn.json": ("dqn", "dqn.json"
 
 
 def run_choices(runs: Path) -> list[Choice]:
-    """The trained runs, newest first."""
-    files = (path for name in RUN_FILES for path in runs.glob(f"*/{name}") if not is_part(path.parent))
+    """The trained runs, newest first, without those whose name no record and no screen can show."""
+    found = (path for name in RUN_FILES for path in runs.glob(f"*/{name}") if not is_part(path.parent))
+    files = [path for path in found if printable(str(path)) == str(path)]
     paths = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
     choices = []
     for path in paths:
