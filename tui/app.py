@@ -29,9 +29,9 @@ from msgrpo.tui.agents import Resolve, Table
 from msgrpo.tui.choices import RUNS, agent_choices, missing_extra
 from msgrpo.tui.clock import Clock, RealClock
 from msgrpo.tui.driver import TerminalDriver
-from msgrpo.tui.film import Film
 from msgrpo.tui.learning import Learning
 from msgrpo.tui.match import Match, new_match
+from msgrpo.tui.recording import Recording
 from msgrpo.tui.records import Records, standing_by_hand
 from msgrpo.tui.screens.dialogs import Palette
 from msgrpo.tui.screens.learn import LearnScreen
@@ -104,7 +104,7 @@ class PlayApp(App[None]):
         self.sitting = Sitting()
         self.record = record
         self.showcase = showcase
-        self.film = Film()  # of the whole sitting, where it is recorded
+        self.recording = Recording()  # of the whole sitting, where it is recorded
         self.trouble = ""  # why an app that nobody looks at ended
 
     def get_driver_class(self) -> type[Driver]:
@@ -294,9 +294,9 @@ class PlayApp(App[None]):
         """The place that a recorded episode takes, and where it is."""
         return tuple(filter(None, (standing_by_hand(self.by_hand, episode), f"recorded in {self.by_hand}")))
 
-    def filmed(self, film: Film) -> None:
+    def keep_recording(self, recording: Recording) -> None:
         if self.record:
-            self.film = film.after(self.film)
+            self.recording = recording.after(self.recording)
 
     @property
     def unattended(self) -> bool:

@@ -9,9 +9,9 @@ from textual.screen import Screen
 
 from msgrpo.episode import Episode
 from msgrpo.tui.clock import Clock
-from msgrpo.tui.film import Film
 from msgrpo.tui.learning import Learning
 from msgrpo.tui.match import Match
+from msgrpo.tui.recording import Recording
 from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import Session, Setup, Sitting
@@ -28,7 +28,7 @@ class Host(Protocol):
         """Nobody looks: games start by themselves, and the app ends with the last one."""
         ...
 
-    record: bool  # what is shown is filmed
+    record: bool  # what is shown is recorded
     memory: Path | None  # the file in which the start screen's choices are kept
     keys: dict[str, str]  # the keys that a person has changed, by name
 
@@ -80,7 +80,7 @@ class Host(Protocol):
         """Save the screen that shows a run, and six scenes of its film as one picture."""
         ...
 
-    def filmed(self, film: Film) -> None:
+    def keep_recording(self, recording: Recording) -> None:
         """Keep what a screen showed, where the sitting is recorded."""
         ...
 

@@ -27,12 +27,12 @@ from msgrpo.loopback import bracketed, is_loopback, is_own
 from msgrpo.models.lora import read_adapter_config
 from msgrpo.specs import shipped
 from msgrpo.text import counted, interval_text
-from msgrpo.tui import film
+from msgrpo.tui import recording
 from msgrpo.tui.agents import HUMAN, Resolve, Table
 from msgrpo.tui.choices import memory_file, missing_extra
-from msgrpo.tui.film import Film
 from msgrpo.tui.learning import SIGNS, Learning, sign
 from msgrpo.tui.match import new_match, usual
+from msgrpo.tui.recording import Recording
 from msgrpo.tui.records import EVERYBODY, FILTERS, Records
 from msgrpo.tui.scenes import scale_of, scene_sign, scenes_mean
 from msgrpo.tui.series import Series
@@ -140,8 +140,8 @@ def start(
         records.choose(episode)
     if record is not None:
         _check_record(record, wanted, records, watched, plain=plain)
-        if watched is not None and record.suffix == film.STILL:
-            film.write_whole(record, still(watched.film).encode())
+        if watched is not None and record.suffix == recording.STILL:
+            recording.write_whole(record, still(watched.film).encode())
             console.print(f"scenes of the run: {record}", highlight=False, markup=False, soft_wrap=True)
             return
     if plain or not (has_screen() or record or serve):
@@ -181,7 +181,7 @@ def start(
         sys.exit(app.return_code)
     if record is not None:
         with console.status(f"writing {record} …"):
-            write_film(app.film, record, app.trouble, console)
+            write_recording(app.recording, record, app.trouble, console)
 
 
 def _check_printed(wanted: Setup | None, *, plain: bool) -> None:
@@ -245,7 +245,7 @@ def write_page(folder: Path, file: Path, episodes: int) -> None:
 def _check_record(
     file: Path, wanted: Setup | None, records: Records | None, run: Learning | None, *, plain: bool
 ) -> None:
-    film.check(file, of_run=run is not None)
+    recording.check(file, of_run=run is not None)
     if plain:
         raise UsageError("--record writes what the app shows, and --plain leaves it out; give one of them")
     if run is not None:
@@ -260,7 +260,7 @@ def _check_record(
         raise UsageError("a person needs a terminal to play in", fix="choose another --agent")
 
 
-def write_film(taken: Film, file: Path, trouble: str, console: Console) -> None:
+def write_recording(taken: Recording, file: Path, trouble: str, console: Console) -> None:
     """Write what was recorded and say so. Raises MsgrpoError where there is nothing, or the game was not finished."""
     if not taken.pictures:
         raise MsgrpoError("no game and no run was shown, so nothing is recorded", fix="play one before you leave")

@@ -20,10 +20,10 @@ from textual_plotext import PlotextPlot
 from msgrpo.errors import MsgrpoError
 from msgrpo.text import counted
 from msgrpo.tui.clock import Cancel, once_drawn
-from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.learning import Learning
 from msgrpo.tui.pace import Pace
+from msgrpo.tui.recording import Recording
 from msgrpo.tui.screens.dialogs import Help
 from msgrpo.tui.session import Session, ending
 from msgrpo.tui.widgets.board import BoardView
@@ -67,7 +67,7 @@ class LearnScreen(Screen[None]):
         )
         self._looking: Cancel | None = None
         self._trouble = ""  # that has been told
-        self.film = Film()  # empty unless the sitting is recorded
+        self.recording = Recording()  # empty unless the sitting is recorded
         self._untaken = 0  # pictures that wait for their layout
 
     @property
@@ -106,7 +106,7 @@ class LearnScreen(Screen[None]):
         self.pace.stop()
         if self._looking is not None:
             self._looking()
-        self.host.filmed(self.film)
+        self.host.keep_recording(self.recording)
 
     def look_again(self) -> None:
         """Read what is new, now and then."""
@@ -213,14 +213,14 @@ class LearnScreen(Screen[None]):
             self.pace.later()
 
     def picture(self) -> None:
-        """Film what is there once it has its final layout, which takes a second refresh."""
+        """Record what is there once it has its final layout, which takes a second refresh."""
         if self.host.record:
             self._untaken += 1
             once_drawn(self, lambda: once_drawn(self, self.take))
 
     def take(self) -> None:
         self._untaken -= 1
-        self.film.take(self, self.host.clock.now())
+        self.recording.take(self, self.host.clock.now())
 
     # ── keys and pace ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,12 +21,12 @@ from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import introduced
 from msgrpo.tui.clock import Cancel, after, once_drawn, stands
 from msgrpo.tui.drawing import Drawing
-from msgrpo.tui.film import Film
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.judging import Judging
 from msgrpo.tui.match import Match
 from msgrpo.tui.messages import AnswerStreamed, Judged, RoundEnded, SeatAnswered, SeatFailed
 from msgrpo.tui.pace import Pace
+from msgrpo.tui.recording import Recording
 from msgrpo.tui.records import Records
 from msgrpo.tui.series import Series, standing
 from msgrpo.tui.session import Session, Setup
@@ -100,7 +100,7 @@ class MatchScreen(Screen[None]):
         self.counted = False  # in the series
         self.notes: tuple[str, ...] = ()  # beside the title: the place that the episode takes, where it was recorded
         self.left_record = False  # somebody took a seat of a replay over
-        self.film = Film()  # empty unless the sitting is recorded
+        self.recording = Recording()  # empty unless the sitting is recorded
         self._untaken = 0  # pictures that wait for their layout
 
     # ── what is on the screen ────────────────────────────────────────────────────────────────────────────────
@@ -136,10 +136,10 @@ class MatchScreen(Screen[None]):
             cancel()
         for session in self.match.sessions:
             self.host.broken_off(session)
-        self.host.filmed(self.film)
+        self.host.keep_recording(self.recording)
 
     def picture(self) -> None:
-        """Film what is there once what was shown last has its final layout, which takes a second refresh."""
+        """Record what is there once what was shown last has its final layout, which takes a second refresh."""
         if not self.host.record:
             return
         self._untaken += 1
@@ -167,7 +167,7 @@ class MatchScreen(Screen[None]):
             once_drawn(self, lambda: once_drawn(self, lambda: self.take(drawn=True)))
             return
         self._untaken -= 1
-        self.film.take(self, self.host.clock.now())
+        self.recording.take(self, self.host.clock.now())
 
     def lane(self, session: int) -> Lane:
         return self.query_one(f"#lane-{session}", Lane)

@@ -23,7 +23,7 @@ from msgrpo.errors import EndpointError, MsgrpoError, UsageError
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
 from msgrpo.tui.app import PlayApp
-from msgrpo.tui.film import LAST_S, LONGEST_S, Film, _Draw
+from msgrpo.tui.recording import LAST_S, LONGEST_S, Recording, _Draw
 from msgrpo.tui.records import Records
 from msgrpo.tui.session import Setup
 from tests.command_line import PROGRAM
@@ -149,11 +149,11 @@ def test_a_pause_is_cut_and_a_picture_that_did_not_change_is_none() -> None:
         def render_strips(self) -> list[Strip]:
             return self.lines
 
-    screen, film = Screen(), Film()
+    screen, recording = Screen(), Recording()
     for now, text in ((0.0, "a"), (1.0, "a"), (1.5, "b"), (100.0, "c")):
         screen.lines = [Strip([Segment(text)])]
-        film.take(screen, now)  # type: ignore[arg-type]
-    assert [at for at, _ in film.pictures] == [0.0, 1.5, 1.5 + LONGEST_S]
+        recording.take(screen, now)  # type: ignore[arg-type]
+    assert [at for at, _ in recording.pictures] == [0.0, 1.5, 1.5 + LONGEST_S]
     assert LAST_S > 0
 
 
@@ -175,7 +175,7 @@ async def test_a_recording_that_runs_by_itself_shows_every_move_judged_and_who_h
     async with app.run_test(size=(120, 40)) as pilot:
         while app.is_running:
             await pilot.pause(0.05)
-    shown = ["\n".join(strip.text for strip in lines) for _, lines in app.film.pictures]
+    shown = ["\n".join(strip.text for strip in lines) for _, lines in app.recording.pictures]
     assert not any("now: …" in picture or "last: …" in picture for picture in shown)
     assert "optimal wins" in shown[-1]
     assert "mistake" in shown[-1]

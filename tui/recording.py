@@ -1,4 +1,4 @@
-"""What the screen showed, picture after picture: as an asciicast, and as a GIF for a README.
+"""A recording of the app (`--record`): what the screen showed, picture after picture, as an asciicast or a GIF.
 
 A picture is the lines of the screen as Textual drew them, so a recording shows what was seen: boards, thoughts, bars.
 """
@@ -45,7 +45,7 @@ STILL = ".svg"  # of a run: six scenes beside each other
 
 
 @dataclass
-class Film:
+class Recording:
     """`pictures` are (seconds since the first, lines of the screen); pauses are cut at LONGEST_S."""
 
     pictures: list[tuple[float, list[Strip]]] = field(default_factory=list)
@@ -63,10 +63,10 @@ class Film:
             return
         self._seen_at = now
 
-    def after(self, other: Film) -> Film:
-        """One film: the other, and then this."""
+    def after(self, other: Recording) -> Recording:
+        """One recording: the other, and then this."""
         start = other.pictures[-1][0] + LONGEST_S if other.pictures else 0.0
-        return Film([*other.pictures, *((start + at, lines) for at, lines in self.pictures)])
+        return Recording([*other.pictures, *((start + at, lines) for at, lines in self.pictures)])
 
     @property
     def size(self) -> tuple[int, int]:
