@@ -21,11 +21,11 @@ from msgrpo.agent import LanguageAgent
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo.install import install_command
-from msgrpo.loopback import is_own
+from msgrpo.loopback import is_loopback, is_own
 from msgrpo.prompt import make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.serve.preflight import free_port
-from msgrpo.tui import launch
+from msgrpo.tui import browser, launch
 from msgrpo.tui.agents import LazyAgent, Table
 from msgrpo.tui.export import BY_HAND, append_episode
 from msgrpo.tui.keys import bindings, is_key, read_keys
@@ -382,12 +382,12 @@ def test_a_keys_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "example.org", "::"])
 def test_other_hosts_are_refused_unless_forced(host: str) -> None:
     with pytest.raises(UsageError, match="there is no password"):
-        launch.web(["play"], host, 8080, force=False)
+        browser.serve(["play"], host, 8080, force=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.0.1"])
 def test_loopback_needs_no_force(host: str) -> None:
-    assert launch.is_loopback(host)
+    assert is_loopback(host)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ async def test_no_page_of_another_site_types_into_the_app(monkeypatch: pytest.Mo
 
     made: list[Any] = []
     monkeypatch.setattr(Server, "serve", lambda server: made.append(server))
-    launch.web(["play", "--web"], "127.0.0.1", 8080, force=False)
+    browser.serve(["play", "--web"], "127.0.0.1", 8080, force=False)
     async with TestClient(TestServer(await made[0]._make_app())) as client:
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example:8080"}):
             for path in ("/", "/ws", "/static/js/textual.js"):
@@ -446,7 +446,7 @@ def test_the_page_names_the_address_by_which_the_browser_came(asked: str, monkey
             pages.append(await (await client.get("/", headers={"Host": asked})).text())
 
     monkeypatch.setattr(Server, "serve", lambda server: asyncio.run(visit(server)))
-    launch.web(["play", "--web"], "::1", 8080, force=False)
+    browser.serve(["play", "--web"], "::1", 8080, force=False)
     assert f'"http://{asked}/static/js/textual.js"' in pages[0]
     assert f'"ws://{asked}/ws"' in pages[0]
 
@@ -463,7 +463,7 @@ def test_the_page_names_the_address_by_which_the_browser_came(asked: str, monkey
 def test_what_cannot_be_played_is_not_served(asked: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was served, and each browser was told that the session had ended."""
     served: list[str] = []
-    monkeypatch.setattr(launch, "web", lambda *_, **__: served.append("a page"))
+    monkeypatch.setattr(browser, "serve", lambda *_, **__: served.append("a page"))
     with pytest.raises(MsgrpoError, match=says):
         run(*asked, "--web")
     run("snake", "--agent", "random", "--web")
@@ -478,13 +478,13 @@ def test_a_port_that_is_taken_is_said_to_be() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} is in use") as caught:
-            launch.web(["play", "--web"], "127.0.0.1", port, force=False)
+            browser.serve(["play", "--web"], "127.0.0.1", port, force=False)
     assert caught.value.fix == f"--port {port + 1}"
 
 
 def test_the_served_command_is_the_same_without_the_serving() -> None:
     asked = ["play", "snake", "--web", "--host", "127.0.0.1", "--port=81", "--seed", "3", "--force"]
-    assert launch.without_web(asked) == ["play", "snake", "--seed", "3"]
+    assert browser.without_web(asked) == ["play", "snake", "--seed", "3"]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -532,7 +532,7 @@ def test_in_a_terminal_it_draws_plays_quits_and_restores_the_screen(tmp_path: Pa
 
 def test_the_served_page_asks_no_other_machine_for_anything(tmp_path: Path) -> None:
     pytest.importorskip("textual_serve", reason="the web extra is not installed")
-    launch.page_without_links(tmp_path)
+    browser.page_without_links(tmp_path)
     page = (tmp_path / "app_index.html").read_text()
     assert "textual.js" in page
     assert "https://" not in page

@@ -92,7 +92,7 @@ def play(
     from msgrpo.agent import Sampling
     from msgrpo.prompt import as_given
     from msgrpo.specs import cut_short, make_agent
-    from msgrpo.tui import launch
+    from msgrpo.tui import browser, launch
 
     sampling, asked = Sampling(temperature=temperature, max_tokens=max_tokens), as_given(prompt, chat)
     options = [*(["--max-tokens", str(max_tokens)] if max_tokens != ANSWER_TOKENS else [])]
@@ -124,5 +124,5 @@ def play(
             plain=plain,
             record=record,
             console=out,
-            serve=partial(launch.web, sys.argv[1:], host, port, force=force) if web else None,
+            serve=partial(browser.serve, sys.argv[1:], host, port, force=force) if web else None,
         )

@@ -1,29 +1,23 @@
-"""From the command line into the app, its plain twin, or a browser."""
+"""What `msgrpo play` and `msgrpo view` are to show: checked, then shown in the app, or as text without a screen."""
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from msgrpo.errors import MsgrpoError, UsageError, nearest
-from msgrpo.extras import needs
 from msgrpo.files import replace_text
 from msgrpo.game import Scenario, shown_board
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
-from msgrpo.loopback import bracketed, is_loopback, is_own
 from msgrpo.models.lora import read_adapter_config
 from msgrpo.specs import shipped
 from msgrpo.text import counted, interval_text
@@ -39,6 +33,9 @@ from msgrpo.tui.series import Series
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Session, Setup
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.still import still
+
+if TYPE_CHECKING:
+    from msgrpo.tui.app import PlayApp
 
 PIPED = 160  # columns of a list that goes into a pipe or a file
 UNSEEN = (120, 40)  # columns and rows of a recording that is made without a terminal
@@ -125,16 +122,8 @@ def start(
     """
     if serve is not None and plain:
         raise UsageError("--web shows the app, and --plain leaves it out; give one of them")
-    if run is not None and replay is not None:
-        raise UsageError("--run watches a training run and --replay a record; give one of them")
-    if plays_on is not None and replay is None:
-        raise UsageError("--run watches a training run, in which nobody plays on", fix="leave out --agent")
-    if games > 1 and (wanted is None or wanted.mode not in ("race", "compare", "duel")):
-        fix = f"msgrpo play snake --agent nano --against random --best-of {games}"
-        raise UsageError("--best-of needs two agents", fix=fix)
+    _check_together(wanted, replay, episode, run, plays_on, games)
     watched = None if run is None else Learning.of(run)
-    if episode is not None and replay is None:
-        raise UsageError("--episode is one of a record", fix=f"msgrpo play --replay FILE --episode {episode}")
     records = None if replay is None else Records.read(replay)
     if records is not None and episode is not None:
         records.choose(episode)
@@ -146,17 +135,10 @@ def start(
             return
     if plain or not (has_screen() or record or serve):
         _check_printed(wanted, plain=plain)
-        if watched is not None:
-            print_run(watched, console)
-            return
-        _print(resolve, wanted, records, games, console)
+        _print(resolve, wanted, records, watched, games, console)
         return
     check_specs(resolve, plays_on, *((wanted.agent, wanted.against) if wanted is not None else ()))
-    if wanted is not None:  # a game that cannot begin is an error before the screen is taken
-        new_match(wanted, Table(resolve).seat)
-    alone = records is not None and (records.chosen or len(records.episodes) == 1)
-    if records is not None and alone:  # one that does not replay is an error before the screen is taken
-        Session.replay(records.episode)
+    _check_begins(resolve, wanted, records)
     if serve is not None:
         serve()
         return
@@ -176,12 +158,50 @@ def start(
         record=record is not None,
         showcase=Showcase() if wanted is None and records is None and watched is None else None,
     )
-    app.run() if has_screen() else app.run(headless=True, size=UNSEEN)
-    if app.return_code:  # 1 after a crash
-        sys.exit(app.return_code)
+    _open(app)
     if record is not None:
         with console.status(f"writing {record} …"):
             write_recording(app.recording, record, app.trouble, console)
+
+
+def _check_together(
+    wanted: Setup | None,
+    replay: Path | None,
+    episode: int | None,
+    run: Path | None,
+    plays_on: str | None,
+    games: int,
+) -> None:
+    """Raise UsageError for options that say nothing together."""
+    if run is not None and replay is not None:
+        raise UsageError("--run watches a training run and --replay a record; give one of them")
+    if plays_on is not None and replay is None:
+        raise UsageError("--run watches a training run, in which nobody plays on", fix="leave out --agent")
+    if games > 1 and (wanted is None or wanted.mode not in ("race", "compare", "duel")):
+        fix = f"msgrpo play snake --agent nano --against random --best-of {games}"
+        raise UsageError("--best-of needs two agents", fix=fix)
+    if episode is not None and replay is None:
+        raise UsageError("--episode is one of a record", fix=f"msgrpo play --replay FILE --episode {episode}")
+
+
+def _check_begins(resolve: Resolve, wanted: Setup | None, records: Records | None) -> None:
+    """A game that cannot begin, and an episode that does not replay, are errors before the screen is taken."""
+    if wanted is not None:
+        new_match(wanted, Table(resolve).seat)
+    if records is not None and _alone(records):
+        Session.replay(records.episode)
+
+
+def _alone(records: Records) -> bool:
+    """Whether one episode is shown at once, and no list of them."""
+    return records.chosen or len(records.episodes) == 1
+
+
+def _open(app: PlayApp) -> None:
+    """Open the app until a person leaves it. Exits with its own code where that is not 0: 1 after a crash."""
+    app.run() if has_screen() else app.run(headless=True, size=UNSEEN)
+    if app.return_code:
+        sys.exit(app.return_code)
 
 
 def _check_printed(wanted: Setup | None, *, plain: bool) -> None:
@@ -220,10 +240,7 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
     from msgrpo.tui.app import PlayApp
     from msgrpo.tui.keys import read_keys
 
-    app = PlayApp(resolve, records=records, keys=read_keys(), memory=memory_file())
-    app.run()
-    if app.return_code:
-        sys.exit(app.return_code)
+    _open(PlayApp(resolve, records=records, keys=read_keys(), memory=memory_file()))
 
 
 def write_page(folder: Path, file: Path, episodes: int) -> None:
@@ -252,7 +269,7 @@ def _check_record(
         still(run.film)  # without a film there is nothing to record
     if has_screen() or run is not None:
         return
-    if wanted is None and (records is None or not (records.chosen or len(records.episodes) == 1)):
+    if wanted is None and (records is None or not _alone(records)):
         raise UsageError(
             "without a terminal --record needs a game, or one episode", fix="msgrpo play snake --record game.gif"
         )
@@ -287,9 +304,20 @@ def check_specs(resolve: Resolve, *specs: str | None) -> None:
             read_adapter_config(Path(rest))
 
 
-def _print(resolve: Resolve, wanted: Setup | None, records: Records | None, games: int, console: Console) -> None:
+def _print(
+    resolve: Resolve,
+    wanted: Setup | None,
+    records: Records | None,
+    watched: Learning | None,
+    games: int,
+    console: Console,
+) -> None:
+    """What was asked for, as text."""
     from msgrpo.tui.plain import play_plain, show_replay
 
+    if watched is not None:
+        print_run(watched, console)
+        return
     if records is not None:
         if not records.chosen:
             records.place = len(records.episodes) - 1
@@ -351,67 +379,3 @@ def print_keys(console: Console) -> None:
         table.add_row(name, changed.get(name, binding.key), binding.description)
     console.print(table)
     console.print(f'Change them in {keys_file()}, one line a key:  "play.pause" = "space,f2"', highlight=False)
-
-
-def web(arguments: list[str], host: str, port: int, *, force: bool) -> None:
-    """Serve the same command to browsers through textual-serve: one process a tab, no password.
-
-    textual-serve lets every page open its websocket, which types into the app; here only the app's own page may.
-    """
-    if not is_loopback(host) and not force:
-        raise UsageError(
-            f"{host} is not this machine alone: anybody who reaches port {port} could play, with your agents, "
-            "your keys and your files; there is no password",
-            fix=f"leave out --host, and reach it from another machine by: ssh -L {port}:127.0.0.1:{port} …   "
-            "(or add --force)",
-        )
-    with needs("--web", "web"):
-        from aiohttp import web as http
-        from textual_serve.server import Server
-
-    @http.middleware
-    async def own_page_only(request: http.Request, handler: Any) -> Any:
-        if not is_own(request.host, request.headers.get("Origin"), anywhere=force):
-            raise http.HTTPForbidden(text="only the app's own page is answered")
-        return await handler(request)
-
-    class OwnPage(Server):  # type: ignore[misc]  # textual-serve is not checked
-        async def handle_index(self, request: http.Request) -> Any:
-            self.public_url = f"{request.scheme}://{request.host}"  # as the browser names it: a tunnel's port, [::1]
-            return await super().handle_index(request)
-
-        async def _make_app(self) -> http.Application:
-            app: http.Application = await super()._make_app()
-            app.middlewares.append(own_page_only)
-            return app
-
-    command = shlex.join([sys.executable, "-P", "-m", "msgrpo.cli", *without_web(arguments)])
-    url = f"http://{bracketed(host)}:{port}"
-    with TemporaryDirectory() as templates:
-        page_without_links(Path(templates))
-        page = OwnPage(command, host=host, port=port, title="msgrpo play", templates_path=templates, public_url=url)
-        try:
-            page.serve()
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise UsageError(f"port {port} is in use", fix=f"--port {port + 1}") from error
-            raise UsageError(f"nothing can be served at {url}: {error.strerror}") from error
-
-
-def page_without_links(folder: Path) -> None:
-    """textual-serve's page without its font from another machine: what runs on loopback stays on loopback."""
-    page = resources.files("textual_serve").joinpath("templates/app_index.html").read_text(encoding="utf-8")
-    (folder / "app_index.html").write_text(re.sub(r"<link[^>]*https?://[^>]*>", "", page), encoding="utf-8")
-
-
-def without_web(arguments: list[str]) -> list[str]:
-    """The command line of the served app: the same without what is about serving."""
-    kept, skip = [], False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument in ("--host", "--port"):
-            skip = True
-        elif argument not in ("--web", "--force") and not argument.startswith(("--host=", "--port=")):
-            kept.append(argument)
-    return kept
