@@ -122,62 +122,77 @@ def load(
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, (Path, str)) else folders)]
     agents, scenarios = _names("agents", agents), _names("scenarios", scenarios)
     notes: list[str] = []
-    plays: dict[tuple[str, ...], Series] = {}
-    versions: set[int] = set()
-    seen: set[tuple[str, str]] = set()
-    twice = duels = left = 0
-    elsewhere = _without_ports(paths)
+    read = _Read(agents, scenarios, _without_ports(paths))
     for run, line, episode in _recorded(paths, check, notes):
-        seen.update((spec, episode.scenario) for spec in episode.agents.values())
-        if agents is not None and not set(agents).intersection(episode.agents.values()):
-            continue
-        if scenarios is not None and episode.scenario not in scenarios:
-            continue
-        if run:
-            versions.add(run.suite_version)
-        if was_left(episode):
-            left += 1
-            continue
-        if len(episode.agents) != 1:
-            duels += 1
-            continue
-        check_consistent(episode)
-        play = _play_of(episode, run.split if run else "test", plays, elsewhere)
-        if run is not None:
-            (spec,) = episode.agents.values()  # as this run called it: an endpoint may have been on another port
-            _add_run(play, run, spec)
-        if episode.error is not None:
-            play.failed.append(episode)
-        elif seeds_of(episode) in play.finished:
-            twice += 1
-        else:
-            play.finished[seeds_of(episode)] = episode
-            play.lines[seeds_of(episode)] = line
-    for play in plays.values():
-        foreign = keep_counted_prefix(play)
-        if foreign:
-            warning = (
-                f"the seeds of {counted(foreign, 'episode')} of {play.agent} in {play.scenario} belong to no suite"
-            )
-            if versions == {SUITE_VERSION} and not mix:
+        read.take(run, line, episode)
+    plays = list(read.plays.values())
+    for play in plays:
+        if foreign := keep_counted_prefix(play):
+            episodes = counted(foreign, "episode")
+            warning = f"the seeds of {episodes} of {play.agent} in {play.scenario} belong to no suite"
+            if read.versions == {SUITE_VERSION} and not mix:
                 raise RecordError(f"{warning}: nothing says how they were chosen", fix="leave them out, or say --mix")
             notes.append(f"{warning}: nothing says how they were chosen.")
-    notes += _silent(paths, agents, scenarios, seen)
+    notes += _silent(paths, agents, scenarios, read.seen)
     for number, which in (
-        (duels, "of several players; the table is of single ones"),
-        (left, "that a person left before the end"),
+        (read.duels, "of several players; the table is of single ones"),
+        (read.left, "that a person left before the end"),
     ):
         if number:
             notes.append(f"left out: {counted(number, 'episode')} {which}.")
             if not plays:
                 raise RecordError(f"nothing to compare: {notes[-1]}")
-    if twice:
-        notes.append(f"{counted(twice, 'episode', 'was', 'were')} played more than once: the first result counts.")
-    for difference in map(printable, _differences(list(plays.values()), versions, by_prompt=by_prompt)):
+    if read.twice:
+        played = counted(read.twice, "episode", "was", "were")
+        notes.append(f"{played} played more than once: the first result counts.")
+    for difference in map(printable, _differences(plays, read.versions, by_prompt=by_prompt)):
         if not mix:
             raise RecordError(f"these results do not mix: {difference}", fix="compare them apart, or say --mix")
         notes.append(f"MIXED: {difference}")
-    return _labelled(list(plays.values()), by_prompt=by_prompt), notes
+    return _labelled(plays, by_prompt=by_prompt), notes
+
+
+@dataclass
+class _Read:
+    """The plays of the agents and scenarios that were asked for (None: all), and what was met while reading them."""
+
+    agents: Collection[str] | None
+    scenarios: Collection[str] | None
+    elsewhere: Mapping[str, str]  # see `_without_ports`
+    plays: dict[tuple[str, ...], Series] = field(default_factory=dict)
+    versions: set[int] = field(default_factory=set)  # of the suite
+    seen: set[tuple[str, str]] = field(default_factory=set)  # agents and scenarios of all episodes
+    twice: int = 0  # episodes whose result is there already
+    duels: int = 0  # episodes of several players
+    left: int = 0  # episodes that a person left before the end
+
+    def take(self, run: Run | None, line: int, episode: Episode) -> None:
+        """Add an episode to its play, where it was asked for. `line` is its line in the record."""
+        self.seen.update((spec, episode.scenario) for spec in episode.agents.values())
+        if self.agents is not None and not set(self.agents).intersection(episode.agents.values()):
+            return
+        if self.scenarios is not None and episode.scenario not in self.scenarios:
+            return
+        if run is not None:
+            self.versions.add(run.suite_version)
+        if was_left(episode):
+            self.left += 1
+            return
+        if len(episode.agents) != 1:
+            self.duels += 1
+            return
+        check_consistent(episode)
+        play = _play_of(episode, run.split if run else "test", self.plays, self.elsewhere)
+        if run is not None:
+            (spec,) = episode.agents.values()  # as this run called it: an endpoint may have been on another port
+            _add_run(play, run, spec)
+        seeds = seeds_of(episode)
+        if episode.error is not None:
+            play.failed.append(episode)
+        elif seeds in play.finished:
+            self.twice += 1
+        else:
+            play.finished[seeds], play.lines[seeds] = episode, line
 
 
 def _names(what: str, given: Collection[str] | str | None) -> Collection[str] | None:
