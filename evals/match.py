@@ -28,10 +28,9 @@ from msgrpo.evals.run import can_play, why_not
 from msgrpo.evals.stats import ends, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, suite_seeds
 from msgrpo.evals.verify import first_difference
-from msgrpo.files import replace_text
+from msgrpo.files import replace_json
 from msgrpo.game import Scenario
 from msgrpo.specs import check_agents
-from msgrpo.text import as_json
 
 RESAMPLES = 1000
 ELO = 400 / math.log(10)
@@ -340,7 +339,7 @@ def report(
         "ratings": list(map(asdict, rated)),
     }
     try:
-        replace_text(out / "match.json", as_json(content, indent=2) + "\n")
+        replace_json(out / "match.json", content)
     except OSError as error:
         raise RecordError(f"{out / 'match.json'} cannot be written: {error.strerror}") from error
     return results, rated

@@ -11,12 +11,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
+
+from msgrpo.text import as_json
 
 
 def replace_text(file: Path, text: str) -> None:
     """Write a text file, in UTF-8; see `replace_bytes`."""
     replace_bytes(file, text.encode())
+
+
+def replace_json(file: Path, value: Any) -> None:
+    """Write data as indented JSON, with null for numbers that JSON does not have; see `replace_bytes`."""
+    replace_text(file, as_json(value, indent=2) + "\n")
 
 
 def replace_bytes(file: Path, data: bytes) -> None:

@@ -23,7 +23,7 @@ from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import changing_run
 from msgrpo.evals.suites import EpisodeSeeds
-from msgrpo.files import is_part, replace_bytes, replace_text, replacing_folder
+from msgrpo.files import is_part, replace_bytes, replace_json, replace_text, replacing_folder
 from msgrpo.games import get_scenario
 from msgrpo.models.gguf_file import parameters
 from msgrpo.references import RandomAgent
@@ -55,6 +55,12 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
             writer.kill()
         assert file.read_text() in ("a" * 5_000_000, "b" * 5_000_000)
         file.unlink()
+
+
+def test_json_that_is_written_can_be_read_by_other_programs(tmp_path: Path) -> None:
+    """A loss that is no number stood as NaN in the facts of a build, which is no JSON."""
+    replace_json(tmp_path / "facts.json", {"loss": float("nan"), "steps": (1, 2)})
+    assert (tmp_path / "facts.json").read_text() == '{\n  "loss": null,\n  "steps": [\n    1,\n    2\n  ]\n}\n'
 
 
 def test_what_the_disk_refuses_leaves_what_was_there(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ needs (with the replay buffer), `tensorboard/` the curves. Held-out starts are n
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.files import check_regular, is_part, replace_bytes, replacing_folder
+from msgrpo.files import check_regular, is_part, replace_bytes, replace_json, replacing_folder
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv, layers, planes_shape
@@ -231,7 +230,7 @@ class _Saver(BaseCallback):  # type: ignore[misc]  # stable-baselines3 is not ch
             with replacing_folder(place) as part:
                 self.model.save(part / WEIGHTS)
                 _save_replay(self.model, part / REPLAY)
-                (part / CARD).write_text(json.dumps(self.card | {"steps": steps}, indent=2) + "\n")
+                replace_json(part / CARD, self.card | {"steps": steps})
         _publish(place, self.out)
         for other in (self.out / CHECKPOINTS).iterdir():
             if other != place:

@@ -19,9 +19,9 @@ from msgrpo.episode import Episode
 from msgrpo.errors import RunError
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
-from msgrpo.files import replace_text
+from msgrpo.files import replace_json
 from msgrpo.run_log import METRICS, SUMMARY, read_rows
-from msgrpo.text import as_json, counted
+from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.curve import draw_curve
@@ -185,5 +185,5 @@ def finish(
     summary |= more
     title = f"{config.base} on {config.scenario}, seed {config.seed}"
     draw_curve(out, title, score, f" on {config.scenarios[0].id}" if len(config.scenarios) > 1 else "")
-    replace_text(out / SUMMARY, as_json(summary, indent=2) + "\n")  # last: it says that all is there
+    replace_json(out / SUMMARY, summary)  # last: it says that all is there
     return summary

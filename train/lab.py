@@ -20,7 +20,6 @@ on with the same command.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shlex
@@ -44,12 +43,11 @@ from msgrpo.errors import RunError, UsageError, first_fault, nearest
 from msgrpo.evals.match import points_of
 from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.extras import needs
-from msgrpo.files import open_lock, read_regular, replace_text
+from msgrpo.files import open_lock, read_regular, replace_json, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.mixture import names_of
 from msgrpo.run_log import SUMMARY
 from msgrpo.specs import make_agent
-from msgrpo.text import as_json
 from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
 from msgrpo.train.run_folder import allowing, by_todays_names, refused
@@ -243,7 +241,7 @@ def _report(study: Study, jobs: Sequence[Job], out: Path) -> dict[str, Any]:
         {arm: [job.test_values() for job in of_arm] for arm, of_arm in runs.items()},
         {arm: [curve(job.folder, job.config.steps) for job in of_arm] for arm, of_arm in runs.items()},
     )
-    replace_text(out / "report.json", as_json(report, indent=2) + "\n")
+    replace_json(out / "report.json", report)
     replace_text(out / "report.md", markdown(report))
     draw(report, out / "curves.png")
     return report
@@ -276,7 +274,7 @@ def _same_study(study: Study, out: Path) -> None:
         "arms": arms,
     }
     if not file.exists():
-        replace_text(file, json.dumps(fixed, indent=2) + "\n")
+        replace_json(file, fixed)
         return
     try:
         recorded = from_json(read_regular(file))

@@ -5,7 +5,6 @@ Nothing is uploaded. The files are written beside `--out` and take its name in o
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from msgrpo.errors import ModelError, MsgrpoError, UsageError, first_line
 from msgrpo.extras import needs
-from msgrpo.files import new_parents, replace_text, replacing_folder
+from msgrpo.files import new_parents, replace_json, replace_text, replacing_folder
 from msgrpo.models.asked import TAUGHT, trained_as
 from msgrpo.models.card import card, shown_base, shown_setting
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
@@ -59,7 +58,7 @@ def export_run(run: Path, to: str, out: Path, dtype: str | None = None) -> list[
             *notes, command = WRITERS[to](Order(run, part, out, run.resolve().name, dtype))
             teacher = {key: shown_setting(name) for key, name in teacher_of(run).items()}
             taught = asked.model_dump(exclude_defaults=True) | teacher  # it is asked as the run was
-            replace_text(part / TAUGHT, json.dumps(taught, indent=2) + "\n")
+            replace_json(part / TAUGHT, taught)
     except MsgrpoError:
         raise
     except Exception as error:  # the disk, or one of three libraries that write models
@@ -128,7 +127,7 @@ def _hub(order: Order) -> list[str]:
     """The adapter and its card; a path of this machine is left out of the adapter's config."""
     config = read_adapter_config(order.run)
     config["base_model_name_or_path"] = shown_base(config["base_model_name_or_path"])
-    replace_text(order.folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
+    replace_json(order.folder / ADAPTER_CONFIG, config)
     shutil.copyfile(order.run / ADAPTER_WEIGHTS, order.folder / ADAPTER_WEIGHTS)
     replace_text(order.folder / "README.md", card(order.run, order.name, merged=False))
     notes = [f"read it first: {order.place / 'README.md'}"]

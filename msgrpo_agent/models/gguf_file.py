@@ -19,11 +19,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, first_line
 from msgrpo.extras import needs
-from msgrpo.files import check_regular, digest, open_lock, replacing_folder
+from msgrpo.files import check_regular, digest, open_lock, replace_json, replacing_folder
 from msgrpo.models.headers import save_base
 from msgrpo.text import counted
 
@@ -133,7 +133,7 @@ def _convert(file: Path, folder: Path, header: Header) -> None:
         facts = {"file": file.name, "sha256": checksum(file), "bytes": file.stat().st_size}
         facts |= {"architecture": header.architecture, "parameters": parameters, "splitting": header.rule}
         facts["weights"] = "de-quantised, in bfloat16"
-        (part / FACTS).write_bytes(to_json(facts, indent=2) + b"\n")
+        replace_json(part / FACTS, facts)
 
 
 def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:

@@ -30,7 +30,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 
 from msgrpo.errors import UsageError
 from msgrpo.evals.suites import SUITE_VERSION
-from msgrpo.files import replace_text
+from msgrpo.files import replace_json
 from msgrpo.game import Game, Outcome, Scenario, stream
 from msgrpo.games import SCENARIOS
 from msgrpo.games.frozen_lake import FrozenLake
@@ -425,5 +425,5 @@ def build(
             made.save(out / BEGUN)
         save_base(made.model, made.tokenizer, out)
         facts = made.facts()
-        replace_text(out / "build.json", json.dumps(facts, indent=2) + "\n")
+        replace_json(out / "build.json", facts)
     return facts

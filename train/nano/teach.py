@@ -29,7 +29,7 @@ from torch import nn
 
 from msgrpo.episode import observation_of, outcome_of
 from msgrpo.errors import GameFaultError, UsageError
-from msgrpo.files import replace_text
+from msgrpo.files import replace_json
 from msgrpo.game import Game, Outcome, Scenario, check_kind, stream
 from msgrpo.limits import games_code
 from msgrpo.models.asked import TAUGHT, taught_as
@@ -320,7 +320,7 @@ def teach(
             teaching.restore(out / BEGUN)
         _go_on(teaching, out / BEGUN, progress)
         facts = teaching.facts()
-        replace_text(out / TAUGHT, json.dumps(facts, indent=2) + "\n")  # first: weights alone are asked as usual
+        replace_json(out / TAUGHT, facts)  # first: weights alone are asked as usual
         teaching.write(out)
     return facts
 

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 from pydantic_core import from_json
 
 from msgrpo.errors import RunError, UsageError
-from msgrpo.files import read_regular, replace_text
-from msgrpo.text import as_json
+from msgrpo.files import read_regular, replace_json
 from msgrpo.train.config import TrainConfig
 
 HOST = "tinker.thinkingmachines.dev"  # where the SDK goes unless TINKER_BASE_URL names another host
@@ -144,7 +143,7 @@ class Meter:
     def write(self) -> None:
         """Write the ledger."""
         if self.file is not None and self.file.parent.is_dir():
-            replace_text(self.file, as_json(self.summary(), indent=2) + "\n")
+            replace_json(self.file, self.summary())
             self._written = time.monotonic()
 
     def summary(self) -> dict[str, Any]:

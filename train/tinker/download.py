@@ -15,11 +15,10 @@ import httpx
 from pydantic_core import from_json
 
 from msgrpo.errors import RunError, first_line
-from msgrpo.files import PART, replace_bytes
+from msgrpo.files import PART, replace_bytes, replace_json
 from msgrpo.models.headers import tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, by_layer
 from msgrpo.models.paths import absolute
-from msgrpo.text import as_json
 
 LARGEST = 4 * 2**30  # bytes of an adapter
 FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
@@ -39,7 +38,7 @@ def download(urls: Mapping[str, str], out: Path, base: str, service: str) -> Non
             layers = {layer.rpartition(".")[2] for layer in by_layer(tensor_shapes(part)) if layer}
             config |= {"base_model_name_or_path": absolute(base), "target_modules": sorted(layers)}  # some name none
             config |= {"task_type": "CAUSAL_LM", "inference_mode": True}
-            replace_bytes(out / ADAPTER_CONFIG, (as_json(config, indent=2) + "\n").encode())
+            replace_json(out / ADAPTER_CONFIG, config)
             part.replace(out / ADAPTER_WEIGHTS)
         finally:
             part.unlink(missing_ok=True)
