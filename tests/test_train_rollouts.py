@@ -25,7 +25,7 @@ from msgrpo.train.rivals import branch as branching
 from msgrpo.train.rivals.branch import Branch
 from msgrpo.train.rivals.contract import Further
 from msgrpo.train.rivals.refill import Refill
-from msgrpo.train.rollouts import LostError, Play, Players, Playing, Rollouts, RolloutSource, whole
+from msgrpo.train.rollouts import LostError, Play, Players, Playing, Rollouts, RolloutSource, check_lost, with_result
 from tests.train_helpers import in_any_order
 
 LAKE = get_scenario("frozen-lake")
@@ -91,9 +91,11 @@ def test_a_start_says_nothing_where_all_went_alike_wherever_it_stands_in_the_upd
 
 def test_a_quarter_of_the_episodes_may_be_lost_and_no_more() -> None:
     good, lost = episode(), episode(error="timeout")
-    assert whole([good, lost, good, good]) == [good] * 3
+    few = [good, lost, good, good]
+    check_lost(few)
+    assert with_result(few) == [good] * 3
     with pytest.raises(LostError, match="2 of 7 episodes have no result"):
-        whole([lost, good, lost, good, good, good, good])
+        check_lost([lost, good, lost, good, good, good, good])
 
 
 def next_of(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch, added: list[Episode]) -> Rollouts:

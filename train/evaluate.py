@@ -25,7 +25,7 @@ from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.curve import draw_curve
-from msgrpo.train.rollouts import Ended, Play, Players, counter, own_turns, silent, whole
+from msgrpo.train.rollouts import Ended, Play, Players, check_lost, counter, own_turns, silent, with_result
 from msgrpo.train.sinks import Reporter
 
 HIDDEN = ("kind", "step", "score", "values")  # of an evaluation's row, in the summary
@@ -72,7 +72,8 @@ def evaluate(model: LanguageModel, players: Players, ended: Ended = silent) -> E
     """Play the run's fixed validation starts."""
     config, scenario = players.config, players.config.scenarios[0]
     episodes = validation_episodes(model, players, config.evaluation.starts, ended)
-    turns = own_turns(whole(episodes))
+    check_lost(episodes)
+    turns = own_turns(with_result(episodes))
     values: list[float | None] = [
         # against an opponent the return of the policy's seat: the mean over both seats would be 0
         None

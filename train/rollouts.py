@@ -273,11 +273,13 @@ def entropy(episodes: Sequence[Episode]) -> float | None:
     return -sum(logprobs) / len(logprobs) if logprobs else None
 
 
-def whole(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes that have a result.
+def with_result(episodes: Sequence[Episode]) -> list[Episode]:
+    """Those that neither a game's own fault nor a server's failure ended."""
+    return [episode for episode in episodes if episode.error is None]
 
-    A game's own fault costs its episode. Raises LostError, with the last fault, where more than a quarter is lost.
-    """
+
+def check_lost(episodes: Sequence[Episode]) -> None:
+    """Raise LostError, with the last fault, where more than a quarter has no result: a few cost only themselves."""
     lost = [episode for episode in episodes if episode.error is not None]
     if len(lost) > MOST_LOST * len(episodes):
         last = lost[-1]
@@ -286,7 +288,6 @@ def whole(episodes: Sequence[Episode]) -> list[Episode]:
             f"{len(lost)} of {len(episodes)} episodes have no result, the last: {last.error}: {last.error_message}",
             fix=check if last.error == GAME_FAULT else "the last checkpoint is kept",
         )
-    return [episode for episode in episodes if episode.error is None]
 
 
 @dataclass(frozen=True)
@@ -365,22 +366,23 @@ class RolloutSource:
         own, seconds = begun.work.result()[begun.place]  # a stop while it waits here leaves it to `close`
         self._coming.popleft()
         episodes = self._players.ranks.gather(own)
-        whole(episodes)  # before more is played where it would be lost too
+        check_lost(episodes)  # before more is played where it would be lost too
         further = Further([], [])
         if self._config.explore is not None:
             further = self._config.explore.further(begun.playing, episodes)
         waited = time.perf_counter() - began
-        whole([*episodes, *further.episodes])
+        played = [*episodes, *further.episodes]
+        check_lost(played)
         self._begin(begun.playing.next_start, step, model, sampling)
         return Rollouts(
-            [*begun.playing.groups(episodes), *further.groups],
-            whole(episodes),
-            [episode for episode in further.episodes if episode.error is None],
-            [episode for episode in (*episodes, *further.episodes) if episode.error is not None],
-            max(begun.playing.next_start, further.next_start),
-            step - begun.version,
-            seconds,
-            waited,
+            groups=[*begun.playing.groups(episodes), *further.groups],
+            episodes=with_result(episodes),
+            further=with_result(further.episodes),
+            lost=[episode for episode in played if episode.error is not None],
+            next_start=max(begun.playing.next_start, further.next_start),
+            staleness=step - begun.version,
+            played_s=seconds,
+            waited_s=waited,
         )
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import ROWS, TOKENS
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.rollouts import Play, Players, own_turns, whole
+from msgrpo.train.rollouts import Play, Players, check_lost, own_turns, with_result
 from msgrpo.train.tinker.cost import KINDS, ServicePrice
 
 PLAYED = 32  # episodes that a random player plays for an estimate
@@ -92,8 +92,9 @@ def _played(players: Players, model: _Random, scenario: Any) -> tuple[float, flo
     seeds = list(islice(scenario.starts("train"), PLAYED))
     plays = [Play(scenario, seed, seed, i, players.seats(scenario, i)) for i, seed in enumerate(seeds)]
     episodes = asyncio.run(players.play(model, players.config.sampling, plays, 0.0))
+    check_lost(episodes)
     seats = sum(len(play.seats) for play in plays) / len(plays)
-    return len(own_turns(whole(episodes))) / len(plays), scenario.step_limit * seats
+    return len(own_turns(with_result(episodes))) / len(plays), scenario.step_limit * seats
 
 
 class _Random:
