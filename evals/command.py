@@ -222,19 +222,14 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     # what has been played is shown, also where the agents were asked differently: the table says so
     playable = [scenario.id for scenario in scenarios if any(can_play(agent, scenario) for agent in agents)]
     played, notes = plays.load(folders, agents=specs, scenarios=playable, mix=True)
-    number, asked = episodes * options.repeats, defaultdict[str, list[EpisodeSeeds]](list)
-    for scenario in scenarios:
-        with suppress(GameFaultError):  # where not all of its starts can be looked at, `fatal` says so
-            for seeds in islice(suite_seeds(scenario, options.split, options.repeats), number):
-                asked[scenario.id].append(seeds)
-    chosen = plays.only(played, asked, specs, number)
+    number = episodes * options.repeats
+    chosen = plays.only(played, _seeds_asked(scenarios, options, number), specs, number)
     notes += [
-        f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: {why_not(agent)}."
-        for agent in agents
-        for scenario in scenarios
-        if not can_play(agent, scenario)
+        *_not_played(agents, scenarios, called),
+        *short,
+        *(_without_regret(scenarios, chosen) if options.regret else ()),
+        *_left_to_play(progress),
     ]
-    notes += [*short, *(_without_regret(scenarios, chosen) if options.regret else ()), *_left_to_play(progress)]
     if fatal is not None:
         notes.append(f"not all was played: {fatal.message}")
     board = leaderboard.build(chosen, notes)
@@ -249,6 +244,24 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         fix = f"remove the cause, then start the same command again{again}"
         raise RecordError("there is no result to show: " + "; ".join(board.notes), fix=fix)
     return board
+
+
+def _seeds_asked(scenarios: Sequence[Scenario], options: Options, number: int) -> dict[str, list[EpisodeSeeds]]:
+    """The seeds of the episodes that were asked for, by scenario, as far as its starts can be looked at."""
+    asked = defaultdict[str, list[EpisodeSeeds]](list)
+    for scenario in scenarios:
+        with suppress(GameFaultError):  # `fatal` says so
+            for seeds in islice(suite_seeds(scenario, options.split, options.repeats), number):
+                asked[scenario.id].append(seeds)
+    return asked
+
+
+def _not_played(agents: Sequence[Agent], scenarios: Sequence[Scenario], called: Mapping[str, str]) -> Iterator[str]:
+    """Which agents cannot play which scenarios, and why."""
+    for agent in agents:
+        for scenario in scenarios:
+            if not can_play(agent, scenario):
+                yield f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: {why_not(agent)}."
 
 
 def _without_regret(scenarios: Sequence[Scenario], chosen: Sequence[plays.Series]) -> Iterator[str]:
