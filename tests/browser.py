@@ -17,15 +17,14 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 Ask = Callable[..., Awaitable[Any]]
 
 
-def wait_for(found: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(found: Callable[[], Any], what: str = "it", seconds: float = 90.0) -> Any:
     """The first true value of `found()`; fails after a time that is far beyond what it takes."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        value = found()
-        if value:
+        if value := found():
             return value
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
+        time.sleep(0.1)  # each look may be a process
+    raise AssertionError(f"{what} did not happen in time")
 
 
 @asynccontextmanager

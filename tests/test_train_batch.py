@@ -33,7 +33,7 @@ from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.spread import largest_spread
 from msgrpo.train.rollouts import Rollouts
 from msgrpo.train.update import _accumulate, micro_batches, minibatches, pick
-from tests.train_helpers import learner, samples_in, taught
+from tests.train_helpers import gradient, learner, samples_in, taught
 
 CPU = torch.device("cpu")
 START = get_scenario("frozen-lake").new(0, 0)
@@ -194,12 +194,6 @@ def samples(policy: Policy) -> list[Sample]:
         taught(a.prompt_ids, a.token_ids[: 3 + 2 * i], tuple(p - 0.1 for p in a.logprobs[: 3 + 2 * i]), (-1.0) ** i)
         for i, a in enumerate(answers)
     ]
-
-
-def gradient(policy: Policy, samples: list[Sample], settings: TrainConfig) -> tuple[torch.Tensor, dict[str, float]]:
-    policy.model.zero_grad()
-    totals, _ = _accumulate(policy, samples, ALONE, settings)
-    return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]), totals
 
 
 @pytest.mark.parametrize("over", ["token", "turn"])

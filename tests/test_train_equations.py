@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from msgrpo.episode import Episode
 from msgrpo.train import groups as groups_module
 from msgrpo.train import msgrpo as equations
 from msgrpo.train import update as update_module
-from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.groups import Sample
 from msgrpo.train.loop import train
 from msgrpo.train.msgrpo import composite_returns
 from msgrpo.train.policy import Policy
-from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals import discounted
-from msgrpo.train.update import _accumulate, pick
-from tests.train_helpers import learner, played, samples_in
+from msgrpo.train.update import pick
+from tests.train_helpers import gradient, learner, played, samples_in
 
 TINY = [
     "groups=3",
@@ -37,12 +35,6 @@ pytestmark = pytest.mark.usefixtures("near")
 EQUATIONS = ("composite_returns", "group_advantages", "aaw_sample", "policy_loss")
 
 
-def gradient(policy: Policy, samples: list[Sample], config: TrainConfig) -> torch.Tensor:
-    policy.model.zero_grad()
-    _accumulate(policy, samples, ALONE, config)
-    return torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
-
-
 def test_negated_returns_turn_the_gradient_of_a_default_update_around(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(settings=TINY)
     policy = Policy(config)
@@ -51,9 +43,9 @@ def test_negated_returns_turn_the_gradient_of_a_default_update_around(monkeypatc
     def samples(of: list[Episode]) -> list[Sample]:
         return samples_in(pick(playing.groups(of), config, learner()), config)
 
-    before = gradient(policy, samples(episodes), config)
+    before, _ = gradient(policy, samples(episodes), config)
     monkeypatch.setattr(groups_module, "composite_returns", lambda *given: -composite_returns(*given))
-    after = gradient(policy, samples(episodes), config)
+    after, _ = gradient(policy, samples(episodes), config)
     assert before.norm() > 0
     assert (after + before).norm() < 1e-5 * before.norm()
 

@@ -37,7 +37,7 @@ from msgrpo.train.rivals.contract import Learner, Teacher
 from msgrpo.train.rivals.distilled import loaded
 from msgrpo.train.rivals.optimal import Advice, Optimal, action_tokens, advised
 from msgrpo.train.update import _accumulate, pick
-from tests.train_helpers import in_any_order, learner, moved_policy, played
+from tests.train_helpers import gradient, in_any_order, learner, moved_policy, played
 
 SMALL = ["groups=3", "group_size=4", "select=all", "minibatches=1", "evaluation=4(film=0)", "loss=clip(kl=0)"]
 LAKE = get_scenario("frozen-lake")
@@ -66,12 +66,9 @@ def turns(policy: Policy) -> tuple[list[Lesson], Learner]:
     return lessons(config("teacher=optimal"), policy)
 
 
-def gradient(policy: Policy, samples: Sequence[Sample]) -> Tensor:
+def summed_gradient(policy: Policy, samples: Sequence[Sample]) -> Tensor:
     """Of the loss of these samples as one minibatch, times its number of tokens: of a sum, not of a mean."""
-    policy.model.zero_grad()
-    _accumulate(policy, samples, ALONE, config())
-    tokens = sum(len(sample.answer_ids) for sample in samples)
-    return torch.cat([weight.grad.flatten() for weight in policy.parameters if weight.grad is not None]) * tokens
+    return gradient(policy, samples, config())[0] * sum(len(sample.answer_ids) for sample in samples)
 
 
 def named(lesson: Lesson, policy: Policy) -> Iterator[tuple[str, Sample]]:
@@ -175,9 +172,9 @@ def test_cross_entropy_is_its_own_gradient(policy: Policy, turns: tuple[list[Les
         logs = chances(lesson, policy)
         (-0.5 * sum(logs[action] for action in best) / len(best)).backward()  # type: ignore[union-attr]
         right = torch.cat([weight.grad.flatten() for weight in policy.parameters])  # type: ignore[union-attr]
-        found = gradient(policy, samples)
+        found = summed_gradient(policy, samples)
         assert torch.allclose(found, right, atol=1e-5 * float(right.abs().max()), rtol=1e-3)
-        wrong = gradient(
+        wrong = summed_gradient(
             policy, [replace(row, advantage=0.5) for action, row in named(lesson, policy) if action not in best]
         )
         assert float(torch.cosine_similarity(wrong, right, dim=0)) < 0.9
@@ -206,7 +203,7 @@ def test_reverse_kl_is_the_gradient_of_the_divergence(policy: Policy, turns: tup
             turn = lesson.turn.model_copy(update={"action": action})
             said = replace(lesson, sample=Sample(answered, 7.0), turn=turn)
             chosen = teacher._scored([(said, Advice(dict.fromkeys(best, 1 / len(best)), 4), sample.weights)])
-            found += float(logs[action].detach().exp()) * gradient(policy, chosen)
+            found += float(logs[action].detach().exp()) * summed_gradient(policy, chosen)
         assert torch.allclose(found, right, atol=1e-4 * float(right.abs().max()), rtol=1e-3)
 
 

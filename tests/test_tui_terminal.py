@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests.browser import wait_for
 from tests.command_line import PROGRAM
 from tests.fake_server import FakeServer, Request, reply, send
 
@@ -29,16 +29,6 @@ PLAY = [sys.executable, "-P", "-m", "msgrpo.cli", "play"]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(TMUX is None, reason="tmux is not installed")]
 
 SETTLES_S = 1.5  # longer than the app's slowest timer: what fires after the screen has gone has fired by then
-
-
-def wait_for(found: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
-    """The first true value of `found()`; fails after a time that is far beyond what it takes."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := found():
-            return value
-        time.sleep(0.1)  # each look is a process of tmux
-    raise AssertionError(f"{what} did not happen in time")
 
 
 def from_step(first: int, limit: int) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from msgrpo.agent import Completion
 from msgrpo.episode import Episode
@@ -25,7 +26,7 @@ from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
 from msgrpo.train.rivals.contract import Learner
 from msgrpo.train.rollouts import Players, Playing, RolloutSource
-from msgrpo.train.update import Picked
+from msgrpo.train.update import Picked, _accumulate
 
 TINY = [
     "minibatches=2",
@@ -55,6 +56,13 @@ def moved_policy(config: TrainConfig) -> Policy:
     for weight in made.parameters:
         weight.data = torch.randn(weight.shape, generator=generator) * 0.02
     return made
+
+
+def gradient(policy: Policy, samples: Sequence[Sample], config: TrainConfig) -> tuple[Tensor, dict[str, float]]:
+    """Of the loss of these samples as one minibatch, flat; and the sums that are measured with it."""
+    policy.model.zero_grad()
+    totals, _ = _accumulate(policy, samples, ALONE, config)
+    return torch.cat([weight.grad.flatten() for weight in policy.parameters if weight.grad is not None]), totals
 
 
 class Told(Quiet):
