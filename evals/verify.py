@@ -1,4 +1,4 @@
-"""Re-simulating records without any model, and printing them."""
+"""Verification: a record's games are played again from their seeds and actions, without any model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _version(wanted: bool) -> None:
 
 
 def make_app() -> typer.Typer:
-    """The whole command line."""
+    """The command line with the commands of all packages."""
     from msgrpo.evals import cli as evals
     from msgrpo.serve import cli as serve
     from msgrpo.train import cli as train

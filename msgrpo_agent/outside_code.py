@@ -1,7 +1,7 @@
 """Code of a user's own, by name: a file that ends in `.py`, or a module that can be imported.
 
-It is a program that somebody wrote last night: its import has a time limit, what it raises is named with its file and
-line, and the working directory and Ctrl-C are afterwards as they were.
+It may hang or fail: its import has a time limit, what it raises is named with its file and line, and the working
+directory and Ctrl-C are afterwards as they were.
 """
 
 from __future__ import annotations

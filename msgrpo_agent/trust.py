@@ -23,7 +23,7 @@ SETTINGS = ("scenario", *CHOICES, "teacher", "backend", "rollouts", "opponent", 
 
 
 def allow(names: Iterable[str]) -> None:
-    """A person has named these."""
+    """Note names that a person has given: what they name may be run, imported or asked."""
     _allowed.update(names)
 
 

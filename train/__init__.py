@@ -1,1 +1,1 @@
-"""The only package that trains: MS-GRPO (msgrpo.py), the embedded model (nano/), the DQN baseline (dqn.py)."""
+"""The only package that trains: MS-GRPO (equations in msgrpo.py, loop in loop.py), nano (nano/), a DQN (dqn.py)."""

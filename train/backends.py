@@ -95,7 +95,7 @@ class Tinker(BaseModel):
 
     @property
     def prices(self) -> tuple[float, float, float] | None:
-        """Those that a person gave."""
+        """What a million tokens of each kind cost, where a person gave the prices."""
         prefill, sample, train = self._prices
         return None if prefill is None or sample is None or train is None else (prefill, sample, train)
 

@@ -96,7 +96,7 @@ def _wait_and_stop_with(app: subprocess.Popen[bytes]) -> None:
 
 
 def _stop(training: subprocess.Popen[bytes]) -> None:
-    """Ask it to stop, and wait; who asks again, asks it again."""
+    """Ask the training to stop, and wait for its end; a further Ctrl-C is passed on to it."""
     while training.poll() is None:
         training.send_signal(signal.SIGINT)
         try:

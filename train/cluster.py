@@ -61,7 +61,7 @@ class AtDesk:
             self._desk.report.remote("doing", text)
 
     def stopping(self) -> None:
-        """The command has said it."""
+        """Nothing to say here: the command has told the person."""
 
     def update(self, step: int, values: Measured) -> None:
         self._desk.report.remote("update", step, values)

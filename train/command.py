@@ -134,7 +134,7 @@ def _announce(plan: Plan, given: Given, report: Reporter) -> None:
 
 
 def _tell(summary: dict[str, Any], folder: Path, as_json: bool) -> None:
-    """What came of it, and where it lies."""
+    """Say what the run has changed, and where its files are."""
     if as_json:
         print_json(summary | {"out": str(folder)})
         return

@@ -1,4 +1,4 @@
-"""The desk between the ranks of a run on a cluster and the command that a person has started.
+"""The desk of a run on a Ray cluster: an actor through which the ranks and the command that began the run talk.
 
 It is a module of its own, since the process that Ray starts for it loads what this file imports, and needs no torch.
 """

@@ -72,15 +72,15 @@ class History:
         return [float(v) for v in measured if isinstance(v, (int, float)) and math.isfinite(v)]
 
     def now(self, name: str) -> float | None:
-        """Its mean over the last updates; None where it was not measured."""
+        """A metric's mean over the last updates; None where it was not measured."""
         return _mean(self.values(name)[-RECENT:])
 
     def first(self, name: str) -> float | None:
-        """Its mean over the first updates."""
+        """A metric's mean over the first updates; None where it was not measured."""
         return _mean(self.values(name)[:FIRST])
 
     def peak(self, name: str) -> float | None:
-        """The largest median of three updates in a row: one update that stands out is no trend."""
+        """A metric's largest median of three updates in a row: one update that stands out is no trend."""
         values = self.values(name)
         return max((median(values[i : i + 3]) for i in range(len(values) - 2)), default=None)
 
@@ -101,7 +101,7 @@ class History:
 
     @property
     def learns(self) -> bool:
-        """Whether its score has risen beyond chance, or it hardly ever fails: flat groups are no fault then."""
+        """Whether the run's score has risen beyond chance, or it hardly ever fails: flat groups are no fault then."""
         risen = self.change is not None and self.change.low > 0
         return risen or (self.now("rollout/success") or 0.0) > NEARLY_ALL
 

@@ -1,6 +1,6 @@
 """`msgrpo doctor RUN`: what ails a run (`diagnosis.py`), and beside it how a healthy run of its kind went.
 
-Read are the run's settings, its rows, and one of its answers. Nothing is loaded and nothing is run.
+It reads the run's settings, its rows and one of its answers; it loads no model and plays no game.
 """
 
 from __future__ import annotations

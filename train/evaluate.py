@@ -1,4 +1,4 @@
-"""What a run looks at while it trains: the same validation starts every time, and what changed on them."""
+"""A run's own evaluations: the same validation starts every time, and in the end what has changed on them."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def caption(report: Mapping[str, Any]) -> str:
 
 
 def behind(seeds: int) -> str:
-    """What an interval of so many seeds stands on."""
+    """In words, over what an interval of so many training seeds is taken."""
     if seeds == 1:
         return "over the starts of one seed alone: another seed may lie outside"
     if seeds < FEW_SEEDS:

@@ -1,4 +1,4 @@
-"""Memory that is not there, as one clear error."""
+"""One clear error where the memory runs out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgrpo.errors import RunError, no_memory
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Turn memory that is not there, on a GPU or on the CPU, into one clear error with the settings to lower."""
+    """Where the memory of the GPU or of the machine runs out, raise RunError with the settings to lower."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError

@@ -1,4 +1,4 @@
-"""What an update's rollouts looked like, before any selection."""
+"""The figures of an update's rollouts before any selection: what `metrics.jsonl` calls `rollout/…`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def left_out(episodes: Sequence[Episode]) -> str:
 
 
 def describe(rollouts: Rollouts) -> dict[str, float]:
-    """What the update's rollouts looked like, before any selection."""
+    """The figures, by their names in `metrics.jsonl`."""
     turns = own_turns(rollouts.all_episodes)
     returns = [episode.returns[player] for episode in rollouts.episodes for player in own_seats(episode)]
     successes = [float(episode.success) for episode in rollouts.episodes if episode.success is not None]

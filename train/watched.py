@@ -1,4 +1,4 @@
-"""From an update's groups to what a person can watch of it: every member in numbers, a few episodes whole."""
+"""What a person can watch of an update: of its groups every episode in numbers, and a few with all their turns."""
 
 from __future__ import annotations
 

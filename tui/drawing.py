@@ -1,4 +1,4 @@
-"""Draws what changes together on the screen of a match at once, with the move's worth where that is soon known."""
+"""Draws at once what changes together on the screen of a match; a move waits a moment for what it was worth."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Response:
 
 @dataclass(frozen=True)
 class _Open:
-    """What belongs to one event loop."""
+    """What one event loop has open: its connections, and room for so many requests and long bodies."""
 
     session: aiohttp.ClientSession
     room: asyncio.Semaphore

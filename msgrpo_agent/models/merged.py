@@ -75,7 +75,7 @@ def merged(run: Path) -> tuple[Any, Any, Adapter]:
 
 
 def base_dtype(base: str) -> torch.dtype:
-    """What a base's own files hold."""
+    """The dtype that a base's own config names; float32 where it names none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dtype = getattr(AutoConfig.from_pretrained(base_path(base), trust_remote_code=False), "dtype", None)

@@ -87,7 +87,7 @@ class Pool:
         return next(remote for remote in self.remotes if remote.url == url)
 
     def follow(self, urls: Sequence[str]) -> None:
-        """These are the servers now: those that are new play once they are proved, those that are gone no more."""
+        """Take over which servers there are now: new ones play once they are proved, those that are gone no more."""
         with self._lock:
             known = {remote.url: remote for remote in self.remotes}
             self.remotes = [known.get(url) or Remote(url) for url in urls]
@@ -168,7 +168,7 @@ class Pool:
             remote.answered += 1
 
     def failed(self, remote: Remote, error: RemoteError) -> None:
-        """Count it; say so once if the server leaves."""
+        """Count a failed request; say so once if the server leaves."""
         with self._lock:
             remote.failures += 1
             remote.last_failure = str(error)
@@ -182,7 +182,7 @@ class Pool:
             self.say(f"{remote.url} plays no more: {error}")  # or never did
 
     def joined(self, remote: Remote, version: str) -> None:
-        """The version is proved there."""
+        """Let a server play a version that has been proved there."""
         with self._lock:
             returns = remote.out not in (None, NEW)
             remote.out, remote.failures = None, 0

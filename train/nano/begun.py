@@ -1,4 +1,4 @@
-"""What a teaching or a build has learned so far, written down in its folder: the same command goes on from it."""
+"""Checkpoints of `msgrpo teach` and `msgrpo nano build`: the same command goes on from what was learned so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door to the method's choices: each is named in one setting, with what it takes in parentheses.
+"""The registry of the method's choices: each is named in one setting, with what it takes in parentheses.
 
     credit=episode        credit="to-go(gamma=0.6)"        select="aaw(keep=8)"        credit=my_file.py:my_credit
 
