@@ -195,27 +195,42 @@ def check(file: Path) -> Header:
     architecture or a rule of splitting text that is not known.
     """
     header = _header(file)
-    fields = header.fields
-    parts = fields.get("split.count", 1)
+    _check_whole(file, header)
+    with needs(f"the model {file.name}", "gguf"):
+        import gguf  # noqa: F401
+    _check_known(file, header)
+    if (size := file.stat().st_size) < (whole := header.weights_at + _weights_bytes(header)):
+        raise ModelError(
+            f"the model {file} is cut off: it has {size:,} bytes, and by its header {whole:,}",
+            fix="fetch the file again",
+        )
+    return header
+
+
+def _check_whole(file: Path, header: Header) -> None:
+    """Raise ModelError for one file of several, and for a number of layers that cannot be."""
+    parts = header.fields.get("split.count", 1)
     if not isinstance(parts, int) or parts > 1:
         raise ModelError(
             f"the model {file} is one of {str(parts)[:60]} files",
             fix="join them: llama-gguf-split --merge FIRST.gguf WHOLE.gguf",
         )
-    architecture = header.architecture
-    layers = fields.get(f"{architecture}.block_count", 0)
+    layers = header.fields.get(f"{header.architecture}.block_count", 0)
     if not isinstance(layers, int) or not 0 <= layers <= len(header.tensors):
         raise ModelError(
             f"the model {file} is damaged: it claims {str(layers)[:60]} layers and holds "
             f"{counted(len(header.tensors), 'tensor')}",
             fix="fetch the file again",
         )
-    with needs(f"the model {file.name}", "gguf"):
-        import gguf  # noqa: F401
+
+
+def _check_known(file: Path, header: Header) -> None:
+    """Raise ModelError for what transformers does not read from GGUF, and for a model that nobody can ask."""
     with needs(f"the model {file.name}", "train"):
         from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
         from msgrpo.models.splitting import KNOWN
+    fields, architecture = header.fields, header.architecture
     known = set(GGUF_SUPPORTED_ARCHITECTURES) - NO_BASES
     known -= {name for name in known if "_" in name}  # no file is named so, and of the experts' width nothing is read
     if architecture not in known:
@@ -242,12 +257,6 @@ def check(file: Path) -> Header:
             f"the model {file} has no chat template, so nobody knows how it is to be asked",
             fix="use an instruction-tuned model",
         )
-    if (size := file.stat().st_size) < (whole := header.weights_at + _weights_bytes(header)):
-        raise ModelError(
-            f"the model {file} is cut off: it has {size:,} bytes, and by its header {whole:,}",
-            fix="fetch the file again",
-        )
-    return header
 
 
 def _weights_bytes(header: Header) -> int:
