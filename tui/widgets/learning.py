@@ -8,6 +8,7 @@ from textual.widget import Widget
 from textual_plotext import PlotextPlot
 
 from msgrpo.agent import thought
+from msgrpo.episode import Turn
 from msgrpo.run_log import Member
 from msgrpo.tui.learning import Learning, measured, sign
 from msgrpo.tui.scenes import learner_of, scale_of, scene_sign, scenes_mean
@@ -165,12 +166,17 @@ def film_turns(session: Session) -> Content:
     lines = []
     for turn in session.episode.turns_of(player):
         if turn.step < session.cursor:
-            here = turn.step + 1 == session.cursor
-            text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
-            lines.append(Content.styled(text, "bold $text-accent" if here else ""))
+            lines.append(_move(turn, session.cursor))
     height = min(FILM_TURNS, session.scenario.step_limit)
     lines = lines[-height:]
     return Content("\n").join([*lines, *[Content(" ")] * (height - len(lines))])
+
+
+def _move(turn: Turn, cursor: int) -> Content:
+    """A turn's step, action and reward; the one that led to what the board shows is marked."""
+    here = turn.step + 1 == cursor
+    text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
+    return Content.styled(text, "bold $text-accent" if here else "")
 
 
 def turns(run: Learning, session: Session) -> Content:
@@ -191,11 +197,9 @@ def turns(run: Learning, session: Session) -> Content:
     lines = [Content.styled(heading, "bold")]
     own = sample.episode.turns_of(sample.player)
     for turn, credit in zip(own, sample.credits, strict=True):
-        here = turn.step + 1 == session.cursor
-        text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
         colour = "$text-success" if credit > 0 else "$text-error" if credit < 0 else MUTED
         credited = Content("") if same else Content.styled(f"  {credit:+.3f}", colour)
-        lines.append(Content.styled(text, "bold $text-accent" if here else "") + credited)
+        lines.append(_move(turn, session.cursor) + credited)
     return Content("\n").join(lines)
 
 
