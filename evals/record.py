@@ -21,12 +21,12 @@ from msgrpo.episode import GAME_FAULT, Episode, read_episodes
 from msgrpo.errors import RecordError
 from msgrpo.evals.suites import MOST, MOST_COUNTED, SUITE_VERSION, EpisodeSeeds, HeldOut
 from msgrpo.files import open_lock, replace_text
+from msgrpo.run_log import METRICS, TRANSCRIPTS
 from msgrpo.specs import is_anothers
 from msgrpo.text import Clean, printable_data
 
 RUN_FILE = "run.json"
-TRANSCRIPTS = "transcripts.jsonl"
-OF_TRAINING = ("metrics.jsonl", TRANSCRIPTS)
+OF_TRAINING = (METRICS, TRANSCRIPTS)
 MATCHES = "match"  # the folder of their records
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
 LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)

@@ -26,6 +26,17 @@ from msgrpo.text import Clean, printable
 
 CONFIG, METRICS, UPDATES, FILM, LOCK = "config.json", "metrics.jsonl", "updates", "film", ".lock"
 SUMMARY = "summary.json"  # what a run has come to, once it has ended
+TRANSCRIPTS = "transcripts.jsonl"  # a few episodes of the last update, to read
+# The metrics of an update that a person is shown, and what they are called there.
+CALLED = {
+    "rollout/return": "return",
+    "rollout/success": "success",
+    "rollout/invalid": "invalid",
+    "rollout/entropy": "entropy",
+    "update/kl": "KL",
+    "update/clip_share": "clipped",
+    "rollout/flat_groups": "flat groups",
+}
 POLICY = "policy"  # what the agent that is trained is called in the episodes of its run
 LOCK_TRIES, LOCK_RETRY_S = 20, 0.05  # a watcher holds the lock briefly, so retry before giving up
 LATEST, EVERY = 100, 10  # updates that are kept: the latest hundred, and every tenth before them

@@ -13,18 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from msgrpo.run_log import CALLED
 from msgrpo.text import counted, interval_text, printable
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.sinks import Measured
 
-SHOWN = {
-    "rollout/return": "return",
-    "rollout/success": "success",
-    "rollout/invalid": "invalid",
-    "update/kl": "KL",
-    "update/clip_share": "clipped",
-    "rollout/flat_groups": "flat groups",
-}
+SHOWN = {key: name for key, name in CALLED.items() if key != "rollout/entropy"}  # a line has no room for more
 
 
 LOG_EVERY_S = 10.0  # between lines about what is going on, where there is no terminal

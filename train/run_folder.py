@@ -17,7 +17,7 @@ from msgrpo import run_log
 from msgrpo.episode import Episode
 from msgrpo.errors import RunError, UsageError, first_fault
 from msgrpo.files import is_file, is_part, read_regular, remove_parts, replace_text
-from msgrpo.run_log import CONFIG, LOCK, SUMMARY
+from msgrpo.run_log import CONFIG, LOCK, SUMMARY, TRANSCRIPTS
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.launched import by_accelerate, launched, processes
 from msgrpo.train.sinks import Reporter, Sinks, open_sinks
@@ -27,7 +27,7 @@ from msgrpo.trust import check_named, foreign
 MAY_CHANGE = ("steps", "rollouts", "trainers", "shard", "backend")
 # What a run leaves that did not begin.
 BEFORE_A_RUN = ("vllm.log", "versions", "versions-of", "train.log", "cost.json", LOCK)
-TRANSCRIPTS = 4  # episodes of the last update that are kept to read
+READABLE = 4  # episodes of the last update that are kept to read
 
 
 def check_folder(
@@ -165,8 +165,8 @@ def open_folder(out: Path, config: TrainConfig, step: int, report: Reporter, log
 
 def write_transcripts(out: Path, episodes: Sequence[Episode]) -> None:
     """A few episodes of the last update, spread over its groups, to read."""
-    chosen = episodes[:: max(1, len(episodes) // TRANSCRIPTS)][:TRANSCRIPTS]
-    replace_text(out / "transcripts.jsonl", "".join(episode.model_dump_json() + "\n" for episode in chosen))
+    chosen = episodes[:: max(1, len(episodes) // READABLE)][:READABLE]
+    replace_text(out / TRANSCRIPTS, "".join(episode.model_dump_json() + "\n" for episode in chosen))
 
 
 @contextmanager

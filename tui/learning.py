@@ -14,20 +14,11 @@ from typing import Any
 from msgrpo import run_log
 from msgrpo.errors import MsgrpoError, RecordError, RunError
 from msgrpo.mixture import names_of
-from msgrpo.run_log import GroupRow, Member, Update, WatchedEpisode
+from msgrpo.run_log import CALLED, GroupRow, Member, Update, WatchedEpisode
 from msgrpo.text import duration, printable
 from msgrpo.tui.scenes import Scenes
 from msgrpo.tui.session import Session, short_name
 
-FACTS = {
-    "rollout/return": "return",
-    "rollout/success": "success",
-    "rollout/invalid": "invalid",
-    "rollout/entropy": "entropy",
-    "update/kl": "KL",
-    "update/clip_share": "clipped",
-    "rollout/flat_groups": "flat groups",
-}
 PARTS = {"time/rollout": "playing", "time/update": "learning"}
 
 
@@ -216,7 +207,9 @@ class Learning:
         """What the update that is shown measured."""
         step = self.film.step if self.filming else self.step
         row: dict[str, Any] = next((row for row in self.train_rows if row["step"] == step), {})
-        figures = [(name, f"{value:.3g}") for key, name in FACTS.items() if (value := measured(row, key)) is not None]
+        figures = [
+            (name, f"{value:.3g}") for key, name in CALLED.items() if (value := measured(row, key)) is not None
+        ]
         parts = [f"{name} {value:.1f} s" for key, name in PARTS.items() if (value := measured(row, key))]
         return [*figures, ("time", ", ".join(parts))] if parts else figures
 

@@ -11,8 +11,9 @@ from statistics import fmean
 
 from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import RecordError, UsageError
-from msgrpo.evals.record import TRANSCRIPTS, records_in
+from msgrpo.evals.record import records_in
 from msgrpo.game import MISTAKE, Outcome
+from msgrpo.run_log import TRANSCRIPTS
 from msgrpo.text import counted, printable
 from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.session import points, short_name

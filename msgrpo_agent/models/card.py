@@ -13,7 +13,7 @@ from msgrpo.files import read_regular
 from msgrpo.models.lora import base_of
 from msgrpo.models.paths import NANO, NANO_DIR
 from msgrpo.prompt import PromptTemplate
-from msgrpo.run_log import SUMMARY
+from msgrpo.run_log import CONFIG, SUMMARY
 from msgrpo.text import as_json, counted, interval_text, printable
 
 SHOWN = (
@@ -30,7 +30,7 @@ LONGEST = 10_000  # characters of a prompt's text
 def card(run: Path, name: str, *, merged: bool) -> str:
     """README.md with the head that the hub reads."""
     base = shown_base(base_of(run))
-    settings, summary = _object(run / "config.json"), _object(run / SUMMARY)
+    settings, summary = _object(run / CONFIG), _object(run / SUMMARY)
     head = {"library_name": "transformers" if merged else "peft", "pipeline_tag": "text-generation"}
     if "/" in base:
         head["base_model"] = base
