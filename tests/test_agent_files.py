@@ -58,7 +58,7 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_json_that_is_written_can_be_read_by_other_programs(tmp_path: Path) -> None:
-    """A loss that is no number stood as NaN in the facts of a build, which is no JSON."""
+    """Numbers that JSON does not have are null: NaN, as json.dumps writes it, is refused by other readers."""
     replace_json(tmp_path / "facts.json", {"loss": float("nan"), "steps": (1, 2)})
     assert (tmp_path / "facts.json").read_text() == '{\n  "loss": null,\n  "steps": [\n    1,\n    2\n  ]\n}\n'
 
