@@ -27,6 +27,7 @@ RIVALS: Mapping[str, Mapping[str, str]] = {
         "state-action": "rivals.state_action:StateAction",
         "lambda": "rivals.gae:Lambda",
         "critic": "rivals.critic:Critic",
+        "simulated": "rivals.simulated:Simulated",
     },
     "select": {
         "aaw": "rivals.paper:AAW",

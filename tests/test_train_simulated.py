@@ -1,0 +1,163 @@
+"""credit=simulated: values from the group's own answers, played on in copies of the game."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from msgrpo.episode import Episode, play_episode
+from msgrpo.errors import GameError
+from msgrpo.game import Game, Scenario
+from msgrpo.games import get_scenario
+from msgrpo.games.higher import CARDS, Higher
+from msgrpo.games.higher import scenario as higher
+from msgrpo.references import RandomAgent
+from msgrpo.train.config import make_config
+from msgrpo.train.groups import Group, PerTurn, groups_of
+from msgrpo.train.rivals import choose
+from msgrpo.train.rivals.simulated import Answers, Simulated
+from tests.train_helpers import in_any_order, learner
+
+
+def played(scenario: Scenario, count: int = 4, start: int = 3) -> list[Episode]:
+    """Episodes of one start, in which all players move at random, each with its own luck."""
+    agents = {player: RandomAgent() for player in scenario.players}
+
+    async def together() -> list[Episode]:
+        play = (
+            play_episode(scenario, agents, start_seed=start, chance_seed=i, sampling_seed=i) for i in range(count)
+        )
+        return list(await asyncio.gather(*play))
+
+    return asyncio.run(together())
+
+
+def groups(scenario: Scenario, count: int = 4) -> list[Group]:
+    return groups_of(scenario, played(scenario, count), scenario.players, 0)
+
+
+def credit(group: Group, **settings: object) -> PerTurn:
+    spec = ", ".join(f"{key}={value}" for key, value in {"scale": "update", **settings}.items())
+    chosen = choose("credit", f"simulated({spec})")
+    assert isinstance(chosen, Simulated)
+    return chosen.of_groups([group], learner())[0]
+
+
+def test_luck_is_averaged_away() -> None:
+    """What a guess is worth is the chance that it is right, however the next card fell."""
+    (group,) = groups(higher)
+    said = Counter(turn.action for turns in group.turns for turn in turns)
+    share = {action: n / said.total() for action, n in said.items()}
+    furthest = 0.0
+    for turns, credits in zip(group.turns, credit(group, playouts=300), strict=True):
+        for turn, value in zip(turns, credits, strict=True):
+            card = int(turn.state.split()[-1].rstrip("."))
+            chance = {"higher": (CARDS - card) / CARDS, "lower": (card - 1) / CARDS, "same": 1 / CARDS}
+            here = {a: (n + share[a]) for a, n in dict.fromkeys(share, 0).items()}
+            here[turn.action] += sum(turn.state == other.state for one in group.turns for other in one)
+            mean = sum(here[a] * chance[str(a)] for a in here) / sum(here.values())
+            if sum(turn.state == other.state for one in group.turns for other in one) == 1:
+                assert value == pytest.approx(chance[str(turn.action)] - mean, abs=0.12)
+                furthest = max(furthest, abs(value))
+    assert furthest > 0.3
+
+
+def test_a_recorded_answer_serves_wherever_its_state_is_met() -> None:
+    (group,) = groups(higher)
+    answers, first = Answers(group.episodes), group.turns[0][0]
+    tried = Counter(turns[0].action for turns in group.turns)
+    weights = {action: answers.weight("player", first.state, action) for action in Higher.actions}
+    said = Counter(turn.action for turns in group.turns for turn in turns)
+    assert weights == {
+        action: pytest.approx(tried[action] + max(said[action], 1) / said.total()) for action in Higher.actions
+    }
+
+
+@pytest.mark.parametrize("name", ["frozen-lake", "frozen-lake-slippery", "snake", "snake-duel"])
+def test_credit_has_the_shape_of_the_turns_and_comes_out_again(name: str) -> None:
+    for group in groups(get_scenario(name)):
+        found = credit(group, playouts=2)
+        assert [len(one) for one in found] == [len(turns) for turns in group.turns]
+        assert found == credit(group, playouts=2)
+        assert any(value for one in found for value in one)
+
+
+def test_all_answers_alike_have_no_credit() -> None:
+    """Their mean is what they are worth; on dry ice there is no luck either."""
+    lake = get_scenario("frozen-lake")
+    (group,) = groups(lake)
+    alike = replace(group, turns=[group.turns[0]] * 3, episodes=[group.episodes[0]] * 3)
+    single = {turn.action for turn in group.turns[0]}
+    found = credit(alike, playouts=3)
+    assert all(one == found[0] for one in found)
+    if len(single) == 1:
+        assert not any(found[0])
+
+
+def test_a_flat_group_has_something_to_teach() -> None:
+    """All episodes lost: the returns are alike, and yet some moves lead nearer to the goal."""
+    lake = get_scenario("frozen-lake-slippery")
+    lost = [episode for episode in played(lake, 40) if not episode.success][:6]
+    (group,) = groups_of(lake, lost, lake.players, 0)
+    assert group.is_flat
+    assert any(value for one in credit(group, playouts=50) for value in one)
+
+
+def test_whoever_moves_several_times_in_a_row_is_credited() -> None:
+    for group in groups(in_any_order_with_luck()):
+        assert [len(one) for one in credit(group)] == [len(turns) for turns in group.turns]
+
+
+def in_any_order_with_luck() -> Scenario:
+    plain = in_any_order()
+
+    class Lucky(plain.make):  # type: ignore[name-defined, misc]
+        def _draw_luck(self, chance_seed: int) -> None:
+            self.order = type(self)(0, chance_seed).order
+
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            return {player: float(actions.get(player) == "up") for player in self.players}
+
+    return replace(plain, make=Lucky)
+
+
+def test_a_game_without_new_luck_is_refused_in_its_own_words() -> None:
+    with pytest.raises(GameError, match="cannot draw new luck"):
+        credit(groups(in_any_order())[0])
+
+
+def test_a_playout_that_the_games_own_fault_ends_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    (group,) = groups(higher)
+    whole, played_to = credit(group), Higher._advance
+
+    def advance(game: Higher, actions: Mapping[str, str | None]) -> dict[str, float]:
+        if game.steps == 6:
+            raise ValueError("odd")
+        return played_to(game, actions)
+
+    monkeypatch.setattr(Higher, "_advance", advance)
+    found = credit(group)
+    assert [len(one) for one in found] == [len(one) for one in whole]
+    assert found != whole
+
+
+def test_a_prompt_with_history_and_a_game_on_a_server_are_refused() -> None:
+    with pytest.raises(Exception, match="history"):
+        make_config(settings=["credit=simulated", 'prompt={"history": 4}'])
+    for number in ("0", "1001"):
+        with pytest.raises(ValueError, match="playouts"):
+            choose("credit", f"simulated(playouts={number})")
+
+
+def test_games_agree_that_a_copy_is_no_move() -> None:
+    """The group's own episodes and start are as they were."""
+    (group,) = groups(get_scenario("snake"))
+    before, start = [one.model_dump() for one in group.episodes], group.origin(0).observe(group.turns[0][0].player)
+    credit(group)
+    assert [one.model_dump() for one in group.episodes] == before
+    assert group.origin(0).observe(group.turns[0][0].player) == start
+    assert isinstance(group.origin(0), Game)
