@@ -259,7 +259,7 @@ def test_a_game_that_cannot_draw_new_luck_says_what_to_define() -> None:
 
 
 def test_branches_go_on_from_the_disputed_state() -> None:
-    settings = config("group_size=8", "explore=branch(episodes=3)")
+    settings = config("group_size=8", "explore=branch(episodes=3)", scenario="frozen-lake-slippery")
     playing, episodes = played(settings, Policy(settings))
     branch = settings.explore
     assert isinstance(branch, Branch)
@@ -273,6 +273,10 @@ def test_branches_go_on_from_the_disputed_state() -> None:
         first = {one[0].state for one in group.turns}
         assert first == {game.observe("player")}
         assert {one[0].step for one in group.turns} == {game.steps}
+        begun, turns = group.origin(1), group.turns[1]
+        for turn in turns:
+            assert begun.observe("player") == turn.state
+            assert begun.step({"player": turn.action})["player"] == turn.reward
     again = branch.further(playing, episodes).episodes
     assert [[t.answer for t in one.turns] for one in again] == [
         [t.answer for t in one.turns] for one in further.episodes

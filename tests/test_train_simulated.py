@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from msgrpo.episode import Episode, play_episode
+from msgrpo.episode import Episode, observation_of, play_episode
 from msgrpo.errors import GameError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
@@ -19,7 +19,7 @@ from msgrpo.references import RandomAgent
 from msgrpo.train.config import make_config
 from msgrpo.train.groups import Group, PerTurn, groups_of
 from msgrpo.train.rivals import choose
-from msgrpo.train.rivals.simulated import Answers, Simulated
+from msgrpo.train.rivals.simulated import Answers, Model, Simulated
 from tests.train_helpers import in_any_order, learner
 
 
@@ -123,6 +123,39 @@ def in_any_order_with_luck() -> Scenario:
             return {player: float(actions.get(player) == "up") for player in self.players}
 
     return replace(plain, make=Lucky)
+
+
+class Dealt(Higher):
+    """The first card, too, is the luck's."""
+
+    def __init__(self, start_seed: int, chance_seed: int) -> None:
+        super().__init__(start_seed, chance_seed)
+        self.card = int(self.deck.integers(1, CARDS + 1))
+
+
+DEALT = replace(higher, make=Dealt, luck_in_start=True)
+
+
+def replayed(group: Group) -> list[list[str]]:
+    """What the player sees in its turns when the episodes are played again."""
+    player = group.turns[0][0].player
+    return [
+        [
+            observation_of(game, player)
+            for step, game in Model(group)._again(j)
+            if step in {turn.step for turn in turns}
+        ]
+        for j, turns in enumerate(group.turns)
+    ]
+
+
+@pytest.mark.parametrize(
+    "scenario", [higher, DEALT, in_any_order_with_luck()], ids=["guess", "dealt", "in any order"]
+)
+def test_an_episode_is_played_again_with_its_own_luck(scenario: Scenario) -> None:
+    """Where luck dealt the start, later luck began anew: states were simulated from other cards than they show."""
+    for group in groups(scenario):
+        assert replayed(group) == [[turn.state for turn in turns] for turns in group.turns]
 
 
 def test_a_game_without_new_luck_is_refused_in_its_own_words() -> None:

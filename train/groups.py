@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from torch import Tensor
 
@@ -34,9 +33,9 @@ class Group:
     """G trajectories from one state: for each, the turns of one player; and what they are worth.
 
     Episodes in which the player had no turn (the other lost before) are not among them: nothing in them was this
-    player's doing; nor are those that the game's own fault ended. `origin(j)` is the state in which trajectory j
-    began: where luck lies in the start (a deal), each has one of its own. `place` is the start's number in the
-    update: groups of one start may share their episodes.
+    player's doing; nor are those that the game's own fault ended. `origin(j)` is a game of its own in the state in
+    which trajectory j began, with the luck ahead that it had. `place` is the start's number in the update: groups of
+    one start may share their episodes.
 
     In a game of several players the policy plays all of them, and each player's trajectories are a group: in a
     zero-sum game the mean over both seats is always 0 and says nothing.
@@ -165,10 +164,5 @@ def groups_of(scenario: Scenario, episodes: Sequence[Episode], seats: Sequence[s
 
 
 def beginning(scenario: Scenario) -> Callable[[Episode], Game]:
-    """The state in which an episode began; made once for all that share it."""
-
-    @cache
-    def new(start_seed: int, chance_seed: int) -> Game:
-        return scenario.new(start_seed, chance_seed)
-
-    return lambda episode: new(episode.start_seed, episode.chance_seed if scenario.luck_in_start else 0)
+    """The game of an episode as it began."""
+    return lambda episode: scenario.new(episode.start_seed, episode.chance_seed)

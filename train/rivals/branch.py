@@ -103,5 +103,5 @@ def disputed(trajectories: Trajectories, gamma: float) -> tuple[float, int, int]
 
 
 def _state_of(fork: Fork, episode: Episode) -> Game:
-    """The state from which an episode went on."""
-    return fork.game()
+    """The state from which an episode went on, with its luck."""
+    return fork.game().with_luck(episode.chance_seed)

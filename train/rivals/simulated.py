@@ -144,7 +144,7 @@ class Model:
             moves[turn.step][turn.player] = turn.action
         try:
             with games_code(episode.scenario):
-                game = self.group.origin(j).with_luck(episode.chance_seed)
+                game = self.group.origin(j)
             for step in sorted(moves):
                 yield step, game
                 with games_code(episode.scenario):
