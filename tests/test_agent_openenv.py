@@ -153,8 +153,9 @@ async def test_what_the_protocol_cannot_do_is_refused_before_anything_is_played(
     with pytest.raises(RecordError, match="was played on a server, and cannot be simulated again"):
         first_difference(episode)
     asked = len(fake.asked)
-    with pytest.raises(UsageError, match="copies games in mid-play"):
-        make_config(given={"scenario": name, "explore": "branch(episodes=4)"})
+    for choice in ("explore=branch(episodes=4)", "credit=simulated"):
+        with pytest.raises(UsageError, match="copies games in mid-play"):
+            make_config(settings=[choice], given={"scenario": name})
     assert len(fake.asked) == asked
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,14 @@ from msgrpo.episode import Episode, observation_of, play_episode
 from msgrpo.errors import GameError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.higher import CARDS, Higher
 from msgrpo.games.higher import scenario as higher
 from msgrpo.references import RandomAgent
 from msgrpo.train.config import make_config
+from msgrpo.train.display import Quiet
 from msgrpo.train.groups import Group, PerTurn, groups_of
+from msgrpo.train.loop import train
 from msgrpo.train.rivals import choose
 from msgrpo.train.rivals.simulated import Answers, Model, Simulated
 from tests.train_helpers import in_any_order, learner
@@ -158,9 +162,14 @@ def test_an_episode_is_played_again_with_its_own_luck(scenario: Scenario) -> Non
         assert replayed(group) == [[turn.state for turn in turns] for turns in group.turns]
 
 
-def test_a_game_without_new_luck_is_refused_in_its_own_words() -> None:
+@pytest.mark.parametrize("choice", ["credit=simulated", "explore=branch(episodes=2)"])
+def test_a_game_without_new_luck_is_refused_before_anything_is_played(
+    choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(FrozenLake, "_draw_luck")
     with pytest.raises(GameError, match="cannot draw new luck"):
-        credit(groups(in_any_order())[0])
+        train(make_config(settings=[choice]), tmp_path / "run", report=Quiet())
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_playout_that_the_games_own_fault_ends_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +187,7 @@ def test_a_playout_that_the_games_own_fault_ends_does_not_count(monkeypatch: pyt
     assert found != whole
 
 
-def test_a_prompt_with_history_and_a_game_on_a_server_are_refused() -> None:
+def test_a_prompt_with_history_and_numbers_out_of_range_are_refused() -> None:
     with pytest.raises(Exception, match="history"):
         make_config(settings=["credit=simulated", 'prompt={"history": 4}'])
     for number in ("0", "1001"):

@@ -239,8 +239,9 @@ class TrainConfig(BaseModel):
         if self.service is not None:
             self._check_remote()
         for name in filter(on_server, names_of(self.scenario)):
-            if self.explore is not None and self.explore.name == "branch":
-                raise ValueError(f"explore=branch copies games in mid-play, and those of {name} are on a server")
+            for chosen in self.choices:
+                if chosen.copies_games:
+                    raise ValueError(f"{chosen} copies games in mid-play, and those of {name} are on a server")
             if self.ahead and not self.plays_here:  # each thread counts the server's places for itself
                 raise ValueError(
                     f"rollouts={self.rollouts} would play more games of {name} at once than it has places"

@@ -191,7 +191,7 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
     Raises UsageError, before anything runs, for an arm that could not start and for a folder with another study.
     """
     with needs("msgrpo lab", "train"):
-        from msgrpo.train.engines.contract import canary_prompts
+        from msgrpo.train.loop import check_choices
         from msgrpo.train.ranks import ALONE
         from msgrpo.train.rollouts import Players
 
@@ -202,10 +202,7 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
         if config.servers or config.trainers != "1" or config.shard:
             said = f"rollouts={config.rollouts}, trainers={config.trainers}, shard={str(config.shard).lower()}"
             raise UsageError(f"arm {arm} has {said}, and each run of a study is one process", fix="without them")
-        for choice in config.choices:
-            choice.prepare()
-        for scenario in config.scenarios:
-            canary_prompts(scenario)  # a game that cannot begin
+        check_choices(config)
         Players.of(config, ALONE)
     if (opposite := study.opponent()) is not None:
         make_agent(opposite)  # a wrong name ends the study before it trains

@@ -20,6 +20,7 @@ from msgrpo.agent import LanguageModel
 from msgrpo.episode import derive_seed, few_collections
 from msgrpo.errors import check_given
 from msgrpo.extras import needs
+from msgrpo.limits import games_code
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State, check_optimizer
 from msgrpo.train.config import TrainConfig
@@ -71,10 +72,7 @@ def train(
     with writing(out, cluster.address, logs), enough_memory(), few_collections(), open_ranks() as ranks:
         if ranks.first:
             check_folder(out, config, resume, cluster.address, logs)
-        for choice in config.choices:
-            choice.prepare()  # a wrong name ends the run before anything is written or loaded
-        for scenario in config.scenarios:
-            canary_prompts(scenario)  # and so does a game that cannot begin
+        check_choices(config)  # what cannot be ends the run before anything is written or loaded
         config = ranks.broadcast(config)
         report.doing(f"loading {config.base}")
         weights = open_weights(config, out, ranks, report)
@@ -82,6 +80,20 @@ def train(
         alone = run_log.alone(out, CUT_OFF_S if cluster.again else 0.0) if ranks.first else nullcontext()
         with alone, ranks.exchanging() if config.shard else nullcontext():
             return _train(trainer, out, logs, cluster)
+
+
+def check_choices(config: TrainConfig) -> None:
+    """Raise UsageError for a choice that cannot be loaded, and GameError for a game that cannot begin or, where a
+    choice needs it, be copied with new luck.
+    """
+    for choice in config.choices:
+        choice.prepare()
+    for scenario in config.scenarios:
+        canary_prompts(scenario)
+        if any(choice.copies_games for choice in config.choices):
+            game = scenario.new(0, 0)
+            with games_code(scenario.id):
+                game.with_luck(0)
 
 
 def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -> dict[str, Any]:

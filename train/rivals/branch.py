@@ -41,6 +41,7 @@ class Branch(Explore):
     """Where a group disagrees most, copies of the game go on with new luck."""
 
     name = "branch"
+    copies_games = True
     episodes: int = Field(ge=2, le=100_000, description="that go on from the state each group disagrees about most")
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of the returns to go that find the state")
 

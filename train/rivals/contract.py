@@ -123,6 +123,7 @@ class Choice(BaseModel):
 
     name: ClassVar[str]
     asks_policy: ClassVar[bool] = False  # it computes with the policy, each rank by itself
+    copies_games: ClassVar[bool] = False  # it goes on in copies of games in mid-play, with new luck
     one_game: ClassVar[bool] = False  # it compares the returns of different starts, so they must be of one game
 
     @field_validator("*")

@@ -42,23 +42,19 @@ class Simulated(Credit):
     """Q(s, a) − V(s) from episodes that are simulated with the group's own answers, in copies of the game."""
 
     name = "simulated"
+    copies_games = True
     gamma: float = Field(1.0, gt=0, le=1, description="γ, discount of returns to go")
     playouts: int = Field(4, ge=1, le=1000, description="simulated episodes after each action tried in a state")
 
     def check(self, config: Settings) -> None:
         if config.prompt.history:
             raise ValueError("credit=simulated reuses answers by their state, where a prompt with history has more")
-        for scenario in config.scenarios:
-            if scenario.remote is not None:
-                raise ValueError(
-                    f"credit=simulated plays thousands of copies of a game; {scenario.id} is on a server"
-                )
 
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         return learner.ranks.gather([self.of_group(group) for group in learner.ranks.share(groups)])
 
     def of_group(self, group: Group) -> PerTurn:
-        """The credit of every turn, [j][t]. Raises GameError for a game that cannot draw new luck."""
+        """The credit of every turn, [j][t]."""
         model = Model(group)
         model.simulate(self.playouts)
         gains = model.gains(self.gamma)
