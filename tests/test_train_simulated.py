@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -68,6 +69,17 @@ def test_luck_is_averaged_away() -> None:
                 assert value == pytest.approx(chance[str(turn.action)] - mean, abs=0.12)
                 furthest = max(furthest, abs(value))
     assert furthest > 0.3
+
+
+def test_an_answer_from_another_state_is_one_that_is_legal_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    (group,) = groups(higher, 8)
+    answers, game, legal = Answers(group.episodes), higher.new(0, 0), list(Higher.actions)
+    monkeypatch.setattr(Higher, "legal", lambda game, player: legal)
+    drawn = {}
+    for left in (3, 2, 1):
+        del legal[left:]  # the game's own list, which it changes
+        drawn[left] = {answers.draw(game, "player", "nowhere", Random(k))[0] for k in range(50)}
+    assert drawn == {left: set(Higher.actions[:left]) for left in (3, 2, 1)}
 
 
 def test_a_recorded_answer_serves_wherever_its_state_is_met() -> None:

@@ -68,6 +68,7 @@ class Answers:
     def __init__(self, episodes: Sequence[Episode]) -> None:
         self._in_state: dict[tuple[str, str], list[Said]] = defaultdict(list)
         self._of_player: dict[str, list[Said]] = defaultdict(list)
+        self._legal: dict[str, tuple[tuple[str, ...], list[Said]]] = {}  # the last ones, and what was said of these
         for turn in (turn for episode in episodes for turn in episode.turns):
             said = (turn.action, turn.shaping)
             self._in_state[turn.player, turn.state].append(said)
@@ -83,8 +84,10 @@ class Answers:
         if random.random() * (len(here) + 1) < len(here):
             return random.choice(here)
         legal = game.legal(player)
-        all_of = [said for said in self._of_player[player] if said[0] is None or said[0] in legal]
-        return random.choice(all_of or [(action, 0.0) for action in legal])
+        if self._legal.get(player, ((), []))[0] != tuple(legal):  # of which a game may change the list
+            all_of = [said for said in self._of_player[player] if said[0] is None or said[0] in legal]
+            self._legal[player] = tuple(legal), all_of or [(action, 0.0) for action in legal]
+        return random.choice(self._legal[player][1])
 
     def weight(self, player: str, state: str, action: str | None) -> float:
         """How often `draw` gives this action, up to a factor; what nobody said counts as if it were rarest."""
