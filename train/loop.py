@@ -212,6 +212,7 @@ class Trainer:
         if config.gate is not None:  # of several ranks the first decides: a gate need not be a pure function
             passing = ranks.broadcast(config.gate.passing(groups) if ranks.first else [])
             groups = [groups[place] for place in passing]
+        self.report.doing(f"{self.now(step)}: crediting {counted(len(groups), 'group')}")
         picked = pick(groups, config, learner)
         samples, figures = samples_of(picked, config, learner)
         learning = f"{self.now(step)}: learning from {counted(len(samples), 'turn')}"

@@ -3,14 +3,16 @@
 The policy sees only the current state, so what it answered in a state would serve as well in any other episode that
 comes there. From the state of each turn the game goes on `playouts` times, with new luck, after each action that was
 tried there, and as often after an action that is drawn. So are all later ones: with n answers recorded in a state,
-one of these with probability n / (n + 1), else one of all that this player gave in the group. No model is asked. In
-what was recorded and simulated, taken together as the game, the values are exact:
+one of these with probability n / (n + 1), else one of all that this player gave in the group and that are legal
+there (where none are, any legal action). No model is asked. In what was recorded and simulated, taken together as the
+game, the values are exact:
 
     Q(s, a) = mean over what followed a in s of r + γ V(s′)        V(s) = Σ_a π(a|s) Q(s, a)
 
 where π are the frequencies with which answers are drawn, over the actions that were tried in s. States are told apart
-by their step too. Most of the luck is averaged away, at the price of steps of the game and not of answers. The game
-must let itself be copied in mid-play with new luck.
+by their step too; where several moments look alike to the player, the game goes on from the first. Most of the luck
+is averaged away, at the price of steps of the game and not of answers. The game must let itself be copied in mid-play
+with new luck.
 
 Sources: values in the model that the data make most likely (batch TD; Sutton 1988), Dyna (Sutton 1991); for playouts
 as credit VinePPO (arXiv 2410.01679), whose playouts are new answers.
