@@ -38,6 +38,7 @@ class Partial:
         self._settings = as_recorded(settings)
         self._prefix: dict[str, str] = {}
         self._begun: Begun = defaultdict(list)
+        self._written: set[EpisodeSeeds] = set()
         self._file: int | None = None
         self._done = done
         self._read()
@@ -88,6 +89,7 @@ class Partial:
         if any(turn.answer is not None for turn in last):
             self._prefix = episode.prefix
             self._write(seeds, last)
+            self._written.add(seeds)
 
     def _write(self, seeds: EpisodeSeeds, turns: list[Turn]) -> None:
         try:
@@ -109,10 +111,12 @@ class Partial:
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
 
     def close(self, *, ended: bool) -> None:
-        """Close the file, and delete it if the evaluation has ended and no longer one had begun other episodes."""
+        """Close the file, and delete it if the evaluation has ended and all episodes in it are done: a longer one may
+        have begun others, and a game that takes too long too often ends none of its own.
+        """
         if self._file is not None:
             os.close(self._file)
-        if ended and self._begun.keys() <= self._done:
+        if ended and self._begun.keys() | self._written <= self._done:
             self.path.unlink(missing_ok=True)
 
 

@@ -25,7 +25,7 @@ from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
 from msgrpo.evals import command, match, plays
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import check_consistent
-from msgrpo.evals.record import records_in
+from msgrpo.evals.record import records_in, seeds_of
 from msgrpo.evals.run import evaluate
 from msgrpo.evals.stats import bootstrap_mean, crossed_interval, few_seeds_interval, student_quantile
 from msgrpo.evals.tables import csv_text
@@ -663,6 +663,30 @@ def test_a_game_that_hangs_too_often_keeps_nobody_from_another(
     assert "3 times" in str(error.value.fix)
     assert len(hangs) == limits.HANGS  # and none of those that go on, nor of the other agent's, hangs once more
     assert [len(list(read_episodes(tmp_path / name / "frozen-lake.jsonl"))) for name in ("random", "third")] == [8, 8]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a limit may strike in a callback
+@pytest.mark.usefixtures("nothing_has_hung")
+def test_answers_to_a_game_that_hangs_too_often_are_kept(
+    errand: MakeErrand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its unfinished episodes they went as if those had ended."""
+    monkeypatch.setattr(limits, "GAME_S", 0.4)
+
+    class Late(Errand):
+        def _advance(self, actions: Mapping[str, str | None]) -> dict[str, float]:
+            if self.steps == 1:
+                time.sleep(60)
+            return {"player": 0.0}
+
+    with pytest.raises(GameFaultError, match="took longer"):
+        played(tmp_path, scripted("nano", answer("wait")), scenario=errand(Late), episodes=6)
+    (record,) = tmp_path.glob("*/*.jsonl")
+    _, *begun = record.with_suffix(".turns").read_text().splitlines()
+    lost = [list(seeds_of(episode)) for episode in read_episodes(record)]
+    assert len(lost) == 2
+    assert len([line for line in begun if json.loads(line)["seeds"] not in lost]) == 4
 
 
 async def test_a_game_without_an_end_is_no_result() -> None:
