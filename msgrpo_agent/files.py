@@ -66,12 +66,12 @@ def replacing_folder(folder: Path, *, full: bool = False) -> Iterator[Path]:
         part.mkdir()
         with _naming(folder):
             yield part
-        for inner in part.rglob("*"):  # a tokenizer with several chat templates has a folder for them
-            if inner.is_dir():
-                sync_folder(inner)
-            else:
-                sync_file(inner)
-        sync_folder(part)
+            for inner in part.rglob("*"):  # a tokenizer with several chat templates has a folder for them
+                if inner.is_dir():
+                    sync_folder(inner)
+                else:
+                    sync_file(inner)
+            sync_folder(part)
         if full:
             shutil.rmtree(folder, ignore_errors=True)
         part.replace(folder)

@@ -19,6 +19,7 @@ from msgrpo.errors import GameFaultError, ModelError, RunError
 from msgrpo.game import Game
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
+from msgrpo.serve.adapters import write_version
 from msgrpo.train import checkpoint, dqn, loop
 from msgrpo.train import msgrpo as equations
 from msgrpo.train.checkpoint import Progress
@@ -117,6 +118,20 @@ def test_what_the_disk_refuses_of_a_checkpoint_is_told_in_its_words(tmp_path: Pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_a_disk_that_is_full_only_when_a_folder_is_synced_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in a network may be: of versions that lie elsewhere the run's own disk was called full."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "versions").mkdir()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"No space left on device: '.*versions.x-v000001'"), refused("the run x"):
+        write_version(tmp_path / "versions", "x-v000001", {"adapter_config.json": b"{}"})
 
 
 def test_only_a_full_disk_is_called_one_of_a_study_a_baseline_and_a_teaching(tmp_path: Path) -> None:
