@@ -157,11 +157,12 @@ async def evaluate(
         progress or EvalProgress(),
     )  # fmt: skip
     faults: list[GameFaultError] = []  # of games that keep nobody from the others
+    hung: set[str] = set()  # scenarios that no agent plays any more
     with ExitStack() as stack:
         plan = _opened(stack, asked, able, called)
         _note_command(asked, called, command)
         for agent, parts in plan:
-            await _play_agent(agent, parts, asked, faults)
+            await _play_agent(agent, parts, asked, _Failures(agent.spec, asked.max_failures, faults, hung))
     if faults:
         raise GameFaultError("; ".join(dict.fromkeys(fault.message for fault in faults)), fix=faults[0].fix)
 
@@ -188,12 +189,11 @@ def _opened(
     return plan
 
 
-async def _play_agent(agent: Agent, parts: Sequence[_Part], asked: _Asked, faults: list[GameFaultError]) -> None:
-    """All that one agent plays; `faults` gets those of its games."""
+async def _play_agent(agent: Agent, parts: Sequence[_Part], asked: _Asked, failures: _Failures) -> None:
+    """All that one agent plays."""
     progress = asked.progress
     progress.begin(agent, asked.plays * len(parts))
     _note_start(agent, parts, asked)
-    failures = _Failures(agent.spec, asked.max_failures, faults)
     jobs = chain.from_iterable(failures.until_given_up(part.scenario.id, _open_jobs(part, asked)) for part in parts)
     ended = False
     try:
@@ -368,7 +368,7 @@ async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: _Asked, fa
 
     async def work() -> None:
         while (job := await admitted()) is not _END:
-            if not isinstance(job, _Job):
+            if not isinstance(job, _Job) or job.scenario.id in failures.hung:
                 await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
             try:
@@ -523,13 +523,15 @@ def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:
 
 @dataclass
 class _Failures:
-    """Counts what has ended. A game whose own code fails too often is given up, and `faults` gets why; too many other
-    failures end the run with an EndpointError, and so do `max_failures` of any kind where that is given.
+    """Counts what has ended. A game whose own code fails too often is given up, and `faults` gets why; one that took
+    too long too often is `hung`, for all agents. Too many other failures end the run with an EndpointError, and so do
+    `max_failures` of any kind where that is given.
     """
 
     agent: str
     max_failures: int | None
     faults: list[GameFaultError]
+    hung: set[str]
     ended: Counter[str] = field(default_factory=Counter)  # by the scenario
     failed: Counter[str] = field(default_factory=Counter)  # by the scenario whose game is at fault; "" for the others
     given_up: set[str] = field(default_factory=set)  # scenarios
@@ -537,7 +539,7 @@ class _Failures:
     def until_given_up(self, scenario: str, jobs: Iterator[_Job | None]) -> Iterator[_Job | None]:
         """The jobs of a scenario, as long as it is played and its starts can be looked at."""
         try:
-            yield from takewhile(lambda job: scenario not in self.given_up, jobs)
+            yield from takewhile(lambda job: scenario not in self.given_up | self.hung, jobs)
         except GameFaultError as fault:
             self.faults.append(fault)
 
@@ -567,3 +569,5 @@ class _Failures:
         if scenario not in self.given_up:
             self.given_up.add(scenario)
             self.faults.append(fault)
+        if fault.fatal:
+            self.hung.add(scenario)

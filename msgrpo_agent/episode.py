@@ -38,7 +38,7 @@ from msgrpo.agent import (
 )
 from msgrpo.errors import EndpointError, GameError, GameFaultError, RecordError, UsageError, first_fault
 from msgrpo.game import MOST_POINTS, AnyText, Game, Outcome, Scenario, check_kind
-from msgrpo.limits import check_hangs, games_code
+from msgrpo.limits import check_hangs, games_code, hangs
 from msgrpo.prompt import Past
 from msgrpo.text import Clean, CleanData, printable
 
@@ -194,9 +194,10 @@ async def play_on(
     A failure ends the episode, with `error` set; a fatal EndpointError or GameFaultError is raised.
     """
     seed, name = episode.sampling_seed, scenario.id
+    before = hangs(name)
     try:
         for played in count(game.steps):
-            check_hangs(name)
+            check_hangs(name, before)
             with games_code(name):
                 if outcome_of(game) is not Outcome.PLAYING:
                     check_end(scenario, game)
@@ -210,7 +211,7 @@ async def play_on(
             # An agent that answers at once must not keep others, and a Ctrl-C, from their turn.
             await asyncio.sleep(0)
             decisions = await decide(agents, views)
-            check_hangs(name)  # another episode of this game may have hung meanwhile
+            check_hangs(name, before)  # another episode of this game may have hung meanwhile
             await computed(scenario, apply_turn, episode, game, views, decisions, format_penalty)
             after_step(episode)
     except EndpointError as error:

@@ -233,14 +233,21 @@ class _GamesCode:
 
 
 def _hung(name: str) -> GameFaultError:
-    fatal = len(_hangs[name]) >= HANGS
+    fatal = hangs(name) >= HANGS
     fix = f"it did so {HANGS} times, and what was played before is kept: msgrpo games check {shlex.quote(name)}"
     return GameFaultError(_hangs[name][-1], fatal=fatal, fix=fix if fatal else None)
 
 
-def check_hangs(name: str) -> None:
-    """Raise the fatal fault of a game that took too long too often, before another of its episodes waits for it."""
-    if len(_hangs.get(name, ())) >= HANGS:
+def hangs(name: str) -> int:
+    """How many calls of a game have taken too long in this process."""
+    return len(_hangs.get(name, ()))
+
+
+def check_hangs(name: str, before: int) -> None:
+    """Raise the fatal fault of a game that took too long too often, and since there were `before` such calls: none of
+    its episodes that go on waits for it once more.
+    """
+    if hangs(name) >= max(HANGS, before + 1):
         raise _hung(name)
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,23 @@ async def test_the_third_hang_ends_what_plays_the_game(monkeypatch: pytest.Monke
     assert "games check" in str(error.value.fix)
     with pytest.raises(GameFaultError, match="took longer"):
         await add_regrets(scenario(Walk, judge=stuck), episode)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a limit may strike in a callback
+async def test_a_game_that_hung_too_often_plays_again_once_it_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook: by its name alone it was refused for the rest of the process, with its old fault."""
+    monkeypatch.setattr(limits, "GAME_S", 0.4)
+
+    class Stuck(Walk):
+        def observe(self, player: str) -> str:
+            time.sleep(60)
+            return ""
+
+    for _ in range(limits.HANGS):
+        with suppress(GameFaultError):
+            await played(Stuck)
+    assert (await played(Walk)).error is None
 
 
 async def test_a_game_that_changes_the_folder_loses_its_episode_and_nothing_else(tmp_path: Path) -> None:

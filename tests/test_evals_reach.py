@@ -353,7 +353,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
         progress.planned = 6
         jobs = iter([_Job(LAKE, seeds, Record(), Begun()) for seeds in first])  # type: ignore[arg-type]
         asked = SimpleNamespace(concurrency=6, regret=False, budget=Slow(), progress=progress)
-        await _play_all(agent, jobs, asked, _Failures(agent.spec, None, []))  # type: ignore[arg-type]
+        await _play_all(agent, jobs, asked, _Failures(agent.spec, None, [], set()))  # type: ignore[arg-type]
         await agent.close()
     assert begun == list(range(6))
 
