@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from itertools import count, islice
 from numbers import Integral
@@ -98,15 +97,20 @@ def places_in_suite(
     scenario_id: str, wanted: Iterable[EpisodeSeeds], repeats: int, split: HeldOut = "test"
 ) -> tuple[dict[EpisodeSeeds, int], set[EpisodeSeeds]]:
     """Where in the suite each of these episodes stands, from 0; and those that stand nowhere near its beginning."""
+    scenario, drawn = recorded_scenario(scenario_id), -1
     foreign, places = set(wanted), {}
-    seeds_in_order = suite_seeds(recorded_scenario(scenario_id), split, repeats)
-    with suppress(GameFaultError):  # from a start that cannot be looked at on, nothing has been played
-        for i, seeds in enumerate(islice(seeds_in_order, len(foreign) + FAR * repeats)):
+    try:
+        for drawn, seeds in enumerate(islice(suite_seeds(scenario, split, repeats), len(foreign) + FAR * repeats)):
             if seeds in foreign:
                 foreign.discard(seeds)
-                places[seeds] = i
+                places[seeds] = drawn
             if not foreign:
                 break
+    except GameFaultError:  # from a start that cannot be looked at on, nothing has been played
+        if drawn < 0:
+            raise
+        for seeds in foreign:  # unless it could be then
+            scenario.start_key(seeds.start)
     return places, foreign
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from msgrpo.contract import check_game
 from msgrpo.episode import play_episode
-from msgrpo.errors import RecordError, UsageError
+from msgrpo.errors import GameFaultError, RecordError, UsageError
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import load
 from msgrpo.evals.ranking import ranking
@@ -57,6 +57,19 @@ def test_a_start_that_cannot_be_looked_at_hides_no_episode_before_it(monkeypatch
     monkeypatch.setitem(SCENARIOS, "odd", replace(lake, id="odd", make=make))
     first, other = episode_seeds(SCENARIOS["odd"], 1)[0], EpisodeSeeds(1, 2, 3)
     assert places_in_suite("odd", [first, other], 1) == ({first: 0}, {other})
+    with pytest.raises(GameFaultError, match="start 200"):  # one that was played there is not called of no suite
+        places_in_suite("odd", [first, other, EpisodeSeeds(200, 2, 3)], 1)
+
+
+def test_where_no_start_can_be_looked_at_no_episode_is_called_of_no_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a file that the game reads is not there: a reader was told that nothing says how seeds were chosen."""
+
+    def make(start: int, chance: int) -> Game:
+        raise FileNotFoundError("maps.txt")
+
+    monkeypatch.setitem(SCENARIOS, "odd", replace(get_scenario("frozen-lake"), id="odd", make=make))
+    with pytest.raises(GameFaultError, match=r"maps\.txt"):
+        places_in_suite("odd", [EpisodeSeeds(1, 2, 3)], 1)
 
 
 def test_one_start_still_has_many_lucks() -> None:
