@@ -251,14 +251,14 @@ def test_a_full_disk_does_not_take_the_summary_of_a_run_that_was_paid_for(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The adapter's files were written after the check of what the service offers, and their error ended the run."""
-    written = download.replace_bytes
+    written = download.replace_json
 
-    def full(file: Path, data: bytes) -> None:
+    def full(file: Path, values: Any) -> None:
         if file.name == "adapter_config.json":
             raise OSError(errno.ENOSPC, "No space left on device")
-        written(file, data)
+        written(file, values)
 
-    monkeypatch.setattr(download, "replace_bytes", full)
+    monkeypatch.setattr(download, "replace_json", full)
     told = Told()
     summary = train(settings(), tmp_path / "run", report=told)
     assert summary["adapter_here"] is None
