@@ -1,4 +1,4 @@
-"""Nim, a game of two in one file: `msgrpo play examples/nim.py:scenario --agent optimal --against nano`.
+"""Nim, a game of two in one file: `msgrpo play examples/nim.py:scenario --agent human --against optimal`.
 
 It shows what the simplest games do not need: players who take turns, and actions that are not always legal.
 """

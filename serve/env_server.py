@@ -1,4 +1,4 @@
-"""Our games as an OpenEnv server (`pip install 'msgrpo[openenv]'`), for every trainer that reads that protocol.
+"""Our games as an OpenEnv server (`pip install -e '.[openenv]'`), for every trainer that reads that protocol.
 
 Each websocket session has an environment of its own (`env_session.py`); what is said over HTTP has none, as the
 protocol wants it, so a game is played over /ws.

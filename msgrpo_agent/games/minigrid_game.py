@@ -1,4 +1,4 @@
-"""MiniGrid and BabyAI (`pip install 'msgrpo[minigrid]'`): `gym:BabyAI-GoToObj-v0` and every other registered id.
+"""MiniGrid and BabyAI (`pip install -e '.[minigrid]'`): `gym:BabyAI-GoToObj-v0` and every other registered id.
 
 The environment is theirs; the text is ours. The agent looks up from the middle of the lowest row of a 7x7 view, so
 all places are told as steps forward and to a side. BabyAI recomputes its own step limit at `reset` unless one is

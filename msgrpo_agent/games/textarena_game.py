@@ -1,4 +1,4 @@
-"""TextArena (`pip install 'msgrpo[textarena]'`): `ta:TicTacToe-v0`, `ta:Sokoban-v0-train`, … by its own ids.
+"""TextArena (`pip install -e '.[textarena]'`): `ta:TicTacToe-v0`, `ta:Sokoban-v0-train`, … by its own ids.
 
 Rules, texts, rewards and ends are TextArena's own; its `-train` ids show the state in place of the whole
 conversation. Moves of the games in MOVES are listed, and the legal ones of a state are those that TextArena takes on
