@@ -23,7 +23,7 @@ AGAIN = "start the same command again"
 @commands.command("eval")
 @takes(Given)
 def evaluate(given: Given) -> None:
-    """Play the same episodes with every agent and print the leaderboard. Start the same command again to go on.
+    """Play the same episodes with every agent and print the leaderboard. The same command continues after a stop.
 
     An endpoint's key comes from MSGRPO_API_KEY or OPENAI_API_KEY.
 

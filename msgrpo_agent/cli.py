@@ -185,7 +185,7 @@ def doctor(
     run: Annotated[Path | None, typer.Argument(help="A training run's folder: why does it not learn?")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is installed and the command that closes each gap; with a run's folder, what ails the run."""
+    """Show what is installed and the command that closes each gap; with a run's folder, why it does not learn."""
     if run is not None:
         from msgrpo.train.cli import show_examination
 

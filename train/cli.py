@@ -27,7 +27,7 @@ nano = typer.Typer(help="The embedded model.", no_args_is_help=True)
 @commands.command()
 @takes(Given)
 def train(given: Given) -> None:
-    """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, minutes on two CPU cores."""
+    """Train a LoRA adapter with MS-GRPO. Without arguments: nano on frozen-lake, a quarter of an hour on a core."""
     if given.watch and sys.stdout.isatty():  # torch alone takes seconds to load
         say("loading what the training needs; the app opens when it has begun")
     with needs("msgrpo train", "train"):
@@ -37,7 +37,7 @@ def train(given: Given) -> None:
 
 
 def show_examination(run: Path, as_json: bool) -> None:
-    """`msgrpo doctor RUN`: what ails it, what to change, and the curve of a healthy run beside its own."""
+    """`msgrpo doctor RUN`: why it does not learn, what to change, and the curve of a healthy run beside its own."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -116,7 +116,7 @@ def lab(
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Run a study: every arm with every seed, then a table, curves, paired comparisons. The same command goes on."""
+    """Run a study: train every arm with every seed, then compare them. The same command continues after a stop."""
     from rich.table import Table
     from rich.text import Text
 
@@ -211,7 +211,7 @@ def teach(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Teach a base the form of the answers in a game, from bad play. The result is a base for `train`."""
+    """Fine-tune a base on a bad player's answers in a game, to learn their form. The result is a base for `train`."""
     from msgrpo.games import get_scenario
     from msgrpo.models.asked import taught_as
     from msgrpo.prompt import as_given
