@@ -99,7 +99,7 @@ class Update(BaseModel):
 
 
 class Scene(BaseModel):
-    """The film's starts as they were played after so many updates, always with the same luck and the same dice."""
+    """The film's starts as they were played after so many updates, always with the same luck and sampling seeds."""
 
     step: int = Field(ge=0)
     episodes: list[Episode]

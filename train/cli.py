@@ -169,7 +169,7 @@ def nano_build(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train the embedded model again from nothing (about an hour). The same command goes on after a stop."""
+    """Train the embedded model again from scratch (about an hour). The same command continues after a stop."""
     from msgrpo.games import get_scenario
 
     for name in scenarios or ():  # a wrong name is told before the seconds in which torch is loaded

@@ -1,4 +1,4 @@
-"""`msgrpo doctor RUN`: what ails a run (`diagnosis.py`), and beside it how a healthy run of its kind went.
+"""`msgrpo doctor RUN`: why a run does not learn (`diagnosis.py`), and beside it how a healthy run of its kind went.
 
 It reads the run's settings, its rows and one of its answers; it loads no model and plays no game.
 """

@@ -1,4 +1,4 @@
-"""The film of a run: the same few starts with the same luck and the same dice, played again while it learns.
+"""The film of a run: the same few starts with the same luck and sampling seeds, played again while it learns.
 
 These episodes are batches of their own, so that no update, and no digit of an adapter, depends on them. A batch of
 three takes nearly as long as one of thirty. So not every update has a scene: one is played as soon as all of them

@@ -1,4 +1,4 @@
-"""`msgrpo nano build`: the embedded model, trained from nothing on text that this file generates.
+"""`msgrpo nano build`: the embedded model, trained from scratch on text that this file generates.
 
 nano is a Qwen2 language model of under a million parameters. It learns to read the project's prompts and to
 answer in the project's format, from the play of a *bad* player on starts that no evaluation uses:

@@ -1,4 +1,4 @@
-"""`msgrpo teach SCENARIO --base B`: warm any base up for a game, from play on that game.
+"""`msgrpo teach SCENARIO --base B`: supervised fine-tuning of any base on play of that game, before MS-GRPO.
 
 A base whose answers are nearly all invalid has groups whose returns are all equal, and learns nothing. Here it reads
 the game's prompts and learns the form of an answer: words that are true, where there are some for the game (its own

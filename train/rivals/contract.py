@@ -192,7 +192,7 @@ class Gate(Choice):
 
 
 class Objectives(Choice):
-    """What is compared beside the return."""
+    """What counts besides the return, compared within the group."""
 
     @abstractmethod
     def combined(self, credit: PerTurn, group: Group) -> PerTurn:

@@ -1,4 +1,4 @@
-"""loss=decoupled(cap=2): the clip counts from where the update begins; importance weights make up for old rollouts.
+"""loss=decoupled(cap=2): the clip is relative to the policy before the update; weights correct for old rollouts.
 
     −min(v, cap) · min(w A, clip(w, 1 − low, 1 + high) A) + β k3,    w = pθ / p_now,    v = p_now / p_old
 
@@ -26,7 +26,7 @@ from msgrpo.train.update import logprobs_of
 
 
 class Decoupled(Clip):
-    """The clip counts from where the update begins; importance weights make up for old rollouts."""
+    """The clip is relative to the policy at the update's beginning; importance weights correct for old rollouts."""
 
     name = "decoupled"
     asks_policy = True

@@ -1,4 +1,4 @@
-"""loss="clip(echo=0.1)": beside any loss, the policy learns to foretell what the world will say.
+"""loss="clip(echo=0.1)": beside any loss, the policy learns to predict the next observation.
 
     ℓ + λ · mean over tokens of −log pθ(o_i | s, y, o_<i)
 

@@ -1,4 +1,4 @@
-"""objectives=fixed(format=0.2, brevity=0.1): what is compared beside the return, each normalised within the group.
+"""objectives=fixed(format=0.2, brevity=0.1): what counts besides the return, each normalised in the group.
 
     A_jt = w_return · credit_jt + Σ_o w_o · (o_j − mean o) / std o
 

@@ -1,4 +1,4 @@
-"""explore=refill(rounds=2): a start whose episodes all went alike is replaced by a fresh one.
+"""explore=refill(rounds=2): a start whose returns are all equal is replaced by a fresh one.
 
 DAPO's dynamic sampling (arXiv 2503.14476): a group with equal returns has no advantage and teaches nothing, so as
 many new starts are played as were flat, and again for those that are flat among them, `rounds` times at most. (A
@@ -19,7 +19,7 @@ from msgrpo.train.rivals.contract import Explore, Further, Playing
 
 
 class Refill(Explore):
-    """A start whose episodes all went alike is replaced by a fresh one."""
+    """A start whose returns are all equal is replaced by a fresh one."""
 
     name = "refill"
     rounds: int = Field(2, ge=1, le=100, description="how often at most the flat ones are replaced")

@@ -1,4 +1,4 @@
-"""explore=skip(chance=0.5): starts at which the policy always does alike are played less often.
+"""explore=skip(chance=0.5): starts whose groups were flat the last times are played less often.
 
 GRESO (arXiv 2506.02177): a start whose group was flat the last z times that it was played is passed over with the
 probability
@@ -27,7 +27,7 @@ LEAST = 0.05  # probability with which any start is still played: the policy cha
 
 
 class Skip(Explore):
-    """Starts at which the policy always does alike are played less often."""
+    """Starts whose groups were flat the last times are played less often."""
 
     name = "skip"
     chance: float = Field(0.5, gt=0, lt=1, description="of playing a start whose last group was flat; of z, chance^z")

@@ -1,4 +1,4 @@
-"""select=uniform: G′ of G episodes without replacement, all alike."""
+"""select=uniform: G′ of G episodes, drawn uniformly without replacement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgrpo.train.rivals.contract import Learner, Sampled
 
 
 class Uniform(Sampled):
-    """G′ of G without replacement, all alike."""
+    """G′ of G, drawn uniformly without replacement."""
 
     name = "uniform"
 
