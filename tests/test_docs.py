@@ -26,7 +26,7 @@ STUDIES = sorted(page for page in INDEX.parent.glob("*.md") if page != INDEX)
 MEASURED = [*STUDIES, ROOT / "docs" / "real-models.md"]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 TRAINING = ROOT / "docs" / "training.md"
-INTERVAL = re.compile(r"\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
+INTERVAL = re.compile(r"\[([+-]?\d+\.\d+),\s+([+-]?\d+\.\d+)\]")
 
 
 def name_of(page: Path) -> str:
