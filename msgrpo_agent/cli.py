@@ -8,17 +8,20 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.markup import escape
-from rich.table import Column, Table
-from typer.core import TyperGroup
+try:
+    import typer
+    from rich.markup import escape
+    from rich.table import Column, Table
+    from typer.core import TyperGroup
 
-from msgrpo import __version__
-from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
-from msgrpo.game import AnyText, Scenario
-from msgrpo.output import Json, err, out, outliving, print_json, say, say_error
-from msgrpo.signals import end_with_threads, ending_as_interrupt
-from msgrpo.text import counted, printable
+    from msgrpo import __version__
+    from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
+    from msgrpo.game import AnyText, Scenario
+    from msgrpo.output import Json, err, out, outliving, print_json, say, say_error
+    from msgrpo.signals import end_with_threads, ending_as_interrupt
+    from msgrpo.text import counted, printable
+except KeyboardInterrupt:  # a Ctrl-C while these are loaded, which takes up to a second
+    sys.exit(130)
 
 commands = typer.Typer()
 SHOWN = 200  # characters of a file's name

@@ -95,6 +95,23 @@ def test_a_second_ctrl_c_while_a_lock_is_given_back_is_no_traceback(
     assert capsys.readouterr().err == "stopped\n"
 
 
+CTRL_C = """
+import sys
+class AtNumpy:
+    def find_spec(self, name, *given):
+        if name == "numpy":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, AtNumpy())
+from msgrpo.cli import main
+"""
+
+
+def test_a_ctrl_c_while_the_command_line_is_loaded_is_no_traceback() -> None:
+    """It takes a second where the machine is busy, and every command begins with it."""
+    ended = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_the_longest_answer_is_the_same_for_every_command() -> None:
     """It stood in three places."""
     defaults = [
