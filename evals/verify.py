@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,18 @@ from msgrpo.episode import (
     Turn,
     check_end,
     observation_of,
+    outcome_of,
     read_episodes,
     replay,
+    success_of,
     versions,
     view_of,
+    waiting,
 )
-from msgrpo.errors import GameFaultError, MsgrpoError, RecordError
+from msgrpo.errors import GameError, GameFaultError, MsgrpoError, RecordError
 from msgrpo.evals.record import MATCHES, RUN_FILE, Run, folder_name, read_run, run_of, seeds_of, taken_out
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
-from msgrpo.game import Game, Outcome, Scenario
+from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
 from msgrpo.games.outside import on_server
 from msgrpo.judge import regrets
@@ -40,6 +43,7 @@ from msgrpo.text import counted
 
 # The players whose every move follows from the game and the seeds: verifying plays them again.
 COMPUTED: dict[str, RandomAgent | OptimalAgent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
+MOST_TRIED = 1000  # moves after which a game is looked at for its recorded fault
 
 
 def removed(lines: int) -> str:
@@ -58,6 +62,7 @@ class Verified:
     foreign: int = 0  # finished episodes with seeds of no suite
     missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
     unplayed: dict[str, int] = field(default_factory=dict)  # scenario -> episodes that were asked for and are missing
+    faultless: dict[str, int] = field(default_factory=dict)  # scenario -> lost by a fault that the game does not have
     twice: int = 0  # lines that repeat an episode
     computed: int = 0  # turns of players whose every move follows from the seeds, played again
     outdated: int = 0  # episodes of a reference player of another version
@@ -68,7 +73,7 @@ class Verified:
     @property
     def is_complete(self) -> bool:
         """Whether everything that was asked for is there, once."""
-        return not (self.missing or self.unplayed or self.twice or self.starts)
+        return not (self.missing or self.unplayed or self.faultless or self.twice or self.starts)
 
     @property
     def summary(self) -> str:
@@ -106,6 +111,9 @@ class Verified:
             parts.append(f"INCOMPLETE: missing: {counted(count, 'earlier episode')} of the suite's {scenario}")
         for scenario, count in self.unplayed.items():
             parts.append(f"INCOMPLETE: {counted(count, 'episode')} of {scenario} asked for and not there")
+        for scenario, count in self.faultless.items():
+            lost = f"{counted(count, 'episode')} of {scenario} lost by a fault of the game, which fails there no more"
+            parts.append(f"INCOMPLETE: {lost}: msgrpo eval with --retry-failed plays on")
         return parts
 
 
@@ -115,12 +123,13 @@ def verify(path: Path | str) -> Verified:
     Raises RecordError at the first difference in a prompt, state, parsed action, reward, outcome or return, and in
     an evaluation's record for an episode that is not the suite's, or finished twice. What nothing can check is
     counted: gaps in the suite (episodes may have been left out), foreign seeds, and failures of the endpoint; and so
-    are regrets that the judge does not find again, since a better judge would find others.
+    are regrets that the judge does not find again, since a better judge would find others, and faults of a game that
+    does not fail again, since it may have been mended.
     """
     path = Path(path)
     verified, run = Verified(taken_out=taken_out(path)), run_of(path)
     finished: dict[str, dict[EpisodeSeeds, int]] = {}
-    failed: dict[str, set[EpisodeSeeds]] = {}
+    failed: dict[str, dict[EpisodeSeeds, Episode]] = {}
     agents: set[str] = set()
     pairs: Counter[tuple[str, EpisodeSeeds]] = Counter()  # of a match: both seats of a start
     seen: dict[object, int] = {}  # a match plays each start with the seats swapped, too
@@ -133,7 +142,7 @@ def verify(path: Path | str) -> Verified:
             verified.left += 1
             continue
         if episode.error is not None:
-            failed.setdefault(episode.scenario, set()).add(seeds_of(episode))
+            failed.setdefault(episode.scenario, {})[seeds_of(episode)] = episode
             continue
         pairs[episode.scenario, seeds_of(episode)] += len(episode.agents) > 1
         before = seen.setdefault((episode.scenario, seeds_of(episode), *episode.agents.items()), number)
@@ -149,8 +158,10 @@ def verify(path: Path | str) -> Verified:
         raise RecordError(f"{path} holds no episode")
     for scenario in {**finished, **failed}:
         numbers = finished.get(scenario, {})
-        lost = failed.get(scenario, set()) - set(numbers)
+        lost = {seeds: one for seeds, one in failed.get(scenario, {}).items() if seeds not in numbers}
         verified.failed += len(lost)
+        if faultless := sum(one.error == GAME_FAULT and not _fails_again(one) for one in lost.values()):
+            verified.faultless[scenario] = faultless
         places, wrong = _count_gaps(verified, run, agents, scenario, {*numbers, *lost}), 0
         if run is not None and run.suite_version == SUITE_VERSION:
             wrong = min((number for seeds, number in numbers.items() if seeds not in places), default=0)
@@ -293,6 +304,29 @@ def _is_result(scenario: Scenario, game: Game) -> bool:
     except GameFaultError:
         return False
     return game.outcome is not Outcome.PLAYING
+
+
+def _fails_again(episode: Episode) -> bool:
+    """Whether the game's own code fails after the recorded turns: before a move, or at any that may be made there."""
+    scenario, steps = recorded_scenario(episode.scenario), game_steps(episode)
+    try:
+        game = replay(scenario, episode, steps)
+        with games_code(scenario.id):
+            views = waiting(scenario, game, episode, steps)
+            if any(isinstance(game.legal(player), AnyText) for player in views):
+                return True  # nobody can try every text
+        for player, view in views.items():
+            if (computed := COMPUTED.get(episode.agents[player])) is not None:
+                computed.choose(view)
+        moves = product(*([*view.legal(), None] for view in views.values()))
+        for chosen in islice(moves, MOST_TRIED):
+            with games_code(scenario.id):
+                twin = game.copy()
+                twin.step(dict(zip(views, chosen, strict=True)))
+                outcome_of(twin), success_of(twin), dict(twin.returns)
+        return next(moves, None) is not None
+    except GameError:
+        return True
 
 
 def _changed_hands(settings: Mapping[str, Any], spec: str) -> bool:

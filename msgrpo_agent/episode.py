@@ -193,21 +193,15 @@ async def play_on(
 
     A failure ends the episode, with `error` set; a fatal EndpointError or GameFaultError is raised.
     """
-    seed, name = episode.sampling_seed, scenario.id
+    name = scenario.id
     before = hangs(name)
     try:
         for played in count(game.steps):
             check_hangs(name, before)
             with games_code(name):
-                if outcome_of(game) is not Outcome.PLAYING:
-                    check_end(scenario, game)
-                    break
-                if played >= scenario.step_limit:
-                    raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
-                moving = tuple(game.to_move)
-                if not moving or not set(moving) <= set(agents):
-                    raise GameFaultError(f"to_move is {moving!r}, not some of {', '.join(agents)}", rule="actions")
-                views = {p: view_of(game, scenario, p, seed, episode.turns_of(p)) for p in moving}
+                views = waiting(scenario, game, episode, played)
+            if not views:
+                break
             # An agent that answers at once must not keep others, and a Ctrl-C, from their turn.
             await asyncio.sleep(0)
             decisions = await decide(agents, views)
@@ -220,6 +214,22 @@ async def play_on(
         episode.error, episode.error_message = error.kind, error.message
     except GameFaultError as fault:
         lost_by(episode, fault)
+
+
+def waiting(scenario: Scenario, game: Game, episode: Episode, played: int) -> dict[str, View]:
+    """The turns that are to be taken after `played` steps; none once the game is over.
+
+    Raises GameFaultError where the game does not say whose they are, or ends as no game may.
+    """
+    if outcome_of(game) is not Outcome.PLAYING:
+        check_end(scenario, game)
+        return {}
+    if played >= scenario.step_limit:
+        raise GameFaultError(f"it goes on after {played} steps; its limit is {scenario.step_limit}")
+    moving = tuple(game.to_move)
+    if not moving or not set(moving) <= set(episode.agents):
+        raise GameFaultError(f"to_move is {moving!r}, not some of {', '.join(episode.agents)}", rule="actions")
+    return {p: view_of(game, scenario, p, episode.sampling_seed, episode.turns_of(p)) for p in moving}
 
 
 def new_episode(

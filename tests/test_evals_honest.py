@@ -630,6 +630,7 @@ def test_games_that_fail_are_counted_and_end_an_evaluation_when_there_are_too_ma
     played(tmp_path / "a", RandomAgent(), scenario=errand(Seldom), episodes=20)
     board = command.merge([tmp_path / "a"], None)
     assert 0 < board.rows[0].failures["game_fault"] < 20
+    assert verify(next(tmp_path.glob("a/*/*.jsonl"))).faultless == {}
     assert re.search(
         r"have no result.*ZeroDivisionError: seldom \(.*test_evals_honest.py:\d+\)", " ".join(board.notes)
     )
@@ -737,6 +738,7 @@ def test_a_reference_that_fails_costs_its_episodes(reference: Any, errand: MakeE
     played(tmp_path, OptimalAgent(), scenario=errand(reference=reference), episodes=4)
     (file,) = tmp_path.glob("*/*.jsonl")
     assert {episode.error for episode in read_episodes(file)} == {"game_fault"}
+    assert verify(file).faultless == {}
 
 
 def test_a_judge_that_fails_costs_no_episode(errand: MakeErrand, tmp_path: Path) -> None:
@@ -757,6 +759,7 @@ def test_a_start_that_fails_is_a_line_of_its_own_and_replays(errand: MakeErrand,
     lost = [episode for episode in read_episodes(file) if episode.error is not None]
     assert 0 < len(lost) < 30
     assert verify(file).failed == len(lost)
+    assert verify(file).faultless == {}
 
 
 def test_a_lost_episode_of_random_is_no_failure_of_a_server(tmp_path: Path) -> None:
@@ -770,3 +773,18 @@ def test_a_lost_episode_of_random_is_no_failure_of_a_server(tmp_path: Path) -> N
     rewritten(file, relabelled)
     with pytest.raises(RecordError, match=r"says that it failed \(connection\), and nobody in it asks"):
         verify(file)
+
+
+def test_a_lost_episode_is_no_fault_of_a_game_that_does_not_fail(tmp_path: Path) -> None:
+    """An agent's losses, cut short and called the game's fault, left its score, and `verify` passed them."""
+    played(tmp_path, scripted("nano", answer("up")), RandomAgent())
+    file = next(tmp_path.glob("nano/*.jsonl"))
+
+    def relabelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        lost = {"error": "game_fault", "turns": [], "returns": {}, "success": None, "outcome": "playing"}
+        return [row if row["success"] else {**row, **lost} for row in rows]
+
+    rewritten(file, relabelled)
+    assert verify(file).faultless == {"frozen-lake": 8}
+    assert not verify(file).is_complete
+    assert "8 episodes of frozen-lake lost by a fault" in " ".join(command.merge([tmp_path], None, check=True).notes)
