@@ -13,7 +13,7 @@ from rich.text import Text
 
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.options import Given
-from msgrpo.output import Chat, Json, out, print_json, print_line, say, takes
+from msgrpo.output import Chat, Json, Name, out, print_json, print_line, say, takes
 from msgrpo.text import counted, interval_text
 
 commands = typer.Typer()
@@ -136,14 +136,14 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
         return
     table = Table(title=Text(f"{scenario}: both seats on the same starts"), title_justify="left")
     for column in ("first", "second"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for column in ("starts", "won", "drawn", "lost", "points", "95 % interval"):
         table.add_column(column, no_wrap=True)
     for pairing in results:
         counts = map(str, (pairing.starts, pairing.wins, pairing.draws, pairing.losses))
         table.add_row(
-            Text(pairing.first),
-            Text(pairing.second),
+            Name(pairing.first),
+            Name(pairing.second),
             *counts,
             f"{pairing.score:.3f}",
             Text(interval_text(pairing.low, pairing.high, ".3f")),

@@ -17,7 +17,7 @@ from msgrpo.evals.leaderboard import Leaderboard
 from msgrpo.evals.ranking import Overall
 from msgrpo.evals.rows import Pair, Retelling, Row
 from msgrpo.games.retold import SIGN
-from msgrpo.output import beginning
+from msgrpo.output import Name, beginning
 from msgrpo.prompt import PromptTemplate
 from msgrpo.text import counted, interval_text
 
@@ -26,6 +26,7 @@ OVERALL = ("rank", "agent", "score", "95 % interval", "scenarios")
 RETOLD = ("agent", "game", "plain", "retold", "difference")
 REPEATED = ("agent", "starts", "k", "pass@k", "pass^k", "spread within", "spread between")
 ANSWERS = ("illegal", "unparsed", "cut off", "failures", "tokens in/out", "cost", "s/step")
+NAMES = ("agent", "game", "a", "b")  # the columns that hold names
 PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "detectable")
 
 
@@ -195,7 +196,10 @@ def _rich(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) ->
     for column in columns:
         table.add_column(column, overflow="fold")
     for line in lines:
-        table.add_row(*map(Text, line))  # Text, so that an agent's name is not read as markup
+        # Text, so that what an agent is called is not read as markup
+        table.add_row(
+            *(Name(cell) if column in NAMES else Text(cell) for column, cell in zip(columns, line, strict=True))
+        )
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from inspect import Parameter, Signature
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.text import Text
 
 from msgrpo.text import as_json, printable
@@ -77,6 +80,24 @@ def outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
         return stream
     terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+
+
+class Name:
+    """A name in a table: where it is wider than its column, it goes on after one of its signs, not within a word."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._pieces = name, re.findall(r"[^/#:\s-]*[/#:\s-]+|[^/#:\s-]+", name)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max((cell_len(piece.rstrip()) for piece in self._pieces), default=0), cell_len(self._name))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for piece in self._pieces:
+            if lines[-1] and cell_len(lines[-1] + piece.rstrip()) > options.max_width:
+                lines.append("")
+            lines[-1] += piece
+        yield Text("\n".join(lines), overflow="fold")
 
 
 def print_json(value: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from msgrpo import output
 from msgrpo.agent import Sampling
@@ -47,6 +48,19 @@ def test_of_an_error_of_megabytes_the_beginning_is_shown(monkeypatch: pytest.Mon
     assert len(written.getvalue()) < 10_000
     assert written.getvalue().startswith("error: player saw another state: xxx")
     assert written.getvalue().endswith("x… (50,026 characters in all)\n")
+
+
+def test_a_name_in_a_narrow_table_breaks_after_its_signs() -> None:
+    """Of two models of one server `Qwen` stood there as `Q` and `wen`, at 80 columns."""
+    table = Table("agent", box=None, pad_edge=False, width=17)
+    table.add_row(output.Name("endpoint:http://127.0.0.1:8000/v1#Qwen/Qwen2.5-3B-Instruct"))
+    table.add_row(output.Name("one that has no sign, and onewordthatistoolong"))
+    written = io.StringIO()
+    Console(file=written, width=80).print(table)
+    assert [line.rstrip() for line in written.getvalue().splitlines()[1:]] == [
+        *("endpoint:http://", "127.0.0.1:8000/", "v1#Qwen/Qwen2.5-", "3B-Instruct"),
+        *("one that has no", "sign, and", "onewordthatistool", "ong"),
+    ]
 
 
 def test_no_part_of_a_name_is_a_sign_or_drives_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
