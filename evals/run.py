@@ -194,7 +194,9 @@ async def _play_agent(agent: Agent, parts: Sequence[_Part], asked: _Asked, failu
     progress = asked.progress
     progress.begin(agent, asked.plays * len(parts))
     _note_start(agent, parts, asked)
-    jobs = chain.from_iterable(failures.until_given_up(part.scenario.id, _open_jobs(part, asked)) for part in parts)
+    jobs = chain.from_iterable(
+        failures.until_given_up(part.scenario.id, _open_jobs(part, asked, failures)) for part in parts
+    )
     ended = False
     try:
         if asked.elsewhere is not None:
@@ -331,8 +333,8 @@ def _forgive(out: Path, parts: Sequence[_Part]) -> None:
         run.forgiven |= {part.name: part.record.lines for part in parts}
 
 
-def _open_jobs(part: _Part, asked: _Asked) -> Iterator[_Job | None]:
-    """Yield what is left to play, drawn when it is needed; None for each episode that is already finished."""
+def _open_jobs(part: _Part, asked: _Asked, failures: _Failures) -> Iterator[_Job | None]:
+    """Yield what is left to play, drawn when it is needed; None for each episode that is finished or given up."""
     record = part.record
     for seeds in islice(suite_seeds(part.scenario, asked.split, asked.repeats), asked.plays):
         job = None
@@ -340,6 +342,7 @@ def _open_jobs(part: _Part, asked: _Asked) -> Iterator[_Job | None]:
             asked.progress.finished_before += 1
         elif record.failures[seeds] >= ATTEMPTS and not asked.retry_failed:
             asked.progress.given_up += 1
+            failures.count_given_up(part.scenario.id)
         else:
             job = _Job(part.scenario, seeds, record, part.partial)
         yield job
@@ -549,15 +552,22 @@ class _Failures:
         self.ended[episode.scenario] += 1
         if episode.error is None:
             return
-        most, game = self.max_failures, ""
-        if episode.error == GAME_FAULT and most is None:
-            game = episode.scenario
+        game = episode.scenario if episode.error == GAME_FAULT and self.max_failures is None else ""
+        self._count_failed(game, failure_of(episode))
+
+    def count_given_up(self, scenario: str) -> None:
+        """An episode is not played: it failed at each of its attempts, and says nothing of the others."""
+        if self.max_failures is not None:
+            self.ended[scenario] += 1
+            self._count_failed("", f"{ATTEMPTS} failures, at earlier starts")
+
+    def _count_failed(self, game: str, failure: str) -> None:
         self.failed[game] += 1
-        failed, ended = self.failed[game], self.ended[game] if game else self.ended.total()
+        most, failed, ended = self.max_failures, self.failed[game], self.ended[game] if game else self.ended.total()
         if game in self.given_up or failed <= (max(FEWEST_FAILURES, FAILURE_SHARE * ended) if most is None else most):
             return
         where = f" of {game}" if game else ""
-        said = f"{self.agent}: {failed} of {ended} episodes{where} failed, the last with {failure_of(episode)}"
+        said = f"{self.agent}: {failed} of {ended} episodes{where} failed, the last with {failure}"
         again = "start the same command again: finished episodes stay, and those that failed are played again"
         if not game:
             fix = f"see what is wrong with the endpoint or the game, then {again}"

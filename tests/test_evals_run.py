@@ -256,6 +256,17 @@ async def test_the_most_failures_can_be_set(tmp_path: Path) -> None:
     await evaluate([Counting(fails=20)], [LAKE], 20, tmp_path / "more", max_failures=20)
 
 
+async def test_episodes_that_were_given_up_count_among_the_most_failures(tmp_path: Path) -> None:
+    """At a fourth start nobody played them, and `--max-failures 0` passed with failures in the table."""
+    for _ in range(ATTEMPTS):
+        await evaluate([Counting(fails=2, kind="bad_request")], [LAKE], 20, tmp_path, concurrency=1)
+    with pytest.raises(EndpointError, match="2 of 2 episodes failed, the last with 3 failures, at earlier starts"):
+        await evaluate([Counting()], [LAKE], 20, tmp_path, concurrency=1, max_failures=1)
+    agent = Counting()  # as told: those that failed are played again
+    await evaluate([agent], [LAKE], 20, tmp_path, max_failures=1)
+    assert len(agent.begun) == 2
+
+
 async def test_how_fast_a_model_is_does_not_decide_which_turns_are_a_batch_where_tokens_are_limited(
     tmp_path: Path,
 ) -> None:
