@@ -21,7 +21,7 @@ from typing import Any
 from machine import facts
 
 from msgrpo.agent import Agent, Sampling
-from msgrpo.evals.plays import Series, load
+from msgrpo.evals.plays import Play, load
 from msgrpo.evals.rows import row_of
 from msgrpo.evals.run import evaluate
 from msgrpo.evals.suites import HeldOut
@@ -30,25 +30,25 @@ from msgrpo.prompt import make_template
 from msgrpo.specs import make_agent
 
 
-def play(agent: Agent, scenario: str, episodes: int, split: HeldOut, at_once: int) -> Series:
+def play(agent: Agent, scenario: str, episodes: int, split: HeldOut, at_once: int) -> Play:
     """The episodes of an evaluation whose records nobody keeps."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         asyncio.run(evaluate([agent], [get_scenario(scenario)], episodes, out, concurrency=at_once, split=split))
-        (series,), _ = load([out])
-        return series
+        (played,), _ = load([out])
+        return played
 
 
-def measured(series: Series) -> dict[str, Any]:
+def measured(played: Play) -> dict[str, Any]:
     """Score with its interval, and what the answers were like."""
-    row, turns = row_of(series), list(series.turns)
+    row, turns = row_of(played), list(played.turns)
     goal = row.success_rate is not None
     return {
         "episodes": row.episodes,
         "score": row.success_rate if goal else row.return_mean,
         "interval": [row.success_low, row.success_high] if goal else [row.return_low, row.return_high],
         "score_is": "success" if goal else "return",
-        "scores": [episode.score for episode in series.finished.values()],
+        "scores": [episode.score for episode in played.finished.values()],
         "turns": row.turns,
         "legal": sum(turn.action is not None for turn in turns) / row.turns,
         "failures": Counter(str(turn.failure) for turn in turns if turn.failure is not None),

@@ -264,7 +264,7 @@ def _not_played(agents: Sequence[Agent], scenarios: Sequence[Scenario], called: 
                 yield f"{printable(called.get(agent.spec, agent.spec))} is not in {scenario.id}: {why_not(agent)}."
 
 
-def _without_regret(scenarios: Sequence[Scenario], chosen: Sequence[plays.Series]) -> Iterator[str]:
+def _without_regret(scenarios: Sequence[Scenario], chosen: Sequence[plays.Play]) -> Iterator[str]:
     """Where --regret has nothing to show."""
     for scenario in scenarios:
         if scenario.judge is None:
@@ -399,7 +399,7 @@ def merge(
     return board
 
 
-def write_tables(board: leaderboard.Leaderboard, series: Sequence[plays.Series], out: Path) -> None:
+def write_tables(board: leaderboard.Leaderboard, played: Sequence[plays.Play], out: Path) -> None:
     """Write all tables; each file is complete or as it was before."""
     texts = {
         "leaderboard.json": board.model_dump_json(indent=2) + "\n",
@@ -407,7 +407,7 @@ def write_tables(board: leaderboard.Leaderboard, series: Sequence[plays.Series],
         "card.md": tables.card(board),
         "leaderboard.csv": tables.csv_text(board),
         "pairs.csv": tables.csv_pairs(board),
-        "leaderboard.html": page.html(board, series),
+        "leaderboard.html": page.html(board, played),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)

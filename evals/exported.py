@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msgrpo.episode import Episode, Turn
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.record import seeds_of
 from msgrpo.evals.suites import HeldOut, places_in_suite
 from msgrpo.games import recorded_scenario
@@ -37,7 +37,7 @@ class Played:
         return self.place or "-".join(map(str, seeds_of(self.episode)))
 
 
-def played(play: Series) -> list[Played]:
+def played(play: Play) -> list[Played]:
     """The counted episodes of the suite, in its order, and then those of no suite."""
     failed = defaultdict(list)
     for episode in play.failed:
@@ -61,7 +61,7 @@ def prompt_of(episode: Episode, turn: Turn) -> Prompt:
     return template.render(recorded_scenario(episode.scenario), turn.state, past)
 
 
-def left_out(play: Series) -> int:
+def left_out(play: Play) -> int:
     """How many episodes have ended, with or without a result, and do not count."""
     ended = {*play.left_out, *map(seeds_of, play.failed)}
     return len(ended - {*play.finished, *play.unfinished})

@@ -15,7 +15,7 @@ from msgrpo.errors import RecordError
 from msgrpo.evals import tables
 from msgrpo.evals.exported import CARD, IN_SUITE, MADE_BY, OF_NO_SUITE, Files, distinct, played
 from msgrpo.evals.leaderboard import Leaderboard
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.record import folder_name, seeds_of
 from msgrpo.evals.rows import return_of
 from msgrpo.evals.suites import SUITE_VERSION
@@ -113,7 +113,7 @@ biased sample. The versions under which the episodes were played:
 """
 
 
-def huggingface_files(plays: Sequence[Series], board: Leaderboard) -> Files:
+def huggingface_files(plays: Sequence[Play], board: Leaderboard) -> Files:
     """A dataset folder: data/SCENARIO/SPLIT.parquet and the card.
 
     A row is an episode, with its turns inside: seeds, success, return and error belong to the episode, so that a mean
@@ -151,7 +151,7 @@ def huggingface_files(plays: Sequence[Series], board: Leaderboard) -> Files:
     return {path: partial(make, rows) for path, rows in by_path.items()} | {CARD: make_card}
 
 
-def row(play: Series, place: int | None, episode: Episode) -> dict[str, Any]:
+def row(play: Play, place: int | None, episode: Episode) -> dict[str, Any]:
     """A row of the table: an episode with a result, or an attempt that an endpoint failed."""
     ended = episode.error is None
     seeds = {f"{name}_seed": str(seed) for name, seed in seeds_of(episode)._asdict().items()}
@@ -173,7 +173,7 @@ def row(play: Series, place: int | None, episode: Episode) -> dict[str, Any]:
     }
 
 
-def card(plays: Sequence[Series], board: Leaderboard, rows: Mapping[str, int]) -> str:
+def card(plays: Sequence[Play], board: Leaderboard, rows: Mapping[str, int]) -> str:
     """The README of the dataset: front matter for loaders, then text. `rows` is the number of rows of each file."""
     scenarios = list(dict.fromkeys(play.scenario for play in plays))
     agents = list(dict.fromkeys(play.agent for play in plays))

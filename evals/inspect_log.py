@@ -16,7 +16,7 @@ from msgrpo.agent import recorded_sampling
 from msgrpo.episode import Episode, Turn, observation_of
 from msgrpo.evals.exported import IN_SUITE, Files, Played, distinct, left_out, played, prompt_of
 from msgrpo.evals.leaderboard import Leaderboard
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.record import Price, folder_name, seeds_of
 from msgrpo.evals.rows import return_of
 from msgrpo.evals.suites import SUITE_VERSION
@@ -33,19 +33,19 @@ ALONE = (
 WORDLESS = "This agent answers in no words: the text of an assistant message is the action that it chose."
 
 
-def inspect_files(plays: Sequence[Series], board: Leaderboard) -> Files:
+def inspect_files(plays: Sequence[Play], board: Leaderboard) -> Files:
     """A log in Inspect's own format for each agent in each scenario: AGENT/SCENARIO.eval."""
     with needs("msgrpo export", "export"):
         from inspect_ai.log import EvalLog, write_eval_log
 
-    def make(play: Series, path: Path) -> None:
+    def make(play: Play, path: Path) -> None:
         log = EvalLog.model_validate(inspect_log(play, board.notes, datetime.now(UTC)))
         write_eval_log(log, path, format="eval")
 
     return {f"{folder_name(p.agent)}/{folder_name(p.scenario)}.eval": partial(make, p) for p in plays}
 
 
-def inspect_log(play: Series, notes: Sequence[str], created: datetime) -> dict[str, Any]:
+def inspect_log(play: Play, notes: Sequence[str], created: datetime) -> dict[str, Any]:
     """The fields of an EvalLog: one agent is the model, the scenario the task, an episode a sample."""
     episodes = played(play)
     results = [entry.episode for entry in episodes if entry.episode.error is None]
@@ -98,7 +98,7 @@ def inspect_log(play: Series, notes: Sequence[str], created: datetime) -> dict[s
     }
 
 
-def sample(play: Series, entry: Played) -> dict[str, Any]:
+def sample(play: Play, entry: Played) -> dict[str, Any]:
     """The fields of an EvalSample. Seeds are text, because a browser shows them, and its numbers end at 2^53."""
     episode, turns = entry.episode, entry.episode.turns
     seeds = seeds_of(episode)
@@ -201,7 +201,7 @@ def first_prompt(episode: Episode) -> str:
     return episode.prefix.get(player, "") + seen
 
 
-def speaks(play: Series) -> bool:
+def speaks(play: Play) -> bool:
     """Whether the agent reads a prompt: only then its settings name a template."""
     return "template" in play.settings
 
@@ -214,7 +214,7 @@ def _error(episode: Episode) -> dict[str, str] | None:
     return {"message": message, "traceback": "", "traceback_ansi": ""}
 
 
-def _model_usage(play: Series, turns: Sequence[Turn]) -> dict[str, Any]:
+def _model_usage(play: Play, turns: Sequence[Turn]) -> dict[str, Any]:
     """Tokens by model, and US$ where the price is known; empty where no answer was asked for."""
     if not any(turn.answer is not None for turn in turns):
         return {}
@@ -233,7 +233,7 @@ def _generate_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {} if sampling is None else sampling.model_dump()
 
 
-def _name(kind: str, play: Series, *parts: object) -> str:
+def _name(kind: str, play: Play, *parts: object) -> str:
     """An id that the same records get again."""
     return _hash(kind, play.agent, play.scenario, sorted(play.settings.items()), *parts)
 

@@ -17,11 +17,11 @@ from msgrpo.evals.exported import CARD, MADE_BY, Files, left_out, played
 from msgrpo.evals.huggingface import huggingface_files
 from msgrpo.evals.inspect_log import inspect_files
 from msgrpo.evals.leaderboard import Leaderboard, build
-from msgrpo.evals.plays import Series, load
+from msgrpo.evals.plays import Play, load
 from msgrpo.text import counted
 
 PART = ".msgrpo-export.part"  # the folder where files are written before they take their places
-TOOLS: dict[str, Callable[[Sequence[Series], Leaderboard], Files]] = {
+TOOLS: dict[str, Callable[[Sequence[Play], Leaderboard], Files]] = {
     "inspect": inspect_files,
     "huggingface": huggingface_files,
 }

@@ -9,7 +9,7 @@ from itertools import combinations
 from pydantic import BaseModel
 
 from msgrpo.errors import check_given
-from msgrpo.evals.plays import SOUND_FROM, Series
+from msgrpo.evals.plays import SOUND_FROM, Play
 from msgrpo.evals.provenance import made
 from msgrpo.evals.ranking import Overall, ranking
 from msgrpo.evals.record import failure_of
@@ -31,7 +31,7 @@ class Leaderboard(BaseModel):
     made: list[str] = []  # sentences on how the table was made
 
 
-def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
+def build(plays: Sequence[Play], notes: Sequence[str] = ()) -> Leaderboard:
     """The leaderboard of `plays`, in each scenario the best first.
 
     Raises RecordError where a score is above the exact optimum beyond noise, UsageError for what are no plays.
@@ -39,7 +39,7 @@ def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
     both = "plays, notes = load_plays(…); build_leaderboard(plays, notes)"
     check_given("plays", plays, Collection, fix=both)
     for play in plays:
-        check_given("one of the plays", play, Series, fix=both)
+        check_given("one of the plays", play, Play, fix=both)
     notes = [notes] if isinstance(notes, str) else notes
     order = {name: place for place, name in enumerate(dict.fromkeys(play.scenario for play in plays))}
     played = [play for play in plays if play.finished]
@@ -61,7 +61,7 @@ def build(plays: Sequence[Series], notes: Sequence[str] = ()) -> Leaderboard:
     )
 
 
-def _pairs(played: Sequence[Series]) -> Iterator[Pair]:
+def _pairs(played: Sequence[Play]) -> Iterator[Pair]:
     """All comparisons; an agent that was asked with several prompts is named with each."""
     prompts = Counter(label for label, _ in {(play.label, play.prompt) for play in played})
     named = [(play, f"{play.label}, {play.prompt}" if prompts[play.label] > 1 else play.label) for play in played]
@@ -70,7 +70,7 @@ def _pairs(played: Sequence[Series]) -> Iterator[Pair]:
             yield pair.model_copy(update={"a": name_a, "b": name_b})
 
 
-def _notes(plays: Sequence[Series]) -> Iterator[str]:
+def _notes(plays: Sequence[Play]) -> Iterator[str]:
     called = {
         (spec, name) for play in plays for run in play.runs for spec, name in run.names.items() if name == play.name
     }
@@ -101,7 +101,7 @@ def _notes(plays: Sequence[Series]) -> Iterator[str]:
         yield from _notes_on(scenario, [play for play in plays if play.scenario == scenario])
 
 
-def _notes_of(play: Series) -> Iterator[str]:
+def _notes_of(play: Play) -> Iterator[str]:
     """What qualifies one agent's result in one scenario."""
     where = f"{play.label} in {play.scenario}"
     if not play.finished:
@@ -130,7 +130,7 @@ def _notes_of(play: Series) -> Iterator[str]:
         yield f"{where}: {_with_unfinished(play)}"
 
 
-def _notes_on(scenario: str, plays: Sequence[Series]) -> Iterator[str]:
+def _notes_on(scenario: str, plays: Sequence[Play]) -> Iterator[str]:
     """What qualifies a comparison of these agents in one scenario."""
     sizes = {frozenset(play.finished) for play in plays if play.finished}
     if len(sizes) > 1:
@@ -144,7 +144,7 @@ def _notes_on(scenario: str, plays: Sequence[Series]) -> Iterator[str]:
         yield f"{scenario}: the {len(seeds)} starts hold {held}; the others are repeats"
 
 
-def _with_unfinished(play: Series) -> str:
+def _with_unfinished(play: Play) -> str:
     """A note on how far episodes without a result could move the score."""
     unfinished = len(play.unfinished)
     why = "the endpoint or the game failed"

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgrpo.episode import Episode, Turn
 from msgrpo.evals.leaderboard import Leaderboard
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.rows import Pair, Row, return_of
 from msgrpo.evals.suites import EpisodeSeeds, HeldOut, places_in_suite
 from msgrpo.evals.tables import (
@@ -78,7 +78,7 @@ REPLAY = """<section id="replays"><h2>Replays</h2>
 </section>"""
 
 
-def html(board: Leaderboard, plays: Sequence[Series], *, replays: int = REPLAYS) -> str:
+def html(board: Leaderboard, plays: Sequence[Play], *, replays: int = REPLAYS) -> str:
     """The whole page, with the first `replays` episodes of each play. What agents wrote is escaped or set as text."""
     style, script = (files("msgrpo.evals").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
@@ -143,7 +143,7 @@ def _results(board: Leaderboard, prefixes: Mapping[str, Sequence[str]]) -> str:
     return "".join(parts)
 
 
-def _prefixes(plays: Sequence[Series]) -> dict[str, list[str]]:
+def _prefixes(plays: Sequence[Play]) -> dict[str, list[str]]:
     """The prompts' fixed parts, each once: a scenario has several only where prompts were mixed."""
     prefixes_of: dict[str, dict[str, None]] = {}
     for play in plays:
@@ -264,7 +264,7 @@ def shortened(name: str) -> str:
 # ── replays ──
 
 
-def _replays(plays: Sequence[Series], most: int) -> list[dict[str, Any]]:
+def _replays(plays: Sequence[Play], most: int) -> list[dict[str, Any]]:
     """What the episode browser reads: for each play its first episodes, in the order of the suite."""
     shown = [(play, dict(islice(play.finished.items(), most))) for play in plays if play.finished]
     seeds: dict[str, dict[EpisodeSeeds, None]] = {}

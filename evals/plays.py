@@ -39,7 +39,7 @@ PROMPT = ("template", "prompt")  # the settings that say how a model is asked
 
 
 @dataclass
-class Series:
+class Play:
     """All recorded episodes of one agent in one scenario: one result for each pair of seeds, and the failures."""
 
     agent: str
@@ -112,7 +112,7 @@ def load(
     mix: bool = False,
     by_prompt: bool = False,
     check: bool = False,
-) -> tuple[list[Series], list[str]]:
+) -> tuple[list[Play], list[str]]:
     """The plays recorded under `folders` (of certain agents and scenarios), and what a reader must know about them.
 
     Only the counted prefix of the suite counts (`keep_counted_prefix`). Raises RecordError for
@@ -159,7 +159,7 @@ class _Read:
     agents: Collection[str] | None
     scenarios: Collection[str] | None
     elsewhere: Mapping[str, str]  # see `_without_ports`
-    plays: dict[tuple[str, ...], Series] = field(default_factory=dict)
+    plays: dict[tuple[str, ...], Play] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)  # of the suite
     seen: set[tuple[str, str]] = field(default_factory=set)  # agents and scenarios of all episodes
     twice: int = 0  # episodes whose result is there already
@@ -206,7 +206,7 @@ def _names(what: str, given: Collection[str] | str | None) -> Collection[str] | 
     return names
 
 
-def _add_run(play: Series, run: Run, spec: str) -> None:
+def _add_run(play: Play, run: Run, spec: str) -> None:
     """Take up what the `run.json` of an evaluation says of the agent, which it calls `spec`."""
     asked = run.asked.get(spec, {}).get(play.scenario)
     play.price = run.prices.get(spec, play.price)
@@ -255,7 +255,7 @@ def _silent(
             yield printable(f"no episode here is of the {what} {name!r}{hint}")
 
 
-def keep_counted_prefix(play: Series) -> int:
+def keep_counted_prefix(play: Play) -> int:
     """Count only episodes up to the first unfinished one, and return how many episodes are of no suite.
 
     Later episodes would bias the mean towards short games, which end first. An episode that the endpoint failed has
@@ -331,15 +331,15 @@ def _files(folders: Sequence[Path]) -> Iterable[Path]:
 
 
 def _play_of(
-    episode: Episode, split: HeldOut, plays: dict[tuple[str, ...], Series], elsewhere: Mapping[str, str]
-) -> Series:
+    episode: Episode, split: HeldOut, plays: dict[tuple[str, ...], Play], elsewhere: Mapping[str, str]
+) -> Play:
     recorded_scenario(episode.scenario)
     ((player, agent),) = episode.agents.items()
     settings = episode.settings.get(player, {})
     label = elsewhere.get(agent, agent)
     key = (label, episode.scenario, split, repr(sorted(settings.items())))
     name = label if label != agent else ""
-    return plays.setdefault(key, Series(agent, episode.scenario, settings, name=name, split=split))
+    return plays.setdefault(key, Play(agent, episode.scenario, settings, name=name, split=split))
 
 
 def _without_ports(folders: Sequence[Path]) -> dict[str, str]:
@@ -356,7 +356,7 @@ def _without_ports(folders: Sequence[Path]) -> dict[str, str]:
     return {spec: spec if spec in apart or ports[name] == 1 else name for spec, name in names.items()}
 
 
-def _differences(plays: Sequence[Series], versions: set[int], *, by_prompt: bool) -> Iterator[str]:
+def _differences(plays: Sequence[Play], versions: set[int], *, by_prompt: bool) -> Iterator[str]:
     """What makes results incomparable; with `by_prompt` the prompts do not."""
     if versions - {SUITE_VERSION}:
         yield f"suite versions {', '.join(map(str, sorted(versions | {SUITE_VERSION})))}"
@@ -394,7 +394,7 @@ def _effective(settings: Mapping[str, Any], what: str) -> Any:
     return settings[what] | given
 
 
-def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
+def _labelled(plays: list[Play], *, by_prompt: bool) -> list[Play]:
     """Plays in the order of the registry; those of one agent with different settings get different names."""
     seen: Counter[tuple[str, ...]] = Counter()
     if len({play.split for play in plays}) > 1:
@@ -419,8 +419,8 @@ def _labelled(plays: list[Series], *, by_prompt: bool) -> list[Series]:
 
 
 def only(
-    plays: Iterable[Series], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str], number: int
-) -> list[Series]:
+    plays: Iterable[Play], wanted: Mapping[str, Sequence[EpisodeSeeds]], agents: Sequence[str], number: int
+) -> list[Play]:
     """The same plays, cut down to the agents and episodes that a run asked for, agents in that order.
 
     A run asks for a `number` of episodes of each scenario, of which `wanted` lacks those that could not be drawn.

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.suites import SUITE_VERSION
 
 ABOUT_GAMES = ("rules",)  # versions that are a scenario's, not a package's
 
 
-def made(plays: Sequence[Series]) -> list[str]:
+def made(plays: Sequence[Play]) -> list[str]:
     """The sentences, from what the records say themselves."""
     return list(_sentences([play for play in plays if play.finished]))
 
 
-def _sentences(plays: Sequence[Series]) -> Iterator[str]:
+def _sentences(plays: Sequence[Play]) -> Iterator[str]:
     scenarios = list(dict.fromkeys(play.scenario for play in plays))
     splits = " and ".join(sorted({play.split for play in plays})) or "test"
     yield f"Suite version {SUITE_VERSION}, {splits} split: {', '.join(scenarios)}."
-    agents: dict[tuple[str, str], list[Series]] = defaultdict(list)
+    agents: dict[tuple[str, str], list[Play]] = defaultdict(list)
     for play in plays:
         agents[play.label, str(play.settings)].append(play)
     for (label, _), same in agents.items():
@@ -43,7 +43,7 @@ def _sentences(plays: Sequence[Series]) -> Iterator[str]:
         yield f"{at}: {line}"
 
 
-def _circumstances(same: Sequence[Series]) -> Iterator[str]:
+def _circumstances(same: Sequence[Play]) -> Iterator[str]:
     """Yield what served the agent and how it was asked, over all scenarios."""
     play = same[0]
     settings = play.settings

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.stats import FEW_EPISODES, ends, resampled_means
 from msgrpo.games import recorded_scenario
 
@@ -38,7 +38,7 @@ class Overall(BaseModel):
     scenarios: int
 
 
-def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
+def ranking(plays: Sequence[Play]) -> tuple[list[Overall], list[str]]:
     """The agents that played every scenario that can be ranked, the best first; and what was left out."""
     tables, brackets, without = _tables([play for play in plays if play.finished and not play.is_biased])
     agents = [key for key in (tables[0][1] if tables else {}) if all(key in table for _, table in tables)]
@@ -75,11 +75,11 @@ def ranking(plays: Sequence[Series]) -> tuple[list[Overall], list[str]]:
     return sorted(rows, key=lambda row: -row.share), notes
 
 
-def _tables(plays: Sequence[Series]) -> tuple[list[tuple[str, dict[Key, Series]]], tuple[Key, Key], list[str]]:
+def _tables(plays: Sequence[Play]) -> tuple[list[tuple[str, dict[Key, Play]]], tuple[Key, Key], list[str]]:
     """Of each scenario that can be ranked its plays by agent; who the agents LOW and HIGH are there; and why other
     scenarios cannot be ranked.
     """
-    tables, without, brackets = list[tuple[str, dict[Key, Series]]](), list[str](), ((LOW, ""), (HIGH, ""))
+    tables, without, brackets = list[tuple[str, dict[Key, Play]]](), list[str](), ((LOW, ""), (HIGH, ""))
     for scenario in dict.fromkeys(play.scenario for play in plays):
         if recorded_scenario(scenario).plain:
             continue  # retellings are compared with the plain game, in a table of their own
@@ -127,7 +127,7 @@ def _overall(
 
 
 def _shares(
-    table: Mapping[Key, Series], agents: Sequence[Key], low: int, high: int, seed: Sequence[int]
+    table: Mapping[Key, Play], agents: Sequence[Key], low: int, high: int, seed: Sequence[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | str:
     """(shares of shape (agents,), their bootstrap draws of shape (resamples, agents)) of one scenario.
 
@@ -151,5 +151,5 @@ def _shares(
     )
 
 
-def _by_start(play: Series) -> dict[int, float]:
+def _by_start(play: Play) -> dict[int, float]:
     return {start: fmean(episode.score for episode in episodes) for start, episodes in play.by_start.items()}

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from msgrpo.agent import ParseFailure
 from msgrpo.episode import Episode
 from msgrpo.errors import RecordError
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.stats import (
     Difference,
     bootstrap_mean,
@@ -105,7 +105,7 @@ class Retelling(BaseModel):
     high: float
 
 
-def row_of(play: Series) -> Row:
+def row_of(play: Play) -> Row:
     """The row of a play that has finished episodes. Intervals are over starts."""
     episodes = list(play.finished.values())
     returns = [return_of(episode) for episode in episodes]
@@ -159,7 +159,7 @@ def row_of(play: Series) -> Row:
     return row
 
 
-def _add_spread(row: Row, play: Series) -> None:
+def _add_spread(row: Row, play: Play) -> None:
     """Over the starts of which every episode has a result: of fewer than k, nothing is known of k."""
     groups = [[episode.score for episode in group] for group in play.by_start.values() if len(group) == play.repeats]
     if not groups:
@@ -181,11 +181,11 @@ def return_of(episode: Episode) -> float:
     return next(iter(episode.returns.values()))
 
 
-def failures(play: Series) -> dict[str, int]:
+def failures(play: Play) -> dict[str, int]:
     return dict(sorted(Counter(str(episode.error) for episode in play.failed).items()))
 
 
-def _add_success(row: Row, episodes: Sequence[Episode], play: Series) -> None:
+def _add_success(row: Row, episodes: Sequence[Episode], play: Play) -> None:
     row.successes = sum(bool(episode.success) for episode in episodes)
     row.success_rate = row.successes / len(episodes)
     row.success_low, row.success_high = wilson(row.successes, len(episodes))
@@ -214,7 +214,7 @@ def exact_optimum(episode: Episode) -> float | None:
     return optimal_success(game) if isinstance(game, FrozenLake) else None
 
 
-def pair_of(a: Series, b: Series) -> Pair | None:
+def pair_of(a: Play, b: Play) -> Pair | None:
     """The paired comparison of two plays; None where they share no finished episode or one is biased."""
     shared = [seeds for seeds in a.finished if seeds in b.finished]
     if not shared or a.is_biased or b.is_biased:
@@ -249,7 +249,7 @@ def _paired(shared: Sequence[EpisodeSeeds], first: Sequence[float], second: Sequ
     return paired_difference(ours, theirs, seed=BOOTSTRAP_SEED)
 
 
-def retellings(plays: Sequence[Series]) -> list[Retelling]:
+def retellings(plays: Sequence[Play]) -> list[Retelling]:
     """Each retelling that an agent played, against the plain game."""
     compared = []
     for retold in plays:

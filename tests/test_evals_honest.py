@@ -705,7 +705,7 @@ def test_a_match_of_a_game_by_turns_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_budget_ends_in_good_order_and_biases_nothing() -> None:
-    whole = plays.Series("a", "snake", {}, asked=200)
+    whole = plays.Play("a", "snake", {}, asked=200)
     whole.finished = dict.fromkeys(map(str, range(100)))  # type: ignore[arg-type]
     assert not whole.is_biased
     whole.interrupted = 1

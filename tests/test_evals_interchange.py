@@ -15,7 +15,7 @@ from msgrpo.errors import MissingExtraError, RecordError, UsageError
 from msgrpo.evals import huggingface, inspect_log, interchange
 from msgrpo.evals.exported import played
 from msgrpo.evals.leaderboard import build
-from msgrpo.evals.plays import Series, load
+from msgrpo.evals.plays import Play, load
 from msgrpo.evals.record import Price, changing_run
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.game import Outcome
@@ -402,7 +402,7 @@ def test_a_missing_package_is_told_with_its_extra(
 def test_repeats_belong_to_the_suite() -> None:
     seeds = episode_seeds(get_scenario("frozen-lake"), 3, repeats=2)
     found = {s: episode(0, [], **seeded(s)) for s in seeds}
-    assert [one.place for one in played(Series("a", "frozen-lake", {}, found, repeats=2))] == [1, 2, 3, 4, 5, 6]
+    assert [one.place for one in played(Play("a", "frozen-lake", {}, found, repeats=2))] == [1, 2, 3, 4, 5, 6]
 
 
 def test_messages_are_what_was_asked_history_and_system_included() -> None:

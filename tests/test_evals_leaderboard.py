@@ -26,7 +26,7 @@ from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, page, tables
 from msgrpo.evals.leaderboard import build
-from msgrpo.evals.plays import Series, keep_counted_prefix, load, only
+from msgrpo.evals.plays import Play, keep_counted_prefix, load, only
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Price, changing_run, folder_name, seeds_of
 from msgrpo.evals.rows import pair_of, row_of
@@ -54,9 +54,9 @@ def episode(i: int, success: bool, **fields: Any) -> Episode:
     return suite_episode(i, [turn], **({"settings": {"player": SETTINGS}} | fields))
 
 
-def play(successes: list[bool], agent: str = "a", **fields: Any) -> Series:
+def play(successes: list[bool], agent: str = "a", **fields: Any) -> Play:
     found = [episode(i, success, agent=agent, **fields) for i, success in enumerate(successes)]
-    return Series(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found})
+    return Play(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found})
 
 
 def test_a_row_by_hand() -> None:
@@ -111,14 +111,14 @@ def test_pairs_are_over_shared_episodes_only() -> None:
 
 def test_a_score_above_the_exact_optimum_is_an_error() -> None:
     too_good = [episode(i, True, scenario="frozen-lake-slippery") for i in range(8)]
-    two = Series("a", "frozen-lake-slippery", SETTINGS, {seeds_of(e): e for e in too_good[:2]})
+    two = Play("a", "frozen-lake-slippery", SETTINGS, {seeds_of(e): e for e in too_good[:2]})
     chances = [optimal_success(get_scenario(two.scenario).new(s.start, 0)) for s in two.finished]  # type: ignore[arg-type]
     assert row_of(two).optimum == pytest.approx(sum(chances) / 2)  # two of two may be luck
     hundred = {seeds_of(e)._replace(chance=k): e for e in too_good for k in range(100)}
     with pytest.raises(RecordError, match="more than the exact optimum"):
-        build([Series("a", "frozen-lake-slippery", SETTINGS, hundred)])
+        build([Play("a", "frozen-lake-slippery", SETTINGS, hundred)])
     won = [episode(i, i < 91, scenario="frozen-lake-4x4") for i in range(100)]
-    most = Series("a", "frozen-lake-4x4", SETTINGS, {seeds_of(e): e for e in won})
+    most = Play("a", "frozen-lake-4x4", SETTINGS, {seeds_of(e): e for e in won})
     assert row_of(most).successes == 91 == int(74.42 + 4 * (100 * 0.7442 * 0.2558) ** 0.5)
     won[91].success = True
     with pytest.raises(RecordError, match="more than the exact optimum"):
@@ -181,7 +181,7 @@ def test_a_folder_without_records(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_finished_nothing_is_named() -> None:
-    failed = Series("a", SCENARIO, SETTINGS, {}, [episode(0, False, error="connection")])
+    failed = Play("a", SCENARIO, SETTINGS, {}, [episode(0, False, error="connection")])
     board = build([failed])
     assert board.rows == []
     assert "no result that counts" in board.notes[0]

@@ -17,7 +17,7 @@ from msgrpo.agent import ParseFailure
 from msgrpo.episode import Episode, Turn
 from msgrpo.evals import page
 from msgrpo.evals.leaderboard import build
-from msgrpo.evals.plays import Series
+from msgrpo.evals.plays import Play
 from msgrpo.evals.record import seeds_of
 from msgrpo.evals.rows import Row
 from tests.browser import CHROMIUM, Ask, opened
@@ -36,9 +36,9 @@ def episode(i: int, *rewards: float, **fields: Any) -> Episode:
     return suite_episode(i, turns, **fields)
 
 
-def series(*episodes: Episode) -> Series:
+def series(*episodes: Episode) -> Play:
     first = episodes[0]
-    return Series(first.agents["player"], first.scenario, {}, {seeds_of(e): e for e in episodes})
+    return Play(first.agents["player"], first.scenario, {}, {seeds_of(e): e for e in episodes})
 
 
 def embedded(text: str) -> Any:

@@ -28,7 +28,7 @@ from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, tables
 from msgrpo.evals.leaderboard import Leaderboard, build
 from msgrpo.evals.partial import Partial
-from msgrpo.evals.plays import Series, load
+from msgrpo.evals.plays import Play, load
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.ranking import ranking
 from msgrpo.evals.record import changing_run, read_run, seeds_of
@@ -111,12 +111,12 @@ def test_the_share_is_over_the_starts_that_all_have_played() -> None:
     assert "on the starts that all have played" in notes[0]
 
 
-def in_slippery(play: Series) -> Series:
+def in_slippery(play: Play) -> Play:
     """The same play, on the slippery lake."""
     scenario = get_scenario("frozen-lake-slippery")
     seeds = episode_seeds(scenario, len(play.finished))
     played = [e.model_copy(update={"scenario": scenario.id}) for e in play.finished.values()]
-    return Series(play.agent, scenario.id, play.settings, dict(zip(seeds, played, strict=True)))
+    return Play(play.agent, scenario.id, play.settings, dict(zip(seeds, played, strict=True)))
 
 
 def test_a_scenario_that_does_not_count_leaves_the_others_score_as_it_is() -> None:
@@ -239,11 +239,11 @@ async def test_repeats_that_would_leave_results_out_are_refused(
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-def repeated(results: list[list[bool]], agent: str = "a") -> Series:
+def repeated(results: list[list[bool]], agent: str = "a") -> Play:
     seeds = episode_seeds(LAKE, len(results), repeats=len(results[0]))
     flat = [ok for group in results for ok in group]
     found = [episode(0, ok, agent=agent, **seeded(s)) for ok, s in zip(flat, seeds, strict=True)]
-    return Series(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found}, repeats=len(results[0]))
+    return Play(agent, SCENARIO, SETTINGS, {seeds_of(e): e for e in found}, repeats=len(results[0]))
 
 
 def test_pass_at_k_and_pass_hat_k_by_hand() -> None:
