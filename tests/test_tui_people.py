@@ -42,6 +42,7 @@ from msgrpo.tui.widgets.keyline import Hint, KeyLine
 from msgrpo.tui.widgets.lane import legend
 from msgrpo.tui.widgets.learning import Groups
 from msgrpo.tui.widgets.panel import DRAWN, AgentPanel, shortened
+from msgrpo.tui.widgets.timeline import Timeline
 from tests.tui_helpers import (
     ManualClock,
     answer,
@@ -698,8 +699,8 @@ def contrast(style: Style) -> float:
 async def test_what_is_said_can_be_read_by_day_and_by_night(
     setup: Setup, package: str, theme: str, least: float, tmp_path: Path
 ) -> None:
-    """The faults: light green on white in the history, walls and what is not seen in the colour of the floor, and in
-    Textual's own light theme its light accents as letters.
+    """The faults: light green on white in the history, walls and what is not seen in the colour of the floor, the
+    steps to come as a white line on white, and in Textual's own light theme its light accents as letters.
     """
     pytest.importorskip(package)
     app = app_of(tmp_path, setup)
@@ -712,6 +713,11 @@ async def test_what_is_said_can_be_read_by_day_and_by_night(
         assert len(words) > 40
         faint = {part.text.strip(): round(contrast(part.style), 1) for part in words if contrast(part.style) < least}
         assert faint == {}
+        timeline = app.screen.query_one(Timeline)
+        (to_come,) = {
+            part for strip in timeline.render_lines(timeline.size.region) for part in strip if "─" in part.text
+        }
+        assert contrast(to_come.style) > 1.8
 
 
 @pytest.mark.parametrize("theme", [NIGHT.name, DAY.name, "textual-light", "textual-dark"])
