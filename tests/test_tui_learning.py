@@ -372,6 +372,7 @@ async def test_a_run_that_always_got_the_same_return_has_a_curve(run: Path, alwa
 
 
 async def test_the_curve_takes_the_colours_of_another_theme(trained: Path) -> None:
+    """The line at the update that is shown stayed pale by day."""
     app = PlayApp(lambda spec: pytest.fail(f"{spec} was made"), run=Learning.of(trained), clock=ManualClock())
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
@@ -383,7 +384,7 @@ async def test_the_curve_takes_the_colours_of_another_theme(trained: Path) -> No
                 for part in strip
                 if part.style and part.style.color
             }
-            for name in ("primary", "success"):
+            for name in ("primary", "success", "foreground"):
                 assert getattr(theme, name) in drawn
                 assert getattr(other, name) not in drawn
             await press(pilot, "ctrl+t")

@@ -27,7 +27,7 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
     A film shows both as far as they were known then, on axes that stay.
     """
     plot, colours = curve.plt, curve.app.theme_variables
-    line, interval = (Color.parse(colours[name]).rgb for name in ("primary", "success"))
+    line, interval, here = (Color.parse(colours[name]).rgb for name in ("primary", "success", "foreground"))
     plot.clear_data()
     key = f"rollout/{run.score}"
     played = [(row["step"], value) for row in run.train_rows if (value := measured(row, key)) is not None]
@@ -41,7 +41,7 @@ def draw_curve(curve: PlotextPlot, run: Learning) -> None:
     if evaluations:
         plot.scatter(*zip(*((step, mean) for step, mean, *_ in evaluations), strict=True), marker="┼", color=interval)
     if run.step and not run.filming:
-        plot.vline(run.step)
+        plot.vline(run.step, color=here)
     updates = run.settings["steps"]
     plot.xlim(0, updates)
     plot.xticks(sorted({round(updates * quarter / 4) for quarter in range(5)}))
