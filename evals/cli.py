@@ -13,7 +13,7 @@ from rich.text import Text
 
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.options import Given
-from msgrpo.output import Chat, Json, Name, out, print_json, print_line, say, takes
+from msgrpo.output import Chat, Json, Name, print_json, print_line, print_table, say, takes
 from msgrpo.text import counted, interval_text
 
 commands = typer.Typer()
@@ -75,7 +75,7 @@ def _print_board(board: Any, as_json: bool) -> None:
         print_json(board.model_dump(mode="json"))
         return
     for part in tables.terminal(board):
-        out.print(part)
+        print_table(part)
 
 
 @commands.command()
@@ -148,10 +148,9 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
             f"{pairing.score:.3f}",
             Text(interval_text(pairing.low, pairing.high, ".3f")),
         )
-    out.print(table)
+    print_table(table)
     for rating in rated:
-        line = f"{rating.agent}: {rating.elo:+.0f} Elo {interval_text(rating.low, rating.high, '+.0f')}"
-        out.print(line, markup=False, highlight=False)
+        print_line(f"{rating.agent}: {rating.elo:+.0f} Elo {interval_text(rating.low, rating.high, '+.0f')}")
     left_out = sum(pairing.failed for pairing in results)
     if left_out:
         say(f"{counted(left_out, 'start', 'is', 'are')} left out: a game has no result; the same command goes on")

@@ -17,7 +17,7 @@ try:
     from msgrpo import __version__
     from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
     from msgrpo.game import AnyText, Scenario
-    from msgrpo.output import Json, err, out, outliving, print_json, say, say_error
+    from msgrpo.output import Json, err, outliving, print_json, print_table, say, say_error
     from msgrpo.signals import end_with_threads, ending_as_interrupt
     from msgrpo.text import counted, printable
 except KeyboardInterrupt:  # a Ctrl-C while these are loaded, which takes up to a second
@@ -108,7 +108,7 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
     table = Table("scenario", "players", "steps", "source", box=None, pad_edge=False)
     for scenario in chosen:
         table.add_row(scenario.id, str(len(scenario.players)), str(scenario.step_limit), escape(scenario.source))
-    out.print(table)
+    print_table(table)
     say("settings after [V] Verlog, [F] FastSnake, [G] Gymnasium")
     say("msgrpo games NAME shows the rules; msgrpo play NAME plays; msgrpo games new my_game.py begins your own")
     say(f"NAME{SIGN}TELLING is the same game in other words: {', '.join(TELLINGS)}")
@@ -161,7 +161,7 @@ def check(
         for finding in examined.findings:
             state = "[green]✓[/]" if finding.breach is None else f"[red]✗[/] {escape(finding.breach)}"
             table.add_row(finding.rule, state, escape(finding.fix or ""))
-        out.print(table)
+        print_table(table)
         broken, rules = len(examined.breaches), len(examined.findings)
         verdict = f"{broken} of {rules} rules are broken" if broken else f"all {rules} rules hold"
         say(f"{verdict}; {plays} random games, {1000 * examined.episode_s:.3g} ms an episode with all its checks")
@@ -204,7 +204,7 @@ def doctor(
     for finding in findings:
         mark = "[green]✓[/]" if finding.ok else "[yellow]–[/]"
         table.add_row(finding.part, f"{mark} {escape(finding.state)}", escape(finding.fix or ""))
-    out.print(table)
+    print_table(table)
 
 
 @commands.command()

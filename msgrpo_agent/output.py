@@ -16,13 +16,14 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
 from msgrpo.text import as_json, printable
 
 T = TypeVar("T")
+PIPED = 160  # columns of a table that goes into a pipe or a file
 LONGEST_SHOWN = 8000  # characters of an error or a note: it may quote a file in which one line has megabytes
 
 
@@ -103,6 +104,12 @@ class Name:
 def print_json(value: Any) -> None:
     """Write `value` as JSON to standard output, never wrapped or coloured."""
     sys.stdout.write(as_json(value, indent=2) + "\n")
+
+
+def print_table(table: RenderableType, console: Console = out) -> None:
+    """Write a table. In a pipe or a file it is wider than on a terminal: who searches it finds names in one piece."""
+    own_width = console.is_terminal or "COLUMNS" in os.environ
+    (console if own_width else _Console(file=console.file, width=PIPED, emoji=False)).print(table)
 
 
 def print_line(text: str) -> None:

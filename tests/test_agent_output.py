@@ -63,6 +63,24 @@ def test_a_name_in_a_narrow_table_breaks_after_its_signs() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("terminal", "columns", "whole"), [(False, None, True), (False, "40", False), (True, None, False)]
+)
+def test_a_table_in_a_pipe_breaks_no_name(
+    terminal: bool, columns: str | None, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`msgrpo leaderboard runs/eval | grep my-model` found nothing: tables in a pipe had 80 columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    name = "endpoint:http://a-server.example.org:8000/v1#Qwen/Qwen2.5-3B-Instruct-of-a-long-name"
+    table, written = Table("agent"), io.StringIO()
+    table.add_row(output.Name(name))
+    width = 80 if terminal else None
+    output.print_table(table, Console(file=written, width=width, force_terminal=terminal, color_system=None))
+    assert (name in written.getvalue()) == whole
+
+
 def test_no_part_of_a_name_is_a_sign_or_drives_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the command to copy for `gym:x:Evil-v0` was shown with a cross in it, and a folder's name could
     clear the screen or turn the direction of the line around.

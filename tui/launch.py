@@ -19,6 +19,7 @@ from msgrpo.game import Scenario, shown_board
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
 from msgrpo.models.lora import read_adapter_config
+from msgrpo.output import print_table
 from msgrpo.specs import shipped
 from msgrpo.text import counted, interval_text
 from msgrpo.tui import recording
@@ -37,7 +38,6 @@ from msgrpo.tui.still import still
 if TYPE_CHECKING:
     from msgrpo.tui.app import PlayApp
 
-PIPED = 160  # columns of a list that goes into a pipe or a file
 UNSEEN = (120, 40)  # columns and rows of a recording that is made without a terminal
 INTERACTIVE = "TEXTUAL_DRIVER"  # set by textual-serve, whose child has no terminal and needs none
 
@@ -234,8 +234,7 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
         table = RichTable(*columns, title=Text(f"{records.name}: {records.told}"), title_justify="left")
         for line in listed.values():
             table.add_row(*map(Text, line))
-        wide = console if console.is_terminal else Console(file=console.file, width=PIPED)
-        wide.print(table)
+        print_table(table, console)
         return
     from msgrpo.tui.app import PlayApp
     from msgrpo.tui.keys import read_keys
