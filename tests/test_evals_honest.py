@@ -762,17 +762,17 @@ def test_a_start_that_fails_is_a_line_of_its_own_and_replays(errand: MakeErrand,
     assert verify(file).faultless == {}
 
 
-def test_a_lost_episode_of_random_is_no_failure_of_a_server(tmp_path: Path) -> None:
-    """It asks none: its losses, relabelled so, left its score, and `verify` passed them."""
-    played(tmp_path, RandomAgent())
-    (file,) = tmp_path.glob("*/*.jsonl")
+def test_a_lost_episode_of_who_asks_no_server_is_no_failure_of_one(tmp_path: Path) -> None:
+    """Losses, relabelled so, left the score, and `verify` passed them."""
+    played(tmp_path, RandomAgent(), scripted("adapter:runs/up", answer("up")))
 
     def relabelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**row, "error": "connection", "turns": [], "returns": {}, "success": None} for row in rows]
 
-    rewritten(file, relabelled)
-    with pytest.raises(RecordError, match=r"says that it failed \(connection\), and nobody in it asks"):
-        verify(file)
+    for file in records_in([tmp_path]):
+        rewritten(file, relabelled)
+        with pytest.raises(RecordError, match=r"says that it failed \(connection\), and nobody in it asks"):
+            verify(file)
 
 
 def test_a_lost_episode_is_no_fault_of_a_game_that_does_not_fail(tmp_path: Path) -> None:
