@@ -179,6 +179,36 @@ def test_who_waits_for_a_rank_that_never_comes_ends_by_ctrl_c() -> None:
     assert said.splitlines()[-1] == "KeyboardInterrupt"
 
 
+UNLIKE = """
+import os, torch
+from msgrpo.errors import UsageError
+from msgrpo.train import ranks
+ranks.default_device = lambda: torch.device(("cpu", "cuda")[int(os.environ["RANK"])])
+try:
+    with ranks.open_ranks():
+        print("begun")
+except UsageError as error:
+    print(error.message)
+"""
+
+
+def test_processes_of_which_some_have_a_gpu_are_refused() -> None:
+    """Those waited for the gradients of the others, which send theirs elsewhere."""
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    shared["MASTER_PORT"] = str(free_port())
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", UNLIKE],
+            cwd=ROOT, env=os.environ | shared | {"RANK": rank}, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    for process in both:
+        assert process.communicate(timeout=300)[0] == (
+            "1 of the 2 processes of this run have a GPU, and the others none\n"
+        )
+
+
 def is_listening(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
         return True

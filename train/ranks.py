@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch import nn
 
 from msgrpo.errors import RunError, UsageError, first_line
+from msgrpo.models.loading import default_device
 from msgrpo.text import counted
 from msgrpo.train import peers
 from msgrpo.train.launched import launched, processes
@@ -138,6 +139,15 @@ def _take_gpu() -> None:
     torch.cuda.set_device(place)
 
 
+def _check_alike(devices: Sequence[str]) -> None:
+    """Raise UsageError where some processes compute on GPUs: those would wait for the others' gradients for ever."""
+    if len(set(devices)) > 1:
+        raise UsageError(
+            f"{devices.count('cuda')} of the {len(devices)} processes of this run have a GPU, and the others none",
+            fix="take machines that are alike, or CPUs alone: CUDA_VISIBLE_DEVICES= on all of them",
+        )
+
+
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
     """The ranks that a launcher started; one without a launcher. Ray Train has opened them, and closes them.
@@ -181,6 +191,8 @@ def open_ranks() -> Iterator[Ranks]:
     others = Peers(store, dist.get_rank(), count, end)
     try:
         with others.listening():
-            yield Ranks(dist.get_rank(), count, others)
+            ranks = Ranks(dist.get_rank(), count, others)
+            _check_alike(ranks.gather([default_device().type]))
+            yield ranks
     finally:
         dist.destroy_process_group()
