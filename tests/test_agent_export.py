@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install 'msgrpo[train]'")
 gguf = pytest.importorskip("gguf", reason="pip install 'msgrpo[gguf]'")
 
+from huggingface_hub.utils import validate_repo_id  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, pre_tokenizers  # noqa: E402
@@ -25,7 +26,7 @@ from msgrpo.errors import ModelError, UsageError  # noqa: E402
 from msgrpo.models import gguf_writer  # noqa: E402
 from msgrpo.models.asked import Taught, taught_as, trained_as  # noqa: E402
 from msgrpo.models.card import card, shown_setting  # noqa: E402
-from msgrpo.models.export import WRITERS, export_run  # noqa: E402
+from msgrpo.models.export import WRITERS, export_run, hub_name  # noqa: E402
 from msgrpo.models.loading import load_adapted  # noqa: E402
 from msgrpo.models.lora import ADAPTER_WEIGHTS  # noqa: E402
 from msgrpo.models.merged import Adapter, lost_in, merged  # noqa: E402
@@ -389,6 +390,12 @@ def test_an_architecture_that_is_not_written_is_named() -> None:
 
     with pytest.raises(ModelError, match="mamba is not written as GGUF here; known: qwen2, qwen3, llama"):
         gguf_writer.Layout.of(Config())
+
+
+@pytest.mark.parametrize("folder", ["my run", "äß", "--", "lake..(2)", "a" * 200, "x.-", "frozen-lake"])
+def test_the_name_to_upload_by_is_one_that_a_hub_takes(folder: str) -> None:
+    """It was the folder's: "YOUR-NAME/my run", which no hub takes."""
+    validate_repo_id(f"YOUR-NAME/{hub_name(folder)}")
 
 
 def test_the_card_has_the_runs_own_results_and_no_path(tmp_path: Path) -> None:

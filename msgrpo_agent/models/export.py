@@ -5,6 +5,7 @@ Nothing is uploaded. The files are written beside `--out` and take its name in o
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_con
 from msgrpo.prompt import Asked
 
 DTYPES = {"merged": ("bfloat16", "float16", "float32"), "gguf": ("float16", "bfloat16", "float32", "q8_0"), "hub": ()}
+LONGEST_NAME = 80  # characters of a hub's name, which with its owner's may have 96
 MUCH = 0.1  # of the adapter's change, by which rounding moves the weights
 
 
@@ -133,7 +135,14 @@ def _hub(order: Order) -> list[str]:
     notes = [f"read it first: {order.place / 'README.md'}"]
     if "/" not in config["base_model_name_or_path"]:
         notes.append("its base is on no hub, so others cannot load the adapter: --to merged holds all that they need")
-    return [*notes, f"upload it: {shlex.join(['hf', 'upload', f'YOUR-NAME/{order.name}', str(order.place)])}"]
+    upload = ["hf", "upload", f"YOUR-NAME/{hub_name(order.name)}", str(order.place)]
+    return [*notes, f"upload it: {shlex.join(upload)}"]
+
+
+def hub_name(folder: str) -> str:
+    """A folder's name as a hub takes it: letters, digits and _ . - where those last two stand alone and within."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder)
+    return re.sub(r"[.-]{2,}", "-", name)[:LONGEST_NAME].strip(".-") or "adapter"
 
 
 WRITERS: dict[str, Callable[[Order], list[str]]] = {"merged": _merged, "gguf": _gguf, "hub": _hub}
