@@ -112,6 +112,14 @@ def no_memory(error: BaseException) -> str | None:
     return None
 
 
+def of_the_machine(error: BaseException) -> bool:
+    """Whether what a reader of a file raises is the disk's trouble or the memory's, and says nothing of what the file
+    holds; a file that is missing is damage to what it is a part of.
+    """
+    of_disk = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return of_disk or no_memory(error) is not None
+
+
 @contextmanager
 def users_code(failed: str, *, fix: str | None = None) -> Iterator[None]:
     """Turn whatever a user's code raises within the block, SystemExit too, into a UsageError with file and line."""

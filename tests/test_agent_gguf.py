@@ -208,6 +208,18 @@ def test_of_a_conversion_that_was_cut_off_nothing_is_left(
     assert not killed.exists()
 
 
+def test_memory_that_a_conversion_lacks_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was advised to fetch the file again."""
+
+    def lacking(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lacking)
+    with pytest.raises(ModelError, match="cannot be converted") as caught:
+        gguf_file.ready(write(tmp_path / "tiny.gguf"))
+    assert "take a smaller model" in str(caught.value.fix)
+
+
 def test_a_full_disk_for_the_cache_is_one_sentence(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

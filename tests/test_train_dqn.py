@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
 import json
 import pickle
@@ -211,6 +212,22 @@ def test_a_damaged_checkpoint_is_named(run: Path, tmp_path: Path, damage: str) -
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is a file"):
         train("frozen-lake", tmp_path / "file", tuning=TINY, say=quiet)
+
+
+def test_a_disk_that_cannot_be_read_is_no_damaged_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was advised to start again in another folder."""
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(np, "load", refused)
+    with pytest.raises(RunError, match="Input/output error") as caught:
+        train("frozen-lake", out, tuning=TINY, steps=300, say=quiet)
+    assert caught.value.fix == "remove the cause; the same command goes on"
 
 
 def test_a_run_killed_after_its_last_checkpoint_gets_its_agent(run: Path, tmp_path: Path) -> None:

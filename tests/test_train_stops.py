@@ -170,11 +170,27 @@ def test_a_disk_that_cannot_be_read_is_no_damaged_teaching(tmp_path: Path, monke
     assert caught.value.fix == "remove the cause; the same command goes on"
 
 
+NO_MEMORY = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
+
+
+def test_memory_that_reading_lacks_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest checkpoint was passed over as damaged, and training went on from an older one."""
+    for step in (1, 2):
+        checkpoint.save(tmp_path, checkpoint.State(Progress(step=step), {}, {}))
+
+    def lacking(*_: object, **__: object) -> None:
+        raise RuntimeError(NO_MEMORY)
+
+    monkeypatch.setattr(torch, "load", lacking)
+    with pytest.raises(RunError, match="not enough memory"), enough_memory():
+        checkpoint.load_latest(tmp_path)
+
+
 def test_memory_that_saving_lacks_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint and a teaching that lacked memory advised to free some disk space."""
 
     def full(*_: object) -> None:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        raise RuntimeError(NO_MEMORY)
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(RunError, match="not enough memory"), enough_memory():

@@ -18,6 +18,7 @@ import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from msgrpo.errors import of_the_machine
 from msgrpo.files import digest, replacing_folder
 
 KEEP = 2
@@ -73,12 +74,9 @@ def load_latest(run: Path) -> tuple[State | None, list[Path]]:
             files = (folder / "state.pt", folder / "sha256")  # a pipe in their place would be read for ever
             if all(map(Path.is_file, files)) and files[1].read_text() == digest(files[0]):
                 return _state(torch.load(folder / "state.pt", weights_only=True, map_location="cpu")), damaged
-        except FileNotFoundError:
-            pass  # reported below, as any other damage
-        except (OSError, MemoryError):  # the disk's trouble, or the memory's: an older one must not take its place
-            raise
-        except Exception:  # whatever a file holds that somebody changed
-            pass
+        except Exception as error:  # whatever a file holds that somebody changed
+            if of_the_machine(error):  # an older one must not take its place
+                raise
         damaged.append(folder)
     return None, damaged
 

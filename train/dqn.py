@@ -18,7 +18,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
-from msgrpo.errors import RunError, UsageError
+from msgrpo.errors import RunError, UsageError, of_the_machine
 from msgrpo.files import check_regular, is_part, replace_bytes, replace_json, replacing_folder
 from msgrpo.game import Scenario
 from msgrpo.games import get_scenario
@@ -189,6 +189,8 @@ def _load(model: DQN, checkpoint: Path) -> None:
             buffer.pos, full, model.num_timesteps, model._n_updates, model._n_calls = map(int, saved["counters"])
             buffer.full = bool(full)
     except Exception as error:  # a damaged zip raises nearly anything
+        if of_the_machine(error):
+            raise
         reason = str(error) or type(error).__name__
         raise RunError(
             f"the checkpoint {checkpoint} is damaged: {reason}", fix="start again in another --out"

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
-from msgrpo.errors import ModelError, first_line
+from msgrpo.errors import ModelError, first_line, no_memory
 from msgrpo.extras import needs
 from msgrpo.files import check_regular, digest, open_lock, replace_json, replacing_folder
 from msgrpo.models.headers import save_base
@@ -167,10 +167,10 @@ def _save_dequantised(file: Path, folder: Path, rule: str | None) -> int:
         plain = type(loaded)(type(loaded.config).from_dict(settings)).to(torch.bfloat16)
         plain.load_state_dict(loaded.state_dict())
     except Exception as error:  # a damaged file raises nearly anything, in gguf and in transformers
-        raise ModelError(
-            f"the model {file} cannot be converted: {first_line(error)}",
-            fix="fetch the file again; or give a folder with safetensors instead",
-        ) from error
+        fix = "fetch the file again; or give a folder with safetensors instead"
+        if no_memory(error) is not None:
+            fix = "take a smaller model, or make room: other programs may hold the memory"
+        raise ModelError(f"the model {file} cannot be converted: {first_line(error)}", fix=fix) from error
     if lost := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelError(
             f"the model {file} lacks {counted(len(lost), 'tensor')}, like {lost[0]}", fix="fetch the file again"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from msgrpo.errors import RunError, UsageError, no_memory
+from msgrpo.errors import RunError, UsageError, of_the_machine
 from msgrpo.files import check_regular, is_part, new_parents, remove_parts, replacing
 from msgrpo.models.asked import TAUGHT
 from msgrpo.run_log import LOCK, alone
@@ -69,8 +69,8 @@ def taking_over(file: Path, planned: str) -> Iterator[dict[str, Any]]:
             )
         yield saved
     except Exception as error:  # whatever a file holds that somebody changed
-        if isinstance(error, UsageError | OSError) or no_memory(error) is not None:
-            raise  # the disk's trouble, or the memory's, is no damage
+        if isinstance(error, UsageError) or of_the_machine(error):
+            raise
         raise RunError(
             f"{file} is damaged, or of another version: {type(error).__name__}", fix="begin anew in another --out"
         ) from error
