@@ -39,6 +39,7 @@ CALLED = {
 }
 POLICY = "policy"  # what the agent that is trained is called in the episodes of its run
 LOCK_TRIES, LOCK_RETRY_S = 20, 0.05  # a watcher holds the lock briefly, so retry before giving up
+LARGEST = 2**53  # of the whole numbers in a run's files: each up to there is a float too
 LATEST, EVERY = 100, 10  # updates that are kept: the latest hundred, and every tenth before them
 Kept = TypeVar("Kept", bound=BaseModel)
 MOST_SCENES = 200  # of a film: where there would be more, every second one goes
@@ -168,7 +169,18 @@ def _row(value: Any) -> dict[str, Any]:
     row = dict(value)
     if row.get("kind") not in ("train", "eval") or not isinstance(row.get("step"), int):
         raise ValueError("a row has a kind and a step")
+    _check_numbers(row)
     return row
+
+
+def _check_numbers(data: Any) -> None:
+    """Raise ValueError for a whole number that is no quantity of a run's: one that no float holds fails wherever it
+    is computed with.
+    """
+    entries = data.values() if isinstance(data, dict) else ()
+    numbers = (one for entry in entries for one in (entry if isinstance(entry, list) else [entry]))
+    if any(isinstance(one, int) and abs(one) > LARGEST for one in numbers):
+        raise ValueError(f"it holds a number beyond {LARGEST:g}")
 
 
 def settings(run: Path) -> dict[str, Any]:
@@ -177,6 +189,7 @@ def settings(run: Path) -> dict[str, Any]:
         raise UsageError(f"{run} is a file and no run's folder", fix=f"msgrpo play --replay {shlex.quote(str(run))}")
     try:
         read = from_json(read_regular(run / CONFIG))
+        _check_numbers(read)
     except OSError as error:
         raise UsageError(
             f"{run} holds no training run: {CONFIG} cannot be read ({error.strerror})",

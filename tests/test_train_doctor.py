@@ -294,3 +294,15 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in strange))
     assert "too early to say: 1 update ended" in shown(str(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["config.json", "metrics.jsonl"])
+def test_a_number_that_no_float_holds_is_damage(tmp_path: Path, file: str) -> None:
+    """It ended in a traceback: int too large to convert to float."""
+    huge = {file: 10**400}
+    settings = {"scenario": "frozen-lake", "base": "nano", "steps": 3, "learning_rate": huge.get("config.json", 1)}
+    rows = [{"kind": "train", "step": step, "grad": huge.get("metrics.jsonl", 1)} for step in (1, 2)]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(MsgrpoError, match=rf"{file}.* is damaged"):
+        doctor.examine(tmp_path)
