@@ -132,11 +132,19 @@ def open_lock(file: Path) -> TextIO:
     return file.open("a+", errors="replace")  # what it holds is anybody's
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with somebody's home for its ~. Raises FileNotFoundError where nobody has that name."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, "nobody has this home", str(path)) from error
+
+
 def is_file(name: str | Path) -> bool:
     """Whether there is such a file; names that no file can have are none."""
     try:
-        return Path(name).expanduser().is_file()
-    except (OSError, RuntimeError):  # too long; ~nobody
+        return expanded(name).is_file()
+    except OSError:  # too long; ~nobody
         return False
 
 

@@ -107,7 +107,7 @@ def check_fits(adapter: Adapter, base: Path) -> None:
 
 def same_base(first: str, second: str) -> bool:
     """Whether two names mean the same base: the same folder, or the same hub name."""
-    a, b = Path(base_path(first)).expanduser(), Path(base_path(second)).expanduser()
+    a, b = Path(base_path(first)), Path(base_path(second))
     return a.resolve() == b.resolve() if is_folder(a) and is_folder(b) else first == second
 
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from msgrpo.errors import ModelError, ServeError, first_line
-from msgrpo.files import is_folder
+from msgrpo.files import expanded, is_folder
 from msgrpo.install import install_command
 from msgrpo.models.gguf_file import is_gguf, ready
 from msgrpo.models.paths import base_path, is_hub_name, no_such_base
@@ -125,7 +125,7 @@ def local_weights(base: str, *, download: bool) -> Path | None:
 
     Raises ModelError when there is no such model.
     """
-    folder = ready(Path(base).expanduser()) if is_gguf(base) else Path(base_path(base)).expanduser()
+    folder = ready(expanded(base)) if is_gguf(base) else Path(base_path(base))
     if is_folder(folder):
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model: config.json is missing")

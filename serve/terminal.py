@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from msgrpo.errors import ServeError, UsageError
-from msgrpo.files import is_folder
+from msgrpo.files import expanded, is_folder
 from msgrpo.loopback import is_loopback
 from msgrpo.models.asked import taught_as, trained_as
 from msgrpo.models.paths import adapters_base
@@ -35,8 +35,8 @@ def parse_adapter(text: str) -> Adapter:
     """`DIR`, or `NAME=DIR` for another model name than the folder's."""
     name, equals, folder = text.partition("=")
     if equals and "/" not in name and not is_folder(text):
-        return read_adapter(Path(folder).expanduser(), name)
-    return read_adapter(Path(text).expanduser())
+        return read_adapter(expanded(folder), name)
+    return read_adapter(expanded(text))
 
 
 def plan(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from msgrpo.errors import UsageError
-from msgrpo.files import is_folder
+from msgrpo.files import expanded, is_folder
 from msgrpo.loopback import bracketed, is_loopback
 from msgrpo.models.gguf_file import cache_folder, is_gguf
 from msgrpo.models.paths import NANO, base_path
@@ -93,8 +93,8 @@ def common_base(adapters: tuple[Adapter, ...], asked: str | None) -> str:
 
 def base_name(base: str) -> str:
     """The model name of a base: `nano`, a hub name, or the name of its folder or GGUF file."""
-    there = base != NANO and (is_gguf(base) or is_folder(Path(base).expanduser()))
-    return Path(base).expanduser().resolve().name if there else base
+    there = base != NANO and (is_gguf(base) or is_folder(expanded(base)))
+    return expanded(base).resolve().name if there else base
 
 
 def build(request: Request, engine: Engine, weights: str | None = None) -> Launch:

@@ -356,6 +356,8 @@ def msgrpo(
         (["--base", "nowhere", "--dry-run"], "is no folder and no hub name"),
         (["--adapter", "x" * 5000], "there is no adapter folder"),
         (["--base", "x" * 5000, "--dry-run"], "is no folder and no hub name"),
+        (["--adapter", "~nobody-of-this-name/x"], "nobody has this home"),  # ~runs/x for ~/runs/x
+        (["--base", "~nobody-of-this-name/x.gguf", "--dry-run"], "nobody has this home"),
         (["--status", "--port", "9"], "nothing answers at 127.0.0.1:9"),
     ],
 )

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, first_fault
-from msgrpo.files import is_file, read_regular
+from msgrpo.files import expanded, is_file, read_regular
 from msgrpo.models.headers import small_config
 from msgrpo.models.paths import NANO
 from msgrpo.prompt import USUAL, Asked
@@ -32,7 +32,7 @@ def taught_as(base: str) -> Taught | None:
     if base == NANO or not is_file(file):
         return None
     try:
-        return Taught.model_validate_json(small_config(file.expanduser()))
+        return Taught.model_validate_json(small_config(expanded(file)))
     except (OSError, ValidationError) as error:
         reason = first_fault(error, "the file") if isinstance(error, ValidationError) else error
         raise ModelError(

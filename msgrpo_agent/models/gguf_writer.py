@@ -21,6 +21,7 @@ from torch import Tensor, from_numpy
 
 from msgrpo.episode import observation_of
 from msgrpo.errors import ModelError
+from msgrpo.files import expanded
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.models.gguf_file import RULE, is_gguf
 from msgrpo.models.merged import Adapter
@@ -110,7 +111,7 @@ class Layout:
 def _header(writer: Any, layout: Layout, model: Any, tokenizer: Any, base: str, name: str) -> list[str]:
     if is_gguf(base):
         rule, notes = splitting_rule(tokenizer.backend_tokenizer)
-        named = _copy_header(writer, Path(base).expanduser())
+        named = _copy_header(writer, expanded(base))
         same = KNOWN.get(named) == rule
         writer.add_tokenizer_pre(named if same else rule)
         writer.add_name(name)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from msgrpo.errors import ModelError, MsgrpoError, first_line, no_memory
-from msgrpo.files import digest, is_folder
+from msgrpo.files import digest, expanded, is_folder
 from msgrpo.models.asked import run_settings, taught_as, trained_as
 from msgrpo.models.gguf_file import is_gguf, named, ready
 from msgrpo.models.local import LocalModel
@@ -98,7 +98,7 @@ def load_base(
         dtype = usual_dtype(base, device)
     path = base_path(base)
     if is_gguf(base):
-        ready(Path(base).expanduser())
+        ready(expanded(base))
     if not (is_folder(path) or is_hub_name(path)):
         raise no_such_base(base)
     check_base(base)
@@ -206,7 +206,7 @@ def based(base: str, chat: Mapping[str, Any] | None = None) -> LocalModel:
 def weights_of(base: str) -> str:
     """Names a base's weights in records: by their digests, or by a GGUF file's name and checksum."""
     if is_gguf(base):
-        return named(Path(base).expanduser())
+        return named(expanded(base))
     weights = sorted(Path(base_path(base)).glob("*.safetensors"))
     return "+".join(map(_digest, weights)) or base
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from msgrpo.errors import ModelError
-from msgrpo.files import check_regular, is_file, is_folder, read_regular
+from msgrpo.files import check_regular, expanded, is_file, is_folder, read_regular
 from msgrpo.models.gguf_file import folder_of, is_gguf, parameters
 from msgrpo.models.headers import check_header, small_config, tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of
@@ -32,9 +32,9 @@ def base_path(base: str) -> str:
 
 def _expanded(base: str) -> str:
     try:
-        return str(Path(base).expanduser()) if base.startswith("~") else base
-    except RuntimeError as error:  # ~nobody
-        raise ModelError(f"the base model {base!r} is no folder: {error}") from error
+        return str(expanded(base)) if base.startswith("~") else base
+    except FileNotFoundError as error:
+        raise ModelError(f"the base model {base!r} is no folder: {error.strerror}") from error
 
 
 def is_hub_name(base: str) -> bool:
@@ -67,7 +67,7 @@ def adapters_base(adapter: Path) -> str:
 def absolute(base: str) -> str:
     """The name of a base that holds in every folder: files and folders by their whole path."""
     there = base != NANO and (is_gguf(base) or is_folder(base_path(base)))
-    return str(Path(base).expanduser().resolve()) if there else base
+    return str(expanded(base).resolve()) if there else base
 
 
 def shipped_adapters() -> dict[str, Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgrpo.agent import Completion
 from msgrpo.errors import RunError
-from msgrpo.files import replace_text
+from msgrpo.files import expanded, replace_text
 from msgrpo.game import Scenario
 from msgrpo.models.http import Client
 from msgrpo.models.local import stop_ids
@@ -84,7 +84,7 @@ class VllmEngine:
     def _own_fleet(self, config: TrainConfig, out: Path) -> Fleet:
         plays = config.rollout_settings
         if isinstance(plays, Servers):
-            return Listed(plays.urls, Path(plays.adapters).expanduser())
+            return Listed(plays.urls, expanded(plays.adapters))
         return Child(config, str(self._policy.model.dtype).removeprefix("torch."), out, self._report)
 
     def load(self, version: int) -> VersionModel:
