@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ from random import Random
 import pytest
 
 from msgrpo.episode import Episode, observation_of, play_episode
-from msgrpo.errors import GameError
+from msgrpo.errors import GameError, RunError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
@@ -80,6 +81,32 @@ def test_an_answer_from_another_state_is_one_that_is_legal_here(monkeypatch: pyt
         del legal[left:]  # the game's own list, which it changes
         drawn[left] = {answers.draw(game, "player", "nowhere", Random(k))[0] for k in range(50)}
     assert drawn == {left: set(Higher.actions[:left]) for left in (3, 2, 1)}
+
+
+def test_a_game_that_can_be_copied_only_at_its_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training went on without one simulated episode."""
+
+    def copy(game: Higher) -> Game:
+        if game.steps:
+            raise TypeError("cannot pickle '_thread.lock' object")
+        return deepcopy(game)
+
+    (group,) = groups(higher)
+    monkeypatch.setattr(Higher, "copy", copy)
+    with pytest.raises(RunError, match=r"simulated episodes have no result, the last: .*cannot pickle"):
+        credit(group)
+
+
+def test_a_move_that_is_illegal_where_a_game_only_looks_the_same_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def legal(game: Higher, player: str) -> tuple[str, ...]:
+        hidden: int = game.deck.bit_generator.state["state"]["state"]
+        return Higher.actions if hidden % 50 else ("higher",)
+
+    (group,) = groups(higher)
+    monkeypatch.setattr(Higher, "legal", legal)
+    assert [len(one) for one in credit(group)] == [len(turns) for turns in group.turns]
 
 
 def test_a_recorded_answer_serves_wherever_its_state_is_met() -> None:
@@ -184,7 +211,7 @@ def test_a_playout_that_the_games_own_fault_ends_does_not_count(monkeypatch: pyt
     whole, played_to = credit(group), Higher._advance
 
     def advance(game: Higher, actions: Mapping[str, str | None]) -> dict[str, float]:
-        if game.steps == 6:
+        if game.steps == 6 and game.card <= CARDS // 3:
             raise ValueError("odd")
         return played_to(game, actions)
 

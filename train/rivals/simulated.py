@@ -20,6 +20,7 @@ as credit VinePPO (arXiv 2410.01679), whose playouts are new answers.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -27,7 +28,7 @@ from random import Random
 from pydantic import Field
 
 from msgrpo.episode import Episode, Turn, derive_seed, observation_of
-from msgrpo.errors import GameFaultError
+from msgrpo.errors import GameError, GameFaultError, RunError
 from msgrpo.game import Game, Outcome
 from msgrpo.limits import games_code
 from msgrpo.train.groups import Group, PerTurn
@@ -104,6 +105,7 @@ class Model:
         self.group = group
         self.player = group.turns[0][0].player
         self.answers = Answers(group.episodes)
+        self._played, self._faults = 0, list[str]()
         self.followed: dict[State, dict[str | None, list[Followed]]] = defaultdict(lambda: defaultdict(list))
         for turns in group.turns:
             self._note([(_state(turn), turn.action, turn.paid + turn.shaping) for turn in turns])
@@ -116,7 +118,10 @@ class Model:
             after = state
 
     def simulate(self, playouts: int) -> None:
-        """Go on from the state of every turn, after each action that was tried there and after one that is drawn."""
+        """Go on from the state of every turn, after each action that was tried there and after one that is drawn.
+
+        Raises RunError where most of that has no result.
+        """
         tried: dict[State, set[Said]] = defaultdict(set)
         for turn in (turn for turns in self.group.turns for turn in turns):
             tried[_state(turn)].add((turn.action, turn.shaping))
@@ -126,6 +131,17 @@ class Model:
                 luck = derive_seed("simulated", self.group.episodes[0].chance_seed, *state, k)
                 for first in firsts:  # with the same luck
                     self._play(game, luck, first)
+        self._check_lost()
+
+    def _check_lost(self) -> None:
+        """Raise RunError where errors ended most of what was simulated: the rest says little."""
+        if len(self._faults) > self._played:
+            name = self.group.episodes[0].scenario
+            raise RunError(
+                f"{len(self._faults)} of {len(self._faults) + self._played} simulated episodes have no result, "
+                f"the last: {self._faults[-1]}",
+                fix=f"find the game's fault with: msgrpo games check {shlex.quote(name)}; or take another credit",
+            )
 
     def _visited(self) -> Iterator[tuple[State, Game]]:
         """Every state that the player had a turn in, once, with the game as it stood there."""
@@ -150,19 +166,19 @@ class Model:
                 yield step, game
                 with games_code(episode.scenario):
                     game.step(moves[step])
-        except GameFaultError as fault:
-            if fault.fatal:
-                raise
+        except GameError as error:
+            _check_goes_on(error)
 
     def _play(self, game: Game, luck: int, first: Said | None) -> None:
-        """Go on with this luck to the end, and note what followed; not what the game's own fault ended."""
+        """Go on with this luck to the end, and note what followed; not where an error ended it."""
         try:
             with games_code(self.group.episodes[0].scenario):
                 noted = list(self._turns(game.with_luck(luck), first, Random(luck)))
-        except GameFaultError as fault:
-            if fault.fatal:
-                raise
+        except GameError as error:
+            _check_goes_on(error)
+            self._faults.append(error.message)
             return
+        self._played += 1
         self._note(noted)
 
     def _turns(self, game: Game, first: Said | None, random: Random) -> Iterator[Noted]:
@@ -196,6 +212,14 @@ class Model:
             values[state] = sum(weights[action] * worth[action] for action in worth) / sum(weights.values())
             gains[state] = {action: q - values[state] for action, q in worth.items()}
         return gains
+
+
+def _check_goes_on(error: GameError) -> None:
+    """Raise a fatal fault. Any other costs its episode, and so does a move that is illegal in a copy: the player does
+    not see all, and made it where the game only looked the same.
+    """
+    if isinstance(error, GameFaultError) and error.fatal:
+        raise error
 
 
 def _state(turn: Turn) -> State:
