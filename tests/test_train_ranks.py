@@ -183,7 +183,8 @@ UNLIKE = """
 import os, torch
 from msgrpo.errors import UsageError
 from msgrpo.train import ranks
-ranks.default_device = lambda: torch.device(("cpu", "cuda")[int(os.environ["RANK"])])
+if os.environ["RANK"] == "1":
+    ranks.default_device = lambda: torch.device("cuda")
 try:
     with ranks.open_ranks():
         print("begun")
