@@ -392,7 +392,9 @@ def test_an_architecture_that_is_not_written_is_named() -> None:
         gguf_writer.Layout.of(Config())
 
 
-@pytest.mark.parametrize("folder", ["my run", "äß", "--", "lake..(2)", "a" * 200, "x.-", "frozen-lake"])
+@pytest.mark.parametrize(
+    "folder", ["my run", "äß", "--", "lake..(2)", "a" * 200, "x.-", "frozen-lake", "lake.git.git"]
+)
 def test_the_name_to_upload_by_is_one_that_a_hub_takes(folder: str) -> None:
     """It was the folder's: "YOUR-NAME/my run", which no hub takes."""
     validate_repo_id(f"YOUR-NAME/{hub_name(folder)}")

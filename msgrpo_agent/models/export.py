@@ -140,9 +140,12 @@ def _hub(order: Order) -> list[str]:
 
 
 def hub_name(folder: str) -> str:
-    """A folder's name as a hub takes it: letters, digits and _ . - where those last two stand alone and within."""
+    """A folder's name as a hub takes it: letters, digits and _ . - where those last two stand alone and within, and
+    no .git at its end.
+    """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder)
-    return re.sub(r"[.-]{2,}", "-", name)[:LONGEST_NAME].strip(".-") or "adapter"
+    short = re.sub(r"[.-]{2,}", "-", name)[:LONGEST_NAME].strip(".-")
+    return re.sub(r"(\.git)+$", "", short) or "adapter"
 
 
 WRITERS: dict[str, Callable[[Order], list[str]]] = {"merged": _merged, "gguf": _gguf, "hub": _hub}
