@@ -93,8 +93,25 @@ def test_a_game_that_can_be_copied_only_at_its_start_is_told(monkeypatch: pytest
 
     (group,) = groups(higher)
     monkeypatch.setattr(Higher, "copy", copy)
-    with pytest.raises(RunError, match=r"simulated episodes have no result, the last: .*cannot pickle"):
+    with pytest.raises(RunError, match=r"simulated episodes have no result, one of them: .*cannot pickle"):
         credit(group)
+
+
+def test_a_start_of_which_no_copy_goes_on_ends_no_training() -> None:
+    """It did, and again at each --resume, in an update that had lost no episode."""
+
+    class Frail(Higher):
+        def copy(self) -> Game:
+            raise ValueError("odd")
+
+    *whole, last = (groups_of(higher, played(higher, start=start), higher.players, start)[0] for start in range(4))
+    frail = replace(last, origin=lambda j: Frail(3, last.episodes[j].chance_seed))
+    chosen = choose("credit", "simulated(scale=update)")
+    assert isinstance(chosen, Simulated)
+    found = chosen.of_groups([*whole, frail], learner())
+    assert [len(one) for one in found[-1]] == [len(turns) for turns in frail.turns]
+    with pytest.raises(RunError, match=r"one of them: .*odd"):
+        chosen.of_groups([frail, frail, whole[0]], learner())
 
 
 def test_a_move_that_is_illegal_where_a_game_only_looks_the_same_ends_no_training(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from pydantic import Field
@@ -41,6 +42,15 @@ Noted = tuple[State, str | None, float]  # a turn: its action, and the reward up
 Followed = tuple[float, State | None]  # that reward, and the state of the next turn
 
 
+@dataclass
+class Tally:
+    """How many simulated episodes have a result and how many an error ended, and the last error."""
+
+    played: int = 0
+    lost: int = 0
+    last: str = ""
+
+
 class Simulated(Credit):
     """Q(s, a) − V(s) from episodes that are simulated with the group's own answers, in copies of the game."""
 
@@ -54,15 +64,17 @@ class Simulated(Credit):
             raise ValueError("credit=simulated reuses answers by their state, where a prompt with history has more")
 
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
-        return learner.ranks.gather([self.of_group(group) for group in learner.ranks.share(groups)])
+        found = learner.ranks.gather([self._of_group(group) for group in learner.ranks.share(groups)])
+        _check_lost(groups, [tally for _, tally in found])
+        return [credit for credit, _ in found]
 
-    def of_group(self, group: Group) -> PerTurn:
-        """The credit of every turn, [j][t]."""
+    def _of_group(self, group: Group) -> tuple[PerTurn, Tally]:
+        """The credit of every turn, [j][t], and what became of its simulated episodes."""
         model = Model(group)
         model.simulate(self.playouts)
         gains = model.gains(self.gamma)
         credits = [[gains[_state(turn)][turn.action] for turn in turns] for turns in group.turns]
-        return scaled(credits, group.trajectories(), self.scale)
+        return scaled(credits, group.trajectories(), self.scale), model.tally
 
 
 class Answers:
@@ -105,7 +117,7 @@ class Model:
         self.group = group
         self.player = group.turns[0][0].player
         self.answers = Answers(group.episodes)
-        self._played, self._faults = 0, list[str]()
+        self.tally = Tally()
         self.followed: dict[State, dict[str | None, list[Followed]]] = defaultdict(lambda: defaultdict(list))
         for turns in group.turns:
             self._note([(_state(turn), turn.action, turn.paid + turn.shaping) for turn in turns])
@@ -118,10 +130,7 @@ class Model:
             after = state
 
     def simulate(self, playouts: int) -> None:
-        """Go on from the state of every turn, after each action that was tried there and after one that is drawn.
-
-        Raises RunError where most of that has no result.
-        """
+        """Go on from the state of every turn, after each action that was tried there and after one that is drawn."""
         tried: dict[State, set[Said]] = defaultdict(set)
         for turn in (turn for turns in self.group.turns for turn in turns):
             tried[_state(turn)].add((turn.action, turn.shaping))
@@ -131,17 +140,6 @@ class Model:
                 luck = derive_seed("simulated", self.group.episodes[0].chance_seed, *state, k)
                 for first in firsts:  # with the same luck
                     self._play(game, luck, first)
-        self._check_lost()
-
-    def _check_lost(self) -> None:
-        """Raise RunError where errors ended most of what was simulated: the rest says little."""
-        if len(self._faults) > self._played:
-            name = self.group.episodes[0].scenario
-            raise RunError(
-                f"{len(self._faults)} of {len(self._faults) + self._played} simulated episodes have no result, "
-                f"the last: {self._faults[-1]}",
-                fix=f"find the game's fault with: msgrpo games check {shlex.quote(name)}; or take another credit",
-            )
 
     def _visited(self) -> Iterator[tuple[State, Game]]:
         """Every state that the player had a turn in, once, with the game as it stood there."""
@@ -176,9 +174,9 @@ class Model:
                 noted = list(self._turns(game.with_luck(luck), first, Random(luck)))
         except GameError as error:
             _check_goes_on(error)
-            self._faults.append(error.message)
+            self.tally.lost, self.tally.last = self.tally.lost + 1, error.message
             return
-        self._played += 1
+        self.tally.played += 1
         self._note(noted)
 
     def _turns(self, game: Game, first: Said | None, random: Random) -> Iterator[Noted]:
@@ -212,6 +210,21 @@ class Model:
             values[state] = sum(weights[action] * worth[action] for action in worth) / sum(weights.values())
             gains[state] = {action: q - values[state] for action, q in worth.items()}
         return gains
+
+
+def _check_lost(groups: Sequence[Group], tallies: Sequence[Tally]) -> None:
+    """Raise RunError where errors ended most of what an update simulated: the rest says little. A few starts where
+    they do cost only themselves.
+    """
+    lost, played = sum(one.lost for one in tallies), sum(one.played for one in tallies)
+    if lost > played:
+        name, last = next(
+            (group.episodes[0].scenario, one.last) for group, one in zip(groups, tallies, strict=True) if one.lost
+        )
+        raise RunError(
+            f"{lost} of {lost + played} simulated episodes have no result, one of them: {last}",
+            fix=f"find the game's fault with: msgrpo games check {shlex.quote(name)}; or take another credit",
+        )
 
 
 def _check_goes_on(error: GameError) -> None:
