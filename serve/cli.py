@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from msgrpo.errors import UsageError
-from msgrpo.output import Json, out, print_json, say
+from msgrpo.output import Json, out, print_json, print_table, say
 from msgrpo.text import printable
 
 commands = typer.Typer()
@@ -95,7 +95,7 @@ def adapters(
     for run in runs:
         cells = (run.folder, run.base, run.scenario, run.result, run.problem)
         table.add_row(*(escape(printable(text or "")) for text in cells))
-    out.print(table)
+    print_table(table)
 
 
 @env.callback()

@@ -11,6 +11,7 @@ from msgrpo.errors import LONGEST_REASON, ModelError
 from msgrpo.models.headers import tensor_shapes
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO_DIR
+from msgrpo.serve import cli
 from msgrpo.serve.adapters import Adapter, check_fits, list_runs, read_adapter, same_base, served_rank
 from tests.serve_fakes import nano_lora_shapes, write_adapter, write_safetensors
 
@@ -219,3 +220,16 @@ def test_runs_are_listed_with_scenario_result_and_problem(tmp_path: Path) -> Non
     assert snake.problem is not None
     assert "DoRA" in snake.problem
     assert [run.folder for run in list_runs(bad)] == [str(bad)]
+
+
+def test_the_list_in_a_pipe_breaks_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`msgrpo adapters | grep NAME` found nothing: the list had 80 columns there, other tables had more."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/snake-with-credit-to-go-of-gamma-0.9-seed-7")
+    run.parent.mkdir()
+    write_adapter(run)
+    cli.adapters(Path("runs"))
+    assert str(run) in capsys.readouterr().out

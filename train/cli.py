@@ -13,7 +13,7 @@ import typer
 
 from msgrpo.errors import UsageError
 from msgrpo.extras import needs
-from msgrpo.output import Chat, HowAsked, Json, beginning, err, out, print_json, print_line, say, takes
+from msgrpo.output import Chat, HowAsked, Json, beginning, err, out, print_json, print_line, print_table, say, takes
 from msgrpo.signals import ending_as_interrupt
 from msgrpo.train.options import Given
 
@@ -65,7 +65,7 @@ def show_examination(run: Path, as_json: bool) -> None:
         shown.add_column(column, justify="right")
     for row in rows:
         shown.add_row(*row)
-    out.print(shown)
+    print_table(shown)
     if exam.healthy is None:
         say(f"no healthy run of {exam.scenario} with a base of this size comes with msgrpo")
     else:
@@ -138,7 +138,7 @@ def lab(
         table.add_column(column)
     for line in lab_report.lines(report):
         table.add_row(*line)
-    out.print(table)
+    print_table(table)
 
 
 @contextmanager

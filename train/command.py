@@ -19,7 +19,7 @@ from msgrpo.games import SCENARIOS
 from msgrpo.models.asked import taught_as
 from msgrpo.models.lora import ADAPTER_WEIGHTS
 from msgrpo.models.paths import NANO
-from msgrpo.output import err, out, print_json, print_line, say
+from msgrpo.output import err, print_json, print_line, print_table, say
 from msgrpo.run_log import CONFIG, goes_on
 from msgrpo.text import counted
 from msgrpo.train.beside import train_and_watch
@@ -148,7 +148,7 @@ def _show_settings(config: TrainConfig, as_json: bool) -> None:
     if as_json:
         print_json([asdict(setting) for setting in settings_of(config)])
     else:
-        out.print(settings_table(config))
+        print_table(settings_table(config))
         say(
             "change one with --set: --set steps=20 --set 'credit=to-go(gamma=0.6)'; what each does: docs/algorithm.md"
         )
