@@ -6,7 +6,7 @@
     OMP_NUM_THREADS=1 PYTHONPATH=benchmarks python benchmarks/studies/told.py --scenario snake --only-adapters \\
         --adapter runs/own --result benchmarks/results/own-words-danger.json
     OMP_NUM_THREADS=1 PYTHONPATH=benchmarks python benchmarks/studies/told.py --scenario frozen-lake-slippery \\
-        --set steps=20 \\
+        --set steps=20 --set groups=8 --set group_size=24 --set minibatches=12 --set 'loss=clip(kl=0.02)' \\
         --result benchmarks/results/told-slippery.json
 
 The loop is that of training: the current adapter plays groups, and an update goes over all their turns in
