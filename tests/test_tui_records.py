@@ -293,7 +293,8 @@ async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp
         listed(str(evaluated), "--html", str(tmp_path / "nowhere" / "page.html"))
 
 
-def test_a_list_in_a_pipe_is_not_cut_to_a_terminals_width(tmp_path: Path) -> None:
+def test_a_list_in_a_pipe_is_not_cut_to_a_terminals_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     console = Console(file=io.StringIO(), width=40)
     file = tmp_path / "r.jsonl"
     from msgrpo.episode import new_episode
