@@ -61,7 +61,10 @@ class Simulated(Credit):
 
     def check(self, config: Settings) -> None:
         if config.prompt.history:
-            raise ValueError("credit=simulated reuses answers by their state, where a prompt with history has more")
+            raise ValueError(
+                "credit=simulated reuses answers by their state, and a prompt with history shows more than that;"
+                " take another credit, such as credit=episode"
+            )
 
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         found = learner.ranks.gather([self._of_group(group) for group in learner.ranks.share(groups)])
