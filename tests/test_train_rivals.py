@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -361,13 +362,13 @@ def turns(*answers: tuple[str, int]) -> list[Turn]:
 
 
 def test_objectives_by_hand() -> None:
-    start = LAKE.new(1, 0)
-    true = look(start, "player") + "<action>up</action>"
+    begin = partial(LAKE.new, 1, 0)
+    true = look(begin(), "player") + "<action>up</action>"
     said = turns((true, 30), ("nothing", 10))
-    assert OBJECTIVES["format"](said, start) == 0.5
-    assert OBJECTIVES["brevity"](said, start) == -20
-    assert OBJECTIVES["words"](said, start) == 1
-    assert OBJECTIVES["words"](turns((true.replace("hole", "free"), 30)), start) == 0
+    assert OBJECTIVES["format"](said, begin) == 0.5
+    assert OBJECTIVES["brevity"](said, begin) == -20
+    assert OBJECTIVES["words"](said, begin) == 1
+    assert OBJECTIVES["words"](turns((true.replace("hole", "free"), 30)), begin) == 0
 
 
 def test_objectives_are_normalised_each_by_itself() -> None:
@@ -387,6 +388,17 @@ def test_each_episodes_words_are_held_against_its_own_beginning() -> None:
     said = turns((look(lakes[0], "player") + "<action>up</action>", 9))
     both = replace(group([0.0, 0.0], said, said), origin=lambda j: lakes[j])
     assert Fixed(words=1).combined([[0.0], [0.0]], both) == [[1.0], [-1.0]]
+
+
+def test_objectives_of_the_answers_alone_begin_no_game() -> None:
+    """One was begun for each episode, at a server too; where that failed, it ended the run."""
+
+    def gone(j: int) -> Game:
+        raise ConnectionError("the server is gone")
+
+    said = turns(("<action>up</action>", 9))
+    both = replace(group([0.0, 1.0], said, said), origin=gone)
+    assert Fixed(format=1, brevity=1).combined([[0.0], [0.0]], both) == [[0.0], [0.0]]
 
 
 def test_weights_by_variance() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -28,25 +29,27 @@ from msgrpo.train.groups import Group, PerTurn
 from msgrpo.train.msgrpo import group_advantages
 from msgrpo.train.rivals.contract import Objectives, Settings
 
+Origin = Callable[[], Game]  # makes a game in the state in which the episode began
 
-def form(turns: Sequence[Turn], origin: Game) -> float:
+
+def form(turns: Sequence[Turn], origin: Origin) -> float:
     """The share of answers that held a legal action."""
     return sum(turn.failure is None for turn in turns) / len(turns)
 
 
-def brevity(turns: Sequence[Turn], origin: Game) -> float:
+def brevity(turns: Sequence[Turn], origin: Origin) -> float:
     """Minus the mean number of an answer's tokens."""
     return -sum(turn.completion_tokens for turn in turns) / len(turns)
 
 
-def words(turns: Sequence[Turn], origin: Game) -> float:
+def words(turns: Sequence[Turn], origin: Origin) -> float:
     """Whether the first thought is true, where it has nano's form: all episodes of a group begin in one state."""
     from msgrpo.train.nano.gate import is_true
 
-    return float(is_true(turns[0], origin))
+    return float(is_true(turns[0], origin()))
 
 
-OBJECTIVES: Mapping[str, Callable[[Sequence[Turn], Game], float]] = {
+OBJECTIVES: Mapping[str, Callable[[Sequence[Turn], Origin], float]] = {
     "format": form,
     "brevity": brevity,
     "words": words,
@@ -74,7 +77,8 @@ class Weighted(Objectives):
         scales = {name: scale for name, scale in self.model_dump().items() if scale}
         values = {
             name: torch.tensor(
-                [OBJECTIVES[name](turns, group.origin(j)) for j, turns in enumerate(group.turns)], dtype=torch.float64
+                [OBJECTIVES[name](turns, partial(group.origin, j)) for j, turns in enumerate(group.turns)],
+                dtype=torch.float64,
             )
             for name in scales
         }
